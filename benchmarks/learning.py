@@ -1,0 +1,104 @@
+"""Does it learn as well as Stable-Baselines3? `rlox train` with tuned settings against SB3's recorded curves.
+
+usage: learning.py --reference FOLDER [--cells ppo-CartPole-v1 ...] [--seeds 100 101 102 103 104] [--out FILE]
+       FOLDER holds one JSON a run, CELL-sSEED.json, with "evaluations": [{"step", "mean", "std", ...}, ...]
+
+Protocol: deterministic evaluation on 20 episodes of one fresh environment seeded 10_000 + seed, at ten evenly spaced
+points, the last at the end. Judged is the final score: the interquartile mean (IQM) over seeds, ours minus theirs, with a
+95 % bootstrap interval over seeds of both sides. A cell passes unless that interval lies wholly below zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+from train_speed import cpu_model
+
+from rlox.checkpoint import versions
+
+CELLS = ["ppo-CartPole-v1", "ppo-Pendulum-v1"]
+RESAMPLES = 20_000
+
+
+def iqm(scores: np.ndarray) -> np.ndarray:
+    """Mean of the middle half along the last axis; a quarter of the values, rounded down, goes at either end."""
+    cut = scores.shape[-1] // 4
+    return np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(-1)
+
+
+def difference(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """IQM(ours) - IQM(theirs) with its 95 % percentile bootstrap interval."""
+    rng = np.random.default_rng(0)
+    a, b = np.asarray(ours), np.asarray(theirs)
+    resampled = iqm(rng.choice(a, (RESAMPLES, len(a)))) - iqm(rng.choice(b, (RESAMPLES, len(b))))
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return {"difference": float(iqm(a) - iqm(b)), "low": float(low), "high": float(high)}
+
+
+def train(cell: str, seed: int, folder: Path) -> list[dict]:
+    """One run through the command line; its evaluations."""
+    algo, env = cell.split("-", 1)
+    command = [sys.executable, "-m", "rlox_cli.main", "train", f"algo={algo}", f"env={env}", f"seed={seed}", "logger=none"]
+    subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+    rows = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        {"step": row["step"], "mean": row["eval/mean_return"], "std": row["eval/std_return"]}
+        for row in rows
+        if "eval/mean_return" in row
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=Path, required=True)
+    parser.add_argument("--cells", nargs="+", default=CELLS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    cells = {}
+    for cell in args.cells:
+        ours, theirs = {}, {}
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                ours[seed] = train(cell, seed, Path(folder) / "run")
+            theirs[seed] = json.loads((args.reference / f"{cell}-s{seed}.json").read_text())["evaluations"]
+            print(f"{cell} seed {seed}: {ours[seed][-1]['mean']:.2f} (SB3 {theirs[seed][-1]['mean']:.2f})", file=sys.stderr)
+        final = [[curves[seed][-1]["mean"] for seed in args.seeds] for curves in (ours, theirs)]
+        verdict = difference(*final)
+        cells[cell] = {
+            "iqm": float(iqm(np.asarray(final[0]))),
+            "iqm_sb3": float(iqm(np.asarray(final[1]))),
+            **verdict,
+            "passes": verdict["high"] >= 0,
+            "final": dict(zip(map(str, args.seeds), final[0], strict=True)),
+            "final_sb3": dict(zip(map(str, args.seeds), final[1], strict=True)),
+            "curves": {str(seed): rows for seed, rows in ours.items()},
+        }
+    result = {
+        "command": f"python benchmarks/learning.py --reference FOLDER --cells {' '.join(args.cells)} "
+        f"--seeds {' '.join(map(str, args.seeds))}",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+        "versions": versions(),
+        "cells": cells,
+    }
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for cell, of in cells.items():
+        print(
+            f"{cell}: IQM {of['iqm']:.2f}, SB3 {of['iqm_sb3']:.2f}, difference {of['difference']:.2f} "
+            f"[{of['low']:.2f}, {of['high']:.2f}]: {'passes' if of['passes'] else 'FAILS'}"
+        )
+
+
+if __name__ == "__main__":
+    main()

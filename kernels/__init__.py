@@ -1,0 +1,67 @@
+"""Compiled kernels, and the choice of the CPU level they run at.
+
+Every kernel is built once for x86-64-v2 (any current x86-64 machine) and again for x86-64-v3 (AVX2) and
+x86-64-v4 (AVX-512) into the folders ``_v3`` and ``_v4``. The choice is made here, at import, by putting the
+level's folder first on the package's search path: a module is then found in it under its normal name.
+
+``RLOX_CPU_LEVEL=2``, ``3`` or ``4`` forces a level, for instance to get the same bits on two machines.
+"""
+
+# Everything is guarded: with the repository root on sys.path this folder is importable as plain `kernels`,
+# the name of a Hugging Face package that transformers probes for, and that probe must find nothing.
+if __name__ == "rlox.kernels":
+    import os
+    from importlib.machinery import EXTENSION_SUFFIXES
+    from pathlib import Path
+
+    from rlox.kernels._cpu import cpu_level as _cpu_level
+
+    _HERE = Path(__file__).parent
+
+    def _choose_level() -> int:
+        """Return the forced level if there is one, else the best that the CPU runs and the build has."""
+        cpu = _cpu_level()
+        built = [2] + [
+            level for level in (3, 4) if any((_HERE / f"_v{level}" / f"rng{s}").is_file() for s in EXTENSION_SUFFIXES)
+        ]
+        forced = os.environ.get("RLOX_CPU_LEVEL", "")
+        if not forced:
+            return max(level for level in built if level <= cpu)
+        if forced not in ("2", "3", "4"):
+            raise ValueError(
+                f"rlox.kernels: RLOX_CPU_LEVEL must be 2, 3 or 4 (for x86-64-vN), got {forced!r}; "
+                "unset it to use the best level of this machine"
+            )
+        level = int(forced)
+        if level > cpu:
+            raise ValueError(
+                f"rlox.kernels: RLOX_CPU_LEVEL must be at most what this CPU runs ({cpu}), got {level}; "
+                "unset it to use the best level of this machine"
+            )
+        if level not in built:
+            raise ValueError(
+                f"rlox.kernels: RLOX_CPU_LEVEL must be a level that was built {built}, got {level}; unset "
+                "it, or reinstall without RLOX_CYTHON_DEBUG and with a compiler that knows the level"
+            )
+        return level
+
+    CPU_LEVEL: int = _choose_level()
+
+    def prefer_level(path: list[str], package: str) -> None:
+        """Put the folders of the chosen CPU level in front of a kernel package's search path.
+
+        Parameters
+        ----------
+        path
+            The ``__path__`` of the package, changed in place.
+        package
+            The package's name below ``rlox.kernels``, such as ``"envs"``; ``""`` for ``rlox.kernels``.
+        """
+        # Lower levels stay behind the chosen one, so that a module which is missing at one level (its
+        # build is optional) is still found at the next.
+        levels = range(CPU_LEVEL, 2, -1)
+        path[:0] = [str(_HERE / f"_v{level}" / package) for level in levels]
+
+    prefer_level(__path__, "")
+
+    __all__ = ["CPU_LEVEL", "prefer_level"]

@@ -1,0 +1,109 @@
+"""The numbers that decide a run: Philox4x32-10 and how its words become floats.
+
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A block is a pure
+function of a 64-bit key and a 128-bit counter, so nothing has to be stored to draw it again. The high
+half of the counter says who draws, so that equal keys in two places never share numbers.
+"""
+
+from libc.math cimport sqrt
+
+from kernels.fmath cimport log_positive, sincos
+from kernels.types cimport f32, f64, u32, u64
+
+
+cdef enum Domain:
+    DOMAIN_RNG = 0
+    DOMAIN_ENV_RESET = 1
+
+
+cdef struct Block:
+    u32 a
+    u32 b
+    u32 c
+    u32 d
+
+
+cdef inline u64 splitmix64(u64 x) noexcept nogil:
+    """First output of the SplitMix64 generator with state `x`; a bijection on 64 bits."""
+    x += <u64>0x9E37_79B9_7F4A_7C15
+    x = (x ^ (x >> 30)) * <u64>0xBF58_476D_1CE4_E5B9
+    x = (x ^ (x >> 27)) * <u64>0x94D0_49BB_1331_11EB
+    return x ^ (x >> 31)
+
+
+cdef inline u64 derive_key(u64 seed, u64 index) noexcept nogil:
+    """Key number `index` of `seed`: SplitMix64's output `index` from the state splitmix64(seed).
+
+    Keys of one seed are distinct, and neighbouring seeds share none (`seed + index` would).
+    """
+    return splitmix64(splitmix64(seed) + index * <u64>0x9E37_79B9_7F4A_7C15)
+
+
+cdef inline Block philox(u64 key, u64 counter, u64 domain) noexcept nogil:
+    """Philox4x32-10 block at counter words (counter low, counter high, domain low, domain high)."""
+    cdef Block x
+    cdef u32 k0 = <u32>key
+    cdef u32 k1 = <u32>(key >> 32)
+    cdef u64 m0, m1
+    cdef int r
+    x.a = <u32>counter
+    x.b = <u32>(counter >> 32)
+    x.c = <u32>domain
+    x.d = <u32>(domain >> 32)
+    for r in range(10):
+        m0 = <u64>x.a * <u64>0xD251_1F53
+        m1 = <u64>x.c * <u64>0xCD9E_8D57
+        x.a = <u32>(m1 >> 32) ^ x.b ^ k0
+        x.b = <u32>m1
+        x.c = <u32>(m0 >> 32) ^ x.d ^ k1
+        x.d = <u32>m0
+        k0 += <u32>0x9E37_79B9
+        k1 += <u32>0xBB67_AE85
+    return x
+
+
+cdef inline u64 join(u32 low, u32 high) noexcept nogil:
+    return (<u64>high << 32) | low
+
+
+cdef inline f32 unit_f32(u32 x) noexcept nogil:
+    """[0, 1) on a grid of 2**-24: f32's mantissa, so 1.0 cannot come out by rounding."""
+    return <f32>(x >> 8) * <f32>5.9604644775390625e-08
+
+
+cdef inline f64 unit_f64(u64 x) noexcept nogil:
+    """[0, 1) on a grid of 2**-53."""
+    return <f64>(x >> 11) * 1.1102230246251565e-16
+
+
+cdef inline f64 open_unit(u32 x) noexcept nogil:
+    """(0, 1), symmetric about 1/2, on a grid of 2**-32."""
+    return (<f64>x + 0.5) * 2.3283064365386963e-10
+
+
+cdef inline void box_muller(f64 u, f64 v, f64* first, f64* second) noexcept nogil:
+    """Two independent standard normals from `u` in (0, 1] and `v` in [0, 1)."""
+    cdef f64 s, c
+    cdef f64 radius = sqrt(-2.0 * log_positive(u))
+    sincos(6.28318530717958647693 * v, &s, &c)
+    first[0] = radius * c
+    second[0] = radius * s
+
+
+cdef inline f64 gumbel(u32 x) noexcept nogil:
+    """Standard Gumbel, always finite: -log(-log u) with u in [2**-33, 1 - 2**-33]."""
+    return -log_positive(-log_positive(open_unit(x)))
+
+
+cdef inline u64 below(u64 x, u64 high) noexcept nogil:
+    """Integer in [0, high): the high half of the 128-bit product (Lemire's multiply-shift).
+
+    The bias is at most high / 2**64 and no draw is rejected, so every integer costs one word pair.
+    """
+    cdef u64 x0 = x & <u64>0xFFFF_FFFF
+    cdef u64 x1 = x >> 32
+    cdef u64 h0 = high & <u64>0xFFFF_FFFF
+    cdef u64 h1 = high >> 32
+    cdef u64 middle = x1 * h0 + ((x0 * h0) >> 32)
+    cdef u64 carry = (middle & <u64>0xFFFF_FFFF) + x0 * h1
+    return x1 * h1 + (middle >> 32) + (carry >> 32)

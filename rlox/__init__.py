@@ -1,0 +1,44 @@
+"""rlox: reinforcement learning with a compiled data plane and a Python control plane.
+
+Every public name is imported when it is first used (PEP 562), so that ``import rlox`` needs neither NumPy nor PyTorch.
+"""
+
+from importlib import import_module
+
+# In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
+__path__ = __import__("pkgutil").extend_path(__path__, __name__)
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "CartPole": "rlox.kernels.envs.vec_env",
+    "VecEnv": "rlox.kernels.envs.vec_env",
+    "compute_gae": "rlox.kernels.advantage.gae",
+    "compute_gae_batched": "rlox.kernels.advantage.gae",
+    "compute_gae_batched_f32": "rlox.kernels.advantage.gae",
+    "ContinuousPolicy": "rlox.policies",
+    "DiscretePolicy": "rlox.policies",
+    "GymVecEnv": "rlox.gym_vec_env",
+    "PPO": "rlox.algorithms.ppo",
+    "PPOConfig": "rlox.config",
+    "PPOLoss": "rlox.losses",
+    "PPOTrainer": "rlox.trainers",
+    "RolloutBatch": "rlox.batch",
+    "RolloutCollector": "rlox.collectors",
+    "evaluate": "rlox.evaluation",
+    "tuned": "rlox.config",
+}
+
+__all__ = ["__version__", *sorted(_EXPORTS)]
+
+
+def __getattr__(name: str):
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'rlox' has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,35 @@
+"""The table of algorithms.
+
+Adding one: a Config in `rlox.config`, a file here, a line below, a YAML in ``conf/algo``.
+"""
+
+from importlib import import_module
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """Where an algorithm lives; imported when it is first used."""
+
+    cls: str  # "module:Class"
+    config: str  # "module:Config"
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config:PPOConfig"),
+}
+
+_CLASSES = {entry.cls.split(":")[1]: entry.cls for entry in ALGORITHMS.values()}
+
+__all__ = ["ALGORITHMS", "resolve", *sorted(_CLASSES)]
+
+
+def resolve(path: str):
+    """The object that "module:Name" names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def __getattr__(name: str):
+    if name not in _CLASSES:
+        raise AttributeError(f"module 'rlox.algorithms' has no attribute {name!r}")
+    return resolve(_CLASSES[name])

@@ -1,0 +1,52 @@
+"""Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347), with the details of
+https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details that Stable-Baselines3 has too.
+
+Departures: the value loss has no factor 1/2, as in Stable-Baselines3; time limits bootstrap and are no terminations.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rlox.algorithms.base import OnlineAlgorithm
+from rlox.batch import RolloutBatch
+from rlox.config import PPOConfig
+from rlox.loops import scheduled
+from rlox.losses import PPOLoss
+
+
+class PPO(OnlineAlgorithm):
+    """PPO with clipped surrogate, GAE, and one Adam for actor and critic; hyper-parameters in
+    `rlox.config.PPOConfig`."""
+
+    name = "ppo"
+    Config = PPOConfig
+
+    def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        """`n_epochs` passes over the rollout in minibatches; means over all minibatches, as tensors ()."""
+        c, progress = self.config, self.counters.progress
+        clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
+        loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf)
+        self.optimizer.set_learning_rate(scheduled(c.learning_rate, c.learning_rate_schedule, progress))
+
+        history: list[dict[str, torch.Tensor]] = []
+        for _ in range(c.n_epochs):
+            for mb in batch.sample_minibatches(c.batch_size, rng=self.rng):
+                advantages = mb.advantages
+                if c.normalize_advantages and len(mb) > 1:
+                    std, mean = torch.std_mean(advantages)
+                    advantages = (advantages - mean) / (std + 1e-8)
+                loss, metrics = loss_fn(
+                    self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
+                )
+                if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
+                    break
+                metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+                history.append(metrics)
+            else:
+                continue
+            break
+
+        means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
+        means["explained_variance"] = 1.0 - (batch.returns - batch.values).var() / batch.returns.var()
+        return means

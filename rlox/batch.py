@@ -1,0 +1,64 @@
+"""The data of one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rlox.kernels.rng import Rng
+from rlox.networks import rng_from_torch
+
+
+@dataclass
+class RolloutBatch:
+    """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
+
+    The first seven are tensors on the learner's device; ``episode_*`` are NumPy arrays of the episodes that ended in
+    this rollout, in the order in which they ended, from the environment's own statistics (before any ``reward_fn``).
+    """
+
+    obs: torch.Tensor  # (B, D) f32, observation before the action
+    actions: torch.Tensor  # (B,) int64 or (B, A) f32, as sampled
+    log_probs: torch.Tensor  # (B,) f32, nats
+    values: torch.Tensor  # (B,) f32
+    advantages: torch.Tensor  # (B,) f32, not normalised
+    returns: torch.Tensor  # (B,) f32, advantages + values
+    rewards: torch.Tensor  # (B,) f32, after reward_fn
+    episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
+    episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
+
+    def __len__(self) -> int:
+        return len(self.obs)
+
+    def sample_minibatches(
+        self, batch_size: int, shuffle: bool = True, rng: Rng | None = None
+    ) -> Iterator[RolloutBatch]:
+        """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller.
+
+        `rng` decides the order; without it a generator seeded from PyTorch's does.
+
+        Raises
+        ------
+        ValueError
+            If `batch_size` < 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
+        columns = [
+            self.obs,
+            self.actions,
+            self.log_probs,
+            self.values,
+            self.advantages,
+            self.returns,
+            self.rewards,
+        ]
+        if shuffle:
+            # One gather for the whole epoch; the minibatches are then slices of it, without a copy.
+            order = torch.from_numpy((rng or rng_from_torch()).permutation(len(self))).to(self.obs.device)
+            columns = [column[order] for column in columns]
+        for parts in zip(*(column.split(batch_size) for column in columns), strict=True):
+            yield RolloutBatch(*parts)

@@ -1,0 +1,229 @@
+"""How on-policy experience is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.batch import RolloutBatch
+from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.kernels.advantage.gae import compute_gae_batched_f32
+from rlox.kernels.rng import Rng
+from rlox.policies import ActorCritic, check_policy
+from rlox.streams import Stream
+
+RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+# Values and log-probabilities of a rollout are computed at once, this many rows at a time so that memory stays bounded.
+_CHUNK = 8192
+
+
+class RolloutCollector:
+    """Steps N environments with a policy and returns whole rollouts with their advantages.
+
+    Parameters
+    ----------
+    env_id : str or callable
+        A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
+    n_envs : int
+        Number of environments N.
+    seed : int
+        Decides the environments and, for rlox's policies, the actions.
+    gamma, gae_lambda : float
+        Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
+    reward_fn : callable, optional
+        ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
+        arrays;
+        what it returns replaces the rewards that are learned from. Episode statistics stay the environment's own.
+    env_kwargs : dict, optional
+        Keyword arguments of ``gymnasium.make``.
+    device : str
+        Where the policy lives and the batches go.
+    """
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 8,
+        seed: int = 0,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        reward_fn: RewardFn | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        device: str | torch.device = "cpu",
+    ):
+        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs)
+        self.spec = spec_of(self.env)
+        self.n_envs = n_envs
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.reward_fn = reward_fn
+        self.device = torch.device(device)
+        self.rng = Rng(seed, Stream.ACTION)
+        self._name = env_name(env_id)
+        self._obs: np.ndarray | None = None  # (N, D), where the next rollout starts
+
+    def collect(self, policy: nn.Module, n_steps: int) -> RolloutBatch:
+        """Take `n_steps` steps in every environment.
+
+        A time limit is no termination: where an episode was truncated, its last step bootstraps from the value of the
+        observation it truly led to, and no advantage reaches across the boundary.
+
+        Returns
+        -------
+        RolloutBatch
+            B = n_steps * N transitions.
+
+        Raises
+        ------
+        TypeError
+            If the policy lacks one of the three methods (see `rlox.policies`).
+        ValueError
+            If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
+        """
+        check_policy(policy, "RolloutCollector.collect")
+        if n_steps < 1:
+            raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
+        n, spec = self.n_envs, self.spec
+        obs = torch.empty(n_steps + 1, n, spec.obs_dim)
+        actions = (
+            torch.empty((n_steps, n), dtype=torch.int64) if spec.discrete else torch.empty(n_steps, n, spec.act_dim)
+        )
+        rewards = np.empty((n_steps, n))
+        terminated = np.empty((n_steps, n), np.bool_)
+        truncated = np.empty((n_steps, n), np.bool_)
+        episode_return = np.empty((n_steps, n))
+        episode_length = np.empty((n_steps, n), np.int64)
+        final_obs = np.empty((n, spec.obs_dim), np.float32)
+
+        ours = isinstance(policy, ActorCritic)
+        if ours:
+            noise = torch.empty((n_steps, *policy.noise_shape(n)))
+            policy.fill_noise(self.rng, noise.numpy())
+            noise = noise.to(self.device)
+        sampled_log_probs = []
+        limits: list[tuple[int, np.ndarray, np.ndarray]] = []  # (step, which environments, what they truly reached)
+
+        obs_np, actions_np = obs.numpy(), actions.numpy()
+        obs_np[0] = self.env.reset_all() if self._obs is None else self._obs
+        try:
+            with torch.inference_mode():
+                for t in range(n_steps):
+                    here = obs[t].to(self.device)
+                    if ours:
+                        action = policy.act(here, noise[t])
+                    else:
+                        action, log_prob = policy.get_action_and_logprob(here)
+                        sampled_log_probs.append(log_prob)
+                    if action.shape != actions.shape[1:]:
+                        self._refuse_action(action, actions)
+                    actions[t] = action
+                    taken = actions_np[t]
+                    self.env.step_all(
+                        taken if spec.discrete else np.clip(taken, spec.act_low, spec.act_high),
+                        {
+                            "obs": obs_np[t + 1],
+                            "rewards": rewards[t],
+                            "terminated": terminated[t],
+                            "truncated": truncated[t],
+                            "final_obs": final_obs,
+                            "episode_return": episode_return[t],
+                            "episode_length": episode_length[t],
+                        },
+                    )
+                    if self.reward_fn is not None:
+                        rewards[t] = self._shaped(obs_np[t], taken, rewards[t])
+                    if truncated[t].any():
+                        which = np.flatnonzero(truncated[t])
+                        limits.append((t, which, final_obs[which]))
+        except RuntimeError as e:
+            if "mat1 and mat2" not in str(e):
+                raise
+            raise ValueError(
+                f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
+            ) from e
+        self._obs = obs_np[n_steps].copy()
+
+        with torch.no_grad():
+            seen = obs[:n_steps].reshape(-1, spec.obs_dim).to(self.device)
+            flat_actions = actions.flatten(0, 1).to(self.device)
+            reached = [obs[n_steps], *(torch.from_numpy(states) for _, _, states in limits)]
+            rows = torch.cat([seen, torch.cat(reached).to(self.device)])
+            values = torch.cat([policy.get_value(part).reshape(-1) for part in rows.split(_CHUNK)])
+            if ours:
+                pairs = zip(seen.split(_CHUNK), flat_actions.split(_CHUNK), strict=True)
+                log_probs = torch.cat([policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
+            else:
+                log_probs = torch.stack(sampled_log_probs).reshape(-1).clone()
+
+        values_np = values.cpu().numpy()
+        values_tn = values_np[: n_steps * n].reshape(n_steps, n)
+        last_values = values_np[n_steps * n : (n_steps + 1) * n]
+        next_values = np.zeros((n_steps, n), np.float32)
+        at = (n_steps + 1) * n
+        for t, which, states in limits:
+            next_values[t, which] = values_np[at : at + len(states)]
+            at += len(states)
+        rewards_f32 = rewards.astype(np.float32)
+        advantages, returns = compute_gae_batched_f32(
+            rewards_f32,
+            values_tn,
+            terminated,
+            last_values,
+            n_steps,
+            self.gamma,
+            self.gae_lambda,
+            truncated=truncated,
+            next_values=next_values,
+        )
+        ended = terminated | truncated
+        return RolloutBatch(
+            obs=seen,
+            actions=flat_actions,
+            log_probs=log_probs,
+            values=values[: n_steps * n],
+            advantages=torch.from_numpy(advantages).reshape(-1).to(self.device),
+            returns=torch.from_numpy(returns).reshape(-1).to(self.device),
+            rewards=torch.from_numpy(rewards_f32).reshape(-1).to(self.device),
+            episode_returns=episode_return[ended],
+            episode_lengths=episode_length[ended],
+        )
+
+    def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        shaped = np.asarray(self.reward_fn(obs, actions, raw))
+        if shaped.shape != raw.shape:
+            raise ValueError(
+                f"RolloutCollector.collect: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}"
+            )
+        return shaped
+
+    def _refuse_action(self, action: torch.Tensor, expected: torch.Tensor) -> None:
+        kind = (
+            f"{self.spec.n_actions} discrete actions"
+            if self.spec.discrete
+            else f"{self.spec.act_dim} action components"
+        )
+        raise ValueError(
+            f"RolloutCollector.collect: the policy must act with shape {tuple(expected.shape[1:])} on {self._name} "
+            f"({kind}), got {tuple(action.shape)}"
+        )
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Exact snapshot of native environments; None for foreign ones, which start fresh episodes after a restore."""
+        return self.env.get_state() if self.exact and self._obs is not None else None
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from what `state` returned."""
+        self.env.set_state(state)
+        self._obs = self.env.observe()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the environments can be saved and restored exactly."""
+        from rlox.kernels.envs.vec_env import VecEnv
+
+        return isinstance(self.env, VecEnv)

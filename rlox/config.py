@@ -1,0 +1,292 @@
+"""Every hyper-parameter of rlox, declared once: default, meaning, check.
+
+Free of PyTorch and Hydra, so that help, completion and validation answer at once. Each field's trailing comment is what
+``rlox show`` prints. A field is never changed after construction; what derives from fields is a property.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+SCHEDULES = ("constant", "linear")
+ACTIVATIONS = ("tanh", "relu")
+DEVICES = ("auto", "cpu", "cuda")
+WANDB_MODES = ("online", "offline")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """`` did you mean 'x'?`` for the closest of `choices`, else the sorted list of them."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"try one of {', '.join(choices)}"
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` has the annotated type; an int serves as a float, a bool never as a number."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_a(value, arg) for arg in args)
+    if kind is type(None):
+        return value is None
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(_is_a(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+@dataclass
+class Config:
+    """Base of all configurations: checks types, then the rules that `rules` yields."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not _is_a(value, hints[item.name]):
+                raise TypeError(
+                    f"{type(self).__name__}: {item.name} must be of type {_type_name(hints[item.name])}, got {value!r}"
+                )
+        for name, holds, rule in self.rules():
+            if not holds:
+                raise ValueError(f"{type(self).__name__}: {name} must {rule}, got {getattr(self, name)!r}")
+
+    def rules(self) -> Iterable[tuple[str, bool, str]]:
+        """Yield (field, whether it holds, "be > 0") for every rule a value must obey."""
+        return ()
+
+    @classmethod
+    def from_kwargs(cls, owner: str, **values: Any) -> Config:
+        """Build from keyword arguments; an unknown name is a TypeError that names the nearest field."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise TypeError(f"{owner}: unknown hyper-parameter {name!r}; {nearest(name, known)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class OnPolicyConfig(Config):
+    """What every on-policy actor-critic shares."""
+
+    n_steps: int = 128  # steps per environment in one rollout
+    learning_rate: float = 2.5e-4  # Adam step size at the start
+    learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
+    gamma: float = 0.99  # discount factor per step, in [0, 1]
+    gae_lambda: float = 0.95  # decay of the advantage trace per step, in [0, 1]
+    ent_coef: float = 0.01  # weight of the entropy bonus, per nat
+    vf_coef: float = 0.5  # weight of the squared value error
+    max_grad_norm: float = 0.5  # global gradient norm is clipped to this
+    normalize_advantages: bool = True  # zero mean, unit variance in each minibatch
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])  # units per hidden layer, actor and critic alike
+    activation: str = "tanh"  # tanh or relu
+    ortho_init: bool = True  # orthogonal weights (gain sqrt 2; 0.01 at the policy head), else uniform 1/sqrt(fan_in)
+    log_std_init: float = 0.0  # initial log standard deviation of continuous actions
+
+    def rules(self):
+        yield "n_steps", self.n_steps >= 1, "be >= 1"
+        yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
+        yield (
+            "learning_rate_schedule",
+            self.learning_rate_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "gae_lambda", 0 <= self.gae_lambda <= 1, "be in [0, 1]"
+        yield "ent_coef", 0 <= self.ent_coef < float("inf"), "be >= 0 and finite"
+        yield "vf_coef", 0 <= self.vf_coef < float("inf"), "be >= 0 and finite"
+        yield "max_grad_norm", self.max_grad_norm > 0, "be > 0 (inf: no clipping)"
+        yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
+        yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
+        yield "log_std_init", -20 <= self.log_std_init <= 2, "be in [-20, 2]"
+
+
+@dataclass
+class PPOConfig(OnPolicyConfig):
+    """Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347)."""
+
+    n_epochs: int = 4  # passes over each rollout
+    batch_size: int = 256  # transitions per gradient step
+    clip_eps: float = 0.2  # the probability ratio is clipped to [1 - eps, 1 + eps]
+    clip_eps_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
+    clip_vf: float | None = None  # clip value changes to this distance, in units of return; null: off
+    target_kl: float | None = (
+        None  # stop the epochs once the KL to the old policy passes 1.5 times this, nats; null: off
+    )
+
+    def rules(self):
+        yield from super().rules()
+        yield "n_epochs", self.n_epochs >= 1, "be >= 1"
+        yield "batch_size", self.batch_size >= 2, "be >= 2"
+        yield "clip_eps", 0 < self.clip_eps < 1, "be in (0, 1)"
+        yield (
+            "clip_eps_schedule",
+            self.clip_eps_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
+        yield "clip_vf", self.clip_vf is None or self.clip_vf > 0, "be > 0 or null"
+        yield "target_kl", self.target_kl is None or self.target_kl > 0, "be > 0 or null"
+
+
+@dataclass
+class EnvConfig(Config):
+    """The environment a run trains on."""
+
+    id: str = "CartPole-v1"  # a native id (`rlox ls envs`) or any gymnasium id
+    n_envs: int = 8  # environments stepped side by side
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
+
+    def rules(self):
+        yield "id", bool(self.id), "not be empty"
+        yield "n_envs", self.n_envs >= 1, "be >= 1"
+
+
+@dataclass
+class EvalConfig(Config):
+    """Deterministic evaluation during training, on one environment of its own."""
+
+    n_points: int = 10  # evaluations, evenly spaced over training, beside the one at the end; 0: only that one
+    n_episodes: int = 20  # episodes of one evaluation
+    seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
+
+    def rules(self):
+        yield "n_points", self.n_points >= 0, "be >= 0"
+        yield "n_episodes", self.n_episodes >= 1, "be >= 1"
+        yield "seed", self.seed is None or 0 <= self.seed < 2**63, "be in [0, 2**63) or null"
+
+
+@dataclass
+class CheckpointConfig(Config):
+    """When `checkpoints/last.safetensors` is replaced; it is also written at the end."""
+
+    every_s: float = 60.0  # seconds between two saves
+
+    def rules(self):
+        yield "every_s", self.every_s > 0, "be > 0"
+
+
+@dataclass
+class MlflowConfig(Config):
+    """MLflow as a mirror of the run's record."""
+
+    tracking_uri: str = "sqlite:///outputs/mlflow.db"  # sqlite:///FILE or http(s)://SERVER
+    experiment: str = "rlox"  # experiment the run is filed under
+    run_name: str | None = None  # name shown in the UI; null: the run folder's name
+    artifacts: bool = True  # upload the best and last checkpoints and config.yaml
+
+    def rules(self):
+        yield (
+            "tracking_uri",
+            self.tracking_uri.startswith(("sqlite:///", "http://", "https://")),
+            "start with sqlite:///, http:// or https://",
+        )
+        yield "experiment", bool(self.experiment), "not be empty"
+
+
+@dataclass
+class WandbConfig(Config):
+    """Weights & Biases as a mirror of the run's record."""
+
+    project: str = "rlox"  # project the run is filed under
+    entity: str | None = None  # team or user; null: your default
+    mode: str = "online"  # online, or offline: files under the run folder, for `wandb sync`
+    run_name: str | None = None  # name shown in the UI; null: the run folder's name
+    group: str | None = None  # group of runs, a sweep for example
+    tags: list[str] = field(default_factory=list)  # tags of the run
+    artifacts: bool = True  # upload the best and last checkpoints and config.yaml
+
+    def rules(self):
+        yield "project", bool(self.project), "not be empty"
+        yield "mode", self.mode in WANDB_MODES, f"be one of {', '.join(WANDB_MODES)}"
+
+
+@dataclass
+class LoggerConfig(Config):
+    """The trackers that mirror the run's record; null: not used."""
+
+    mlflow: MlflowConfig | None = None  # MLflow (logger=mlflow)
+    wandb: WandbConfig | None = None  # Weights & Biases (logger=wandb)
+
+
+@dataclass
+class RunConfig(Config):
+    """One training run, as `rlox train` composes it."""
+
+    seed: int = 0  # decides initialisation, environments, sampling and shuffling
+    total_timesteps: int = 100_000  # environment steps, over all environments together
+    device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
+    threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
+    algo: Any = None  # the algorithm's hyper-parameters
+    env: EnvConfig = field(default_factory=EnvConfig)  # the environment
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
+    logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to
+    reference: dict[str, Any] | None = None  # the score tuned settings must reach; set by conf/tuned, informs only
+
+    def rules(self):
+        yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
+        yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
+        yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
+        yield "threads", self.threads >= 0, "be >= 0"
+
+    @property
+    def eval_seed(self) -> int:
+        return 10_000 + self.seed if self.eval.seed is None else self.eval.seed
+
+
+def tuned(algo: str, env: str) -> dict[str, Any]:
+    """Return the tuned settings that ship for (algorithm, environment).
+
+    Parameters
+    ----------
+    algo, env : str
+        Registry key and environment id, ``tuned("ppo", "CartPole-v1")``.
+
+    Returns
+    -------
+    dict
+        ``algo`` (hyper-parameters), ``env``, ``total_timesteps`` and ``reference``, the score they must reach. The
+        library never applies them unasked: ``PPO(env, n_envs=t["env"]["n_envs"], **t["algo"])``.
+
+    Raises
+    ------
+    ValueError
+        If none ship for this pair; the message lists those that do.
+    """
+    from importlib.resources import files
+
+    import yaml
+
+    root = files("rlox_cli.conf") / "tuned"
+    path = root.joinpath(algo, *f"{env}.yaml".split("/"))
+    if ".." in env.split("/") or not path.is_file():
+        have = ", ".join(f"{a}/{e}" for a, e in tuned_pairs()) or "none"
+        raise ValueError(f"tuned: no settings ship for {algo}/{env}; there are: {have}")
+    return yaml.safe_load(path.read_text())
+
+
+def tuned_pairs() -> list[tuple[str, str]]:
+    """All (algorithm, environment) pairs with tuned settings, sorted."""
+    from importlib.resources import as_file, files
+
+    with as_file(files("rlox_cli.conf") / "tuned") as root:
+        found = (path.relative_to(root).with_suffix("").as_posix().split("/", 1) for path in root.rglob("*.yaml"))
+        return sorted((pair[0], pair[1]) for pair in found if len(pair) == 2)

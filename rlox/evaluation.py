@@ -1,0 +1,166 @@
+"""Evaluation: whole episodes on an environment of its own, apart from training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.envs import make_vec_env, spec_of
+from rlox.gym_vec_env import make_gym_env
+from rlox.kernels.envs import NATIVE_ENVS
+from rlox.kernels.rng import Rng
+from rlox.policies import ActorCritic
+from rlox.streams import Stream
+
+# Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
+# of another shape round differently.
+_SIDE_BY_SIDE = 100
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Undiscounted returns and lengths of whole episodes, in the order in which one environment would play them."""
+
+    returns: np.ndarray  # (E,) f64
+    lengths: np.ndarray  # (E,) int64
+    seed: int
+    deterministic: bool
+
+    def summary(self) -> dict[str, float | int]:
+        """``mean_return std_return min_return max_return mean_length n_episodes``; std is over episodes (ddof 0)."""
+        return {
+            "mean_return": float(self.returns.mean()),
+            "std_return": float(self.returns.std()),
+            "min_return": float(self.returns.min()),
+            "max_return": float(self.returns.max()),
+            "mean_length": float(self.lengths.mean()),
+            "n_episodes": len(self.returns),
+        }
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """Run with `n` PyTorch CPU threads (0: as they are) and restore the user's number afterwards.
+
+    One is the default for training: a network this small gains nothing from a second thread and loses severalfold as
+    soon as the other core is busy.
+    """
+    before = torch.get_num_threads()
+    if n in (0, before):
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def require_mode(policy: nn.Module, where: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The policy's ``mode``; a TypeError with the remedy where a user's module has none."""
+    mode = getattr(policy, "mode", None)
+    if not callable(mode):
+        raise TypeError(
+            f"{where}: {type(policy).__name__} must define mode(obs) -> actions to act deterministically; "
+            "or pass deterministic=False"
+        )
+    return mode
+
+
+def evaluate(
+    policy: nn.Module,
+    env_id: str | Callable[[], Any],
+    n_episodes: int = 20,
+    seed: int = 10_000,
+    deterministic: bool = True,
+    env_kwargs: dict[str, Any] | None = None,
+    device: str | torch.device = "cpu",
+) -> Evaluation:
+    """Play `n_episodes` episodes of one fresh environment seeded `seed`.
+
+    Nothing that training draws from is touched. Native episodes are played side by side: each starts exactly where one
+    environment, played through, would start it.
+
+    Raises
+    ------
+    TypeError
+        If `deterministic` and the policy has no ``mode``.
+    ValueError
+        If `n_episodes` < 1 or the environment is unknown.
+    """
+    if n_episodes < 1:
+        raise ValueError(f"evaluate: n_episodes must be >= 1, got {n_episodes}")
+    mode = require_mode(policy, "evaluate") if deterministic else None
+    rng = Rng(seed, Stream.EVALUATION)
+    device = torch.device(device)
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        rows = torch.from_numpy(obs).to(device)
+        if mode is not None:
+            actions = mode(rows)
+        elif isinstance(policy, ActorCritic):
+            noise = np.empty(policy.noise_shape(len(obs)), np.float32)
+            policy.fill_noise(rng, noise)
+            actions = policy.act(rows, torch.from_numpy(noise).to(device))
+        else:
+            actions = policy.get_action_and_logprob(rows)[0]
+        return actions.cpu().numpy()
+
+    native = isinstance(env_id, str) and env_id in NATIVE_ENVS and not env_kwargs
+    play = _play_native if native else _play_gym
+    with torch.inference_mode():
+        returns, lengths = play(act, env_id, n_episodes, seed, env_kwargs)
+    return Evaluation(returns, lengths, seed, deterministic)
+
+
+def _play_native(act, env_id, n_episodes, seed, _kwargs) -> tuple[np.ndarray, np.ndarray]:
+    returns, lengths = np.empty(n_episodes), np.empty(n_episodes, np.int64)
+    for first in range(0, n_episodes, _SIDE_BY_SIDE):
+        n = min(_SIDE_BY_SIDE, n_episodes - first)
+        env = make_vec_env(env_id, n, seed)
+        spec = spec_of(env)
+        obs = env.reset_all()
+        # All rows become episodes first, first + 1, … of the environment that `seed` alone makes.
+        state = env.get_state()
+        state["keys"][:] = state["keys"][0]
+        state["episodes"][:] = np.arange(first, first + n)
+        env.set_state(state)
+        obs = env.reset_all()
+        running = np.ones(n, bool)
+        while running.any():
+            actions = act(obs)
+            step = env.step_all(actions if spec.discrete else np.clip(actions, spec.act_low, spec.act_high))
+            ended = running & (step["terminated"] | step["truncated"])
+            at = first + np.flatnonzero(ended)
+            returns[at] = step["episode_return"][ended]
+            lengths[at] = step["episode_length"][ended]
+            running &= ~ended
+            obs = step["obs"]
+    return returns, lengths
+
+
+def _play_gym(act, env_id, n_episodes, seed, kwargs) -> tuple[np.ndarray, np.ndarray]:
+    env = make_gym_env(env_id, kwargs)
+    space = env.action_space
+    discrete = not space.shape and space.dtype.kind == "i"
+    returns, lengths = np.zeros(n_episodes), np.zeros(n_episodes, np.int64)
+    try:
+        for i in range(n_episodes):
+            obs, _ = env.reset(seed=seed % 2**31 if i == 0 else None)
+            over = False
+            while not over:
+                action = act(np.asarray(obs, np.float32)[None])[0]
+                action = int(action) + int(space.start) if discrete else np.clip(action, space.low, space.high)
+                obs, reward, terminated, truncated, _ = env.step(action)
+                returns[i] += float(reward)
+                lengths[i] += 1
+                over = terminated or truncated
+    finally:
+        env.close()
+    return returns, lengths

@@ -1,0 +1,71 @@
+"""Multi-layer perceptrons whose initial weights come from rlox's own generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.config import ACTIVATIONS, nearest
+from rlox.kernels.rng import Rng
+
+
+def rng_from_torch() -> Rng:
+    """A generator seeded from PyTorch's, for modules that are built outside a run: ``torch.manual_seed`` decides."""
+    return Rng(int(torch.randint(2**63 - 1, ()).item()))
+
+
+def _orthogonal(rows: int, cols: int, gain: float, rng: Rng) -> np.ndarray:
+    """(rows, cols) with orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120)."""
+    tall = rng.normal((max(rows, cols), min(rows, cols)), dtype=np.float64)
+    q, r = np.linalg.qr(tall)
+    q *= np.sign(np.diagonal(r))  # makes the distribution uniform over orthogonal matrices
+    return gain * (q if rows >= cols else q.T)
+
+
+@torch.no_grad()
+def init_linear_(layer: nn.Linear, gain: float, orthogonal: bool, rng: Rng) -> nn.Linear:
+    """Set weights in place: orthogonal with zero bias, or U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias."""
+    rows, cols = layer.weight.shape
+    if orthogonal:
+        weight, bias = _orthogonal(rows, cols, gain, rng), np.zeros(rows)
+    else:
+        bound = 1.0 / math.sqrt(cols)
+        weight = bound * (2.0 * rng.uniform((rows, cols), dtype=np.float64) - 1.0)
+        bias = bound * (2.0 * rng.uniform((rows,), dtype=np.float64) - 1.0)
+    layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
+    layer.bias.copy_(torch.from_numpy(bias))
+    return layer
+
+
+def mlp(
+    sizes: Sequence[int],
+    activation: str = "tanh",
+    out_gain: float = 1.0,
+    orthogonal: bool = True,
+    rng: Rng | None = None,
+) -> nn.Sequential:
+    """A perceptron with widths `sizes` (input, hidden …, output) and no activation after the last layer.
+
+    Raises
+    ------
+    ValueError
+        If `activation` is unknown.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"mlp: activation must be known, got {activation!r}; {nearest(activation, ACTIVATIONS)}")
+    rng = rng or rng_from_torch()
+    nonlinearity = nn.Tanh if activation == "tanh" else nn.ReLU
+    layers: list[nn.Module] = []
+    for i, (n_in, n_out) in enumerate(pairwise(sizes)):
+        last = i == len(sizes) - 2
+        # skip_init: nn.Linear would draw its own weights from PyTorch's global generator, which belongs to the user.
+        layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
+        layers.append(init_linear_(layer, out_gain if last else math.sqrt(2.0), orthogonal, rng))
+        if not last:
+            layers.append(nonlinearity())
+    return nn.Sequential(*layers)

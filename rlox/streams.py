@@ -1,0 +1,15 @@
+"""The streams of the counter-based generator: one for each decision that randomness takes in a run.
+
+Streams of one seed are independent, so that drawing more from one (an evaluation, say) never shifts another.
+"""
+
+from enum import IntEnum
+
+
+class Stream(IntEnum):
+    """Second argument of ``rlox.kernels.rng.Rng(seed, stream)``; the numbers are part of a run's identity."""
+
+    INIT = 1  # initial weights
+    ACTION = 2  # action sampling while collecting
+    PERMUTATION = 3  # minibatch order
+    EVALUATION = 4  # action sampling in stochastic evaluation

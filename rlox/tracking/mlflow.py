@@ -1,0 +1,211 @@
+"""MLflow as a mirror; the embedded SQLite store by default."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rlox
+from rlox.tracking.store import user_store
+
+if TYPE_CHECKING:
+    from rlox.tracking.writer import Job
+
+METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100  # MLflow's limits of one log_batch
+MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000  # characters
+STATUS = {
+    "finished": "FINISHED",
+    "interrupted": "KILLED",
+    "failed": "FAILED",
+    "died": "KILLED",
+}
+
+
+def _database(tracking_uri: str) -> Path | None:
+    """The file of an embedded store, None for a server."""
+    if not tracking_uri.startswith("sqlite:///"):
+        return None
+    path = Path(tracking_uri.removeprefix("sqlite:///").split("?")[0])
+    if not path.is_absolute():
+        raise ValueError(
+            f"rlox.tracking: logger.mlflow.tracking_uri must name its file by an absolute path, "
+            f"got {tracking_uri!r}; try 'sqlite:///{path.resolve()}'"
+        )
+    return path
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _name(key: str) -> str:
+    """`key` in the characters MLflow allows."""
+    return re.sub(r"[^\w\-. :/]", "_", key)[:MAX_NAME]
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        yield _name(prefix), _cut(text, MAX_PARAM)
+
+
+class MlflowMirror:
+    """An MLflow store, opened once; it must be used under the store's lock.
+
+    Processes that open a new SQLite file at once break it for good (each runs the migrations).
+    """
+
+    @staticmethod
+    def store(settings: Mapping[str, Any], run: Path) -> Path:
+        database = _database(settings["tracking_uri"])
+        if database is None:
+            return user_store("mlflow " + settings["tracking_uri"])
+        return database.with_name(database.name + ".rlox")
+
+    def __init__(self, settings: Mapping[str, Any]):
+        # The writer has a retry of its own, which does not hold up the store's other runs.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric
+        except ImportError as e:
+            raise ImportError(
+                'rlox.tracking: logger=mlflow needs the package mlflow, got none; pip install "rlox-cli[mlflow]", '
+                "then rlox sync"
+            ) from e
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self.metric = Metric
+        self.uri = settings["tracking_uri"]
+        self.database = _database(self.uri)
+        if self.database is not None:
+            self.database.parent.mkdir(parents=True, exist_ok=True)
+            _tune_sqlite()
+        self.client = MlflowClient(tracking_uri=self.uri)
+        self._experiments: dict[str, str] = {}
+
+    def experiment(self, name: str) -> str:
+        """The experiment's id; created if need be."""
+        if name not in self._experiments:
+            found = self.client.get_experiment_by_name(name)
+            if found is not None and found.lifecycle_stage == "deleted":
+                raise ValueError(
+                    f"rlox.tracking: logger.mlflow.experiment must not be deleted, got {name!r}; "
+                    f"run `mlflow experiments restore -x {found.experiment_id}` or choose another name"
+                )
+            if found is not None:
+                self._experiments[name] = found.experiment_id
+            else:
+                # Without this MLflow puts artifacts under the writer's working directory.
+                beside = self.database and (self.database.parent / "mlartifacts").as_uri()
+                self._experiments[name] = self.client.create_experiment(name, beside)
+        return self._experiments[name]
+
+    def open(self, job: Job) -> MlflowRun:
+        return MlflowRun(self, job)
+
+
+class MlflowRun:
+    """One run in MLflow.
+
+    Rows that were sent already can be sent again: the key of MLflow's metrics table is (run, name,
+    time, step, value), and ``log_batch`` leaves out what is there. The run itself is found by its
+    tag ``rlox.run_id`` if the state file is lost.
+    """
+
+    uploads_while_alive = True
+
+    def __init__(self, mirror: MlflowMirror, job: Job):
+        self.client, self.metric = mirror.client, mirror.metric
+        self._names: dict[str, str] = {}
+        experiment = mirror.experiment(job.settings["experiment"])
+        run = self._find(job, experiment)
+        if run is None:
+            # Also when the user deleted the database: the mirror is filled from the start.
+            job.state.offset, job.state.segment, job.state.step = 0, -1, -1
+            job.state.artifacts = {}
+            run = self.client.create_run(
+                experiment,
+                start_time=round(1000 * job.ledger.started),
+                run_name=job.settings.get("run_name") or job.run.name,
+                tags={
+                    "rlox.run_id": job.ledger.run_id,
+                    "rlox.run_dir": _cut(str(job.run), MAX_TAG),
+                    "rlox.version": rlox.__version__,
+                },
+            )
+        elif run.info.status != "RUNNING":
+            self.client.update_run(run.info.run_id, status="RUNNING")
+        self.id = job.state.remote_id = run.info.run_id
+        if mirror.uri.startswith("http"):
+            server = mirror.uri.rstrip("/")
+            job.state.url = f"{server}/#/experiments/{experiment}/runs/{self.id}"
+        self._params(job, run.data.params)
+        if job.settings.get("artifacts", True) and "config" not in job.state.artifacts:
+            self.client.log_artifact(self.id, str(job.run / "config.yaml"))
+            job.state.artifacts["config"] = 0
+
+    def _find(self, job: Job, experiment: str) -> Any:
+        found = self.client.search_runs([experiment], f"tags.`rlox.run_id` = '{job.ledger.run_id}'", max_results=1)
+        return found[0] if found else None
+
+    def _params(self, job: Job, present: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        params = dict(_flat(job.config))
+        new = [Param(key, value) for key, value in params.items() if key not in present]
+        for i in range(0, len(new), PARAMS_PER_BATCH):
+            self.client.log_batch(self.id, params=new[i : i + PARAMS_PER_BATCH])
+        changed = {k: [present[k], v] for k, v in params.items() if present.get(k, v) != v}
+        if changed:
+            # MLflow's params are for ever; a resume may change one (total_timesteps, say).
+            self.client.set_tag(self.id, "rlox.config_changed", _cut(json.dumps(changed), MAX_TAG))
+
+    def send(self, rows: list[dict[str, Any]]) -> None:
+        batch = []
+        for row in rows:
+            step, timestamp = row["step"], round(1000 * row["time"])
+            for key, value in row.items():
+                if value is None or key in ("segment", "step", "time"):
+                    continue
+                name = self._names.get(key)
+                if name is None:
+                    name = self._names[key] = _name(key)
+                batch.append(self.metric(name, value, timestamp, step))
+        for i in range(0, len(batch), METRICS_PER_BATCH):
+            self.client.log_batch(self.id, metrics=batch[i : i + METRICS_PER_BATCH])
+
+    def upload(self, kind: str, path: Path) -> None:
+        self.client.log_artifact(self.id, str(path), "checkpoints")
+
+    def finish(self, status: str, message: str, ended: float) -> None:
+        if message:
+            self.client.set_tag(self.id, "rlox.message", _cut(message, MAX_TAG))
+        self.client.set_terminated(self.id, STATUS[status], end_time=round(1000 * ended))
+
+
+def _tune_sqlite() -> None:
+    """Let readers (`mlflow ui`) and the writer not wait for each other; commit without a full sync.
+
+    A power cut may undo the last commits but cannot break the file; `rlox sync` sends them again
+    only if the state file was lost as well, so keep the record.
+    """
+    from sqlalchemy import Engine, event
+
+    @event.listens_for(Engine, "connect")
+    def _on_connect(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=NORMAL"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()

@@ -1,0 +1,368 @@
+"""The record of a run: one append-only JSON-lines file that everything else is derived from.
+
+``<run>/metrics.jsonl`` holds one strict JSON object per line. A metrics row is flat::
+
+    {"segment": 0, "step": 1024, "time": 1732147200.123, "episode/return": 21.3, "loss/policy": null}
+
+(null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
+``versions``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"`` (``status``, ``message``). A resume
+opens the next *segment*; its start row's ``step`` is the step it resumed from.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time as clock
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlox.tracking import lock
+
+FILE = "metrics.jsonl"
+LOCK = "run.lock"
+RESERVED = ("segment", "step", "time", "event")
+KINDS = ("last", "best")
+STATUSES = ("finished", "interrupted", "failed")
+_EVENTS = {"start": ("run_id",), "checkpoint": ("kind", "file"), "end": ("status", "message")}
+
+
+def is_alive(folder: str | Path) -> bool:
+    """Whether a trainer is writing to this run folder now."""
+    return lock.is_held(Path(folder) / LOCK)
+
+
+def _corrupt(path: Path, offset: int, rule: str, line: bytes) -> ValueError:
+    with open(path, "rb") as file:
+        number = file.read(offset).count(b"\n") + 1
+    text = line[:80].decode("utf-8", "replace").rstrip("\n")
+    return ValueError(f"{path}: line {number} must {rule}, got {text!r}; mend or delete that line, then `rlox sync`")
+
+
+def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        raise _corrupt(path, offset, "be one JSON object", line) from None
+    if not isinstance(row, dict):
+        raise _corrupt(path, offset, "be one JSON object", line)
+    if type(row.get("segment")) is not int or type(row.get("step")) is not int:
+        raise _corrupt(path, offset, "have whole numbers as segment and step", line)
+    if type(row.get("time")) not in (int, float):
+        raise _corrupt(path, offset, "have a number as time", line)
+    if "event" in row and not all(k in row for k in _EVENTS.get(row["event"], ("event?",))):
+        raise _corrupt(path, offset, f"be a whole event, one of {', '.join(_EVENTS)}", line)
+    return row
+
+
+def read_rows(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield ``(row, end)`` for each complete line from byte `offset` on; `end` is where it ends.
+
+    A last line without its newline is still being written (or torn by a crash) and is left out.
+
+    Raises
+    ------
+    ValueError
+        If a complete line is not a row; the message names file and line.
+    """
+    path = Path(path)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield _parse(path, offset, line), offset + len(line)
+            offset += len(line)
+
+
+class Ledger:
+    """What a record says may be mirrored; follows a growing file.
+
+    Two rules keep a mirror from ever having to rewind, since trackers cannot take a row back:
+
+    - rows of the last segment wait until a ``last`` checkpoint covers their step. A run that ended
+      cleanly (finished or interrupted) releases all of them; one that failed or was killed
+      does not, because a resume will write those steps anew;
+    - a segment that resumed from step S supersedes rows of earlier segments beyond S.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.path = Path(folder) / FILE
+        self.run_id: str | None = None
+        self.started: float | None = None  # time of the first row, seconds
+        self.seen = 0  # bytes read so far
+        self.segment = 0
+        self.durable = 0  # step of the last segment's newest `last` checkpoint
+        self.end: dict[str, Any] | None = None  # the last segment's end row
+        self.checkpoints: dict[str, tuple[int, str]] = {}  # kind -> (end offset of its row, file)
+        self._resumed: dict[int, int] = {}  # segment -> step it resumed from
+
+    def scan(self) -> None:
+        """Read what was appended since the last scan."""
+        for row, end in read_rows(self.path, self.seen):
+            event = row.get("event")
+            if event == "start":
+                if self.run_id is None:
+                    self.run_id, self.started = row["run_id"], row["time"]
+                self.segment, self.durable, self.end = row["segment"], row["step"], None
+                self._resumed[self.segment] = row["step"]
+            elif event == "checkpoint":
+                self.checkpoints[row["kind"]] = (end, row["file"])
+                if row["kind"] == "last":
+                    self.durable = row["step"]
+            elif event == "end":
+                self.end = row
+            if row["segment"] not in self._resumed:
+                line = json.dumps(row).encode()
+                raise _corrupt(self.path, self.seen, "follow its segment's start row", line)
+            self.seen = end
+
+    @property
+    def ended_cleanly(self) -> bool:
+        return self.end is not None and self.end["status"] in ("finished", "interrupted")
+
+    def rows(self, offset: int = 0, mark: tuple[int, int] = (-1, -1)) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the metrics rows that may be mirrored, with their end offsets.
+
+        Parameters
+        ----------
+        offset
+            Byte to start at: the end offset of the last row mirrored before.
+        mark
+            ``(segment, step)`` of that row. Later segments only add rows beyond that step, so the
+            whole stream is monotone in step even if a run went back to an older checkpoint.
+        """
+        limit, limits = math.inf, {}
+        for segment in sorted(self._resumed, reverse=True):
+            limits[segment] = limit
+            limit = min(limit, self._resumed[segment])
+        if not self.ended_cleanly:
+            limits[self.segment] = self.durable
+        for row, end in read_rows(self.path, offset):
+            if end > self.seen:
+                return
+            if "event" in row:
+                continue
+            segment, step = row["segment"], row["step"]
+            if step > limits[segment]:
+                if segment == self.segment:
+                    return
+                continue
+            if segment > mark[0] and step <= mark[1]:
+                continue
+            mark = (segment, step)
+            yield row, end
+
+
+def durable_rows(folder: str | Path) -> list[dict[str, Any]]:
+    """The metrics rows of a run that a mirror may show now, monotone in step."""
+    ledger = Ledger(folder)
+    ledger.scan()
+    return [row for row, _ in ledger.rows()]
+
+
+class Record:
+    """The writing end of a run's record; one living trainer per run folder.
+
+    Parameters
+    ----------
+    folder
+        The run folder; created if need be. If it has a record already, the next segment begins.
+    versions
+        Versions of the packages that made the run, kept in the start row.
+    resume_step
+        Step of the checkpoint this segment continues from; None: from the beginning.
+
+    Raises
+    ------
+    RuntimeError
+        If another living process trains into this folder.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        versions: Mapping[str, str] | None = None,
+        resume_step: int | None = None,
+    ):
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = self._folder / FILE
+        self._lock = lock.acquire(self._folder / LOCK)
+        if self._lock is None:
+            pid = (self._folder / LOCK).read_text().strip()
+            raise RuntimeError(
+                f"Record: folder must have no other living trainer, got {self._folder} held by "
+                f"process {pid}; wait for it, stop it or choose another folder"
+            )
+        self._file = -1
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            # Not O_CREAT alone: the repair below must read what a crashed trainer left.
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._run_id, self._segment = self._recover()
+            self._step = 0 if resume_step is None else int(resume_step)
+            self._write(
+                "start",
+                self._step,
+                {"run_id": self._run_id, "pid": os.getpid(), "versions": dict(versions or {})},
+            )
+        except BaseException:
+            self.close()
+            raise
+        _open_records.add(self)
+
+    def _recover(self) -> tuple[str, int]:
+        """Drop a torn last line, and return the run's id and this segment's number."""
+        run_id, segment, offset = uuid.uuid4().hex, -1, 0
+        with open(self._path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, offset)
+                    break
+                # Substring first: parsing every metrics row of a long run would take seconds.
+                if b'"event"' in line:
+                    row = _parse(self._path, offset, line)
+                    if row.get("event") == "start":
+                        run_id, segment = row["run_id"] if segment < 0 else run_id, row["segment"]
+                offset += len(line)
+        return run_id, segment + 1
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def segment(self) -> int:
+        return self._segment
+
+    def metrics(self, step: int, values: Mapping[str, float], time: float | None = None) -> None:
+        """Append one row of metrics; values that are not finite become null.
+
+        Raises
+        ------
+        ValueError
+            If a name is reserved or empty, or `step` goes back within this segment.
+        TypeError
+            If a value is not a number.
+        OSError
+            If the file cannot be written (a full disk, a quota).
+        """
+        row: dict[str, Any] = {}
+        for name, value in values.items():
+            if not isinstance(name, str) or not name or name in RESERVED:
+                raise ValueError(
+                    f"Record.metrics: name must be a text other than {', '.join(RESERVED)}, "
+                    f"got {name!r}; rename the metric, for example train/{name}"
+                )
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                raise TypeError(
+                    f"Record.metrics: {name} must be a number, got {value!r}; log a scalar per name"
+                ) from None
+            row[name] = number if math.isfinite(number) else None
+        self._write(None, step, row, time)
+
+    def checkpoint(self, step: int, kind: str, file: str) -> None:
+        """Note that a checkpoint is safely on disk: call it after the file was renamed in place.
+
+        Parameters
+        ----------
+        kind
+            ``"last"`` (what a resume continues from; releases the rows up to `step` to the
+            mirrors) or ``"best"``.
+        file
+            Its path, relative to the run folder.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"Record.checkpoint: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        self._write("checkpoint", step, {"kind": kind, "file": str(file)})
+        if kind == "last":
+            self._flush()
+
+    def end(self, step: int, status: str, message: str = "") -> None:
+        """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``."""
+        if status not in STATUSES:
+            raise ValueError(f"Record.end: status must be one of {', '.join(STATUSES)}, got {status!r}")
+        self._write("end", step, {"status": status, "message": message})
+        self._flush()
+
+    def close(self) -> None:
+        """Free the run folder. Without `end` before it, the run counts as killed."""
+        for descriptor in (self._file, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._lock = -1
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _flush(self) -> None:
+        # What a checkpoint covers must survive a power cut as the checkpoint itself does.
+        os.fsync(self._file)
+
+    def _write(self, event: str | None, step: int, fields: Mapping[str, Any], time: float | None = None) -> None:
+        if self._file < 0:
+            raise ValueError(f"Record: {self._path} must be open, got a closed record")
+        step = int(step)
+        if step < self._step:
+            raise ValueError(
+                f"Record: step must not go back within a segment, got {step} after {self._step}; "
+                f"open a new Record with resume_step={step}"
+            )
+        row = {
+            "segment": self._segment,
+            "step": step,
+            "time": round(clock.time() if time is None else float(time), 3),
+        }
+        if event is not None:
+            row["event"] = event
+        row.update(fields)
+        line = json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        written = 0
+        try:
+            # One write on an O_APPEND descriptor: a reader sees the whole row or a line without
+            # its newline, never two rows mixed.
+            written = os.write(self._file, line)
+            if written < len(line):
+                written += os.write(self._file, line[written:])  # says why the first fell short
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as e:
+            if written:
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(
+                e.errno,
+                f"Record: the disk must have room for the next row, got {os.strerror(e.errno)!r}; "
+                f"free some space, then resume the run",
+                str(self._path),
+            ) from e
+        self._step = step
+
+
+_open_records: weakref.WeakSet[Record] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    # A forked worker that outlives its killed trainer must not keep the run looking alive.
+    for record in _open_records:
+        record.close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,131 @@
+"""Weights & Biases as a mirror; its files go under ``<run>/wandb``.
+
+Each run is a store of its own, since a process can hold one W&B run well.
+
+Online, W&B's server knows how far a run has come: `open` resumes it by its id, and rows up to the
+server's step are left out. Offline there is no server to ask and no way to continue a W&B file, so a
+writer that finds an unfinished one writes it anew from the record; what `wandb sync` has uploaded
+already is kept, and only rows beyond it go into the next file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlox.tracking.store import MIRRORS
+
+if TYPE_CHECKING:
+    from rlox.tracking.writer import Job
+
+# W&B shows 0 as finished, 255 as killed and anything else as failed.
+EXIT_CODE = {"finished": 0, "interrupted": 255, "failed": 1, "died": 255}
+
+
+class WandbMirror:
+    """Weights & Biases, as one process sees it."""
+
+    @staticmethod
+    def store(settings: Mapping[str, Any], run: Path) -> Path:
+        return run / MIRRORS / "wandb.store"
+
+    def __init__(self, settings: Mapping[str, Any]):
+        try:
+            import wandb
+        except ImportError as e:
+            raise ImportError(
+                'rlox.tracking: logger=wandb needs the package wandb, got none; pip install "rlox-cli[wandb]", '
+                "then rlox sync"
+            ) from e
+        self.wandb = wandb
+
+    def open(self, job: Job) -> WandbRun:
+        return WandbRun(self.wandb, job)
+
+
+class WandbRun:
+    """One run in W&B; the W&B id is the record's ``run_id``."""
+
+    uploads_while_alive = False  # each upload is a version that is kept: one at the end
+
+    def __init__(self, wandb: Any, job: Job):
+        settings = job.settings
+        self._wandb = wandb
+        self._folder = job.run
+        self._files: list[Path] = []
+        offline = settings["mode"] == "offline"
+        # Its artifact staging would otherwise go to the user's home folder.
+        os.environ.setdefault("WANDB_DATA_DIR", str(job.run / "wandb"))
+        if offline and not _drop_unsynced(job.run, job.ledger.run_id):
+            job.state.offset, job.state.segment, job.state.step = 0, -1, -1
+            job.state.artifacts = {}
+        try:
+            self._run = wandb.init(
+                id=job.ledger.run_id,
+                project=settings["project"],
+                entity=settings.get("entity"),
+                name=settings.get("run_name") or job.run.name,
+                group=settings.get("group"),
+                tags=settings.get("tags") or None,
+                config=job.config,
+                dir=str(job.run),
+                mode=settings["mode"],
+                resume=None if offline else "allow",
+                reinit="finish_previous",  # of an attempt that failed
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    save_code=False,
+                    x_disable_stats=True,  # of the writer, not of the trainer
+                    x_disable_meta=True,
+                    init_timeout=60,
+                ),
+            )
+        except wandb.errors.UsageError as e:
+            raise ValueError(
+                f"rlox.tracking: logger.wandb must be able to log in, got {str(e)!r}; wandb login, "
+                f"or logger.wandb.mode=offline, then rlox sync {job.run}"
+            ) from e
+        job.state.remote_id, job.state.url = self._run.id, self._run.url
+        self._artifacts = settings.get("artifacts", True)
+        # The step that comes next on the server; 0 for a new run.
+        self._from_step = 0 if offline else self._run.step
+        if not offline:
+            job.state.offset, job.state.segment, job.state.step = 0, -1, -1
+
+    def send(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["step"] < self._from_step:
+                continue
+            values = {k: v for k, v in row.items() if k not in ("step", "time") and v is not None}
+            values["_timestamp"] = row["time"]
+            self._run.log(values, step=row["step"])
+
+    def upload(self, kind: str, path: Path) -> None:
+        artifact = self._wandb.Artifact(f"checkpoint-{kind}-{self._run.id}", type="model")
+        artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
+
+    def finish(self, status: str, message: str, ended: float) -> None:
+        if self._artifacts:
+            artifact = self._wandb.Artifact(f"config-{self._run.id}", type="config")
+            artifact.add_file(str(self._folder / "config.yaml"))
+            self._run.log_artifact(artifact)
+        if message:
+            self._run.summary["message"] = message
+        self._run.finish(exit_code=EXIT_CODE[status])
+
+
+def _drop_unsynced(run: Path, run_id: str) -> bool:
+    """Remove the run's offline files that are not uploaded yet; False: nothing is left of it."""
+    kept = False
+    for folder in (run / "wandb").glob(f"offline-run-*-{run_id}"):
+        if any(folder.glob("*.wandb.synced")):
+            kept = True
+        else:
+            shutil.rmtree(folder)
+    return kept

@@ -1,0 +1,269 @@
+"""The background writer: ``python -m rlox.tracking.writer NAME STORE``.
+
+It takes the store's lock (or leaves at once: whoever holds it does the work), mirrors every run that
+is registered there, round-robin, and leaves when none is left. Killing it at any moment loses
+nothing: its progress is in each run's ``mirrors/NAME.json``, and sending a row twice is harmless.
+
+A logger is a class with
+
+``store(settings, run) -> Path``
+    static; the folder of the store's lock and queue. Called in the trainer: import no tracker here.
+``__init__(settings)``
+    opens the store, once per writer.
+``open(job) -> session``
+    finds or creates the remote run; sets ``job.state.remote_id`` and ``url``.
+
+and a session with
+
+``send(rows)``
+    mirrors metrics rows, durably when it returns (else it must find them missing in `open`).
+``upload(kind, path)``
+    keeps a checkpoint; ``session.uploads_while_alive`` says whether before the end, too.
+``finish(status, message, ended)``
+    sets the final status: finished, interrupted, failed or died; seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rlox.tracking import lock, logger_class
+from rlox.tracking import store as stores
+from rlox.tracking.record import FILE, Ledger, is_alive
+
+POLL = 0.5  # s between looks at the queue
+ROWS_PER_SEND = 500  # between two saves of the state
+SENDS_PER_ROUND = 20  # before the next run has its turn
+UPLOAD_EVERY = 60.0  # s between uploads of a live run's checkpoints
+RETRY_FIRST, RETRY_LAST = 2.0, 60.0  # s between attempts for a live run whose tracker fails
+
+
+class Job:
+    """One run on its way into the store.
+
+    Attributes
+    ----------
+    run
+        The run folder.
+    config, settings
+        Its resolved config, and the part of it under ``logger.<name>``.
+    ledger, state
+        What may be mirrored, and what has been.
+    """
+
+    def __init__(self, run: Path, name: str):
+        self.run, self.name = run, name
+        self.state = stores.read_state(run, name)
+        self.config = stores.read_config(run)
+        self.settings = (self.config.get("logger") or {}).get(name)
+        if self.settings is None:
+            raise ValueError(
+                f"rlox.tracking: {run / 'config.yaml'} must have logger.{name}, got none; restore the file"
+            )
+        self.ledger = Ledger(run)
+        self._session: Any = None
+        self._next_try = 0.0
+        self._delay = RETRY_FIRST
+        self._uploaded_at = time.monotonic()
+        self._changed = False
+
+    def round(self, logger: Logger) -> str:
+        """Mirror what is new: ``"done"``, ``"more"`` (there is more at once) or ``"idle"``."""
+        if time.monotonic() < self._next_try:
+            return "idle"
+        alive = is_alive(self.run)  # before the scan, so that a dead run's last rows are seen
+        try:
+            before = self.ledger.seen
+            self.ledger.scan()
+            if self._session is None:
+                self._session = logger.mirror(self.settings).open(self)
+                self._save()
+            elif alive and self.ledger.seen == before and not self._changed:
+                return "idle"
+            rows = self.ledger.rows(self.state.offset, (self.state.segment, self.state.step))
+            for _ in range(SENDS_PER_ROUND):
+                batch = list(islice(rows, ROWS_PER_SEND))
+                if not batch:
+                    break
+                self._send(batch)
+            else:
+                self._changed = True
+                return "more"
+            over = self.ledger.end is not None or not alive
+            self._changed = not self._upload(over)
+            if over:
+                self._finish()
+                return "done"
+            if self.state.error is not None:
+                self.state.error = None
+                self._save()
+            self._delay = RETRY_FIRST
+            return "idle"
+        except Exception as e:
+            traceback.print_exc()
+            self.state.error = explain(e, self.run)
+            self._save()
+            # A record that cannot be read, or a tracker that is not installed, stays so.
+            if not alive or isinstance(e, (ValueError, ImportError)):
+                return "done"
+            # The session may be half open (a server that went away): the next attempt opens anew.
+            self._session = None
+            self._next_try = time.monotonic() + self._delay
+            self._delay = min(2 * self._delay, RETRY_LAST)
+            return "idle"
+
+    def _save(self) -> None:
+        self.state.seen = self.ledger.seen
+        stores.write_state(self.run, self.name, self.state)
+
+    def _send(self, batch: list[tuple[dict[str, Any], int]]) -> None:
+        self._session.send([row for row, _ in batch])
+        row, self.state.offset = batch[-1]
+        self.state.segment, self.state.step = row["segment"], row["step"]
+        self.state.complete, self.state.run = False, "running"
+        self._save()
+
+    def _upload(self, over: bool) -> bool:
+        """Upload new checkpoints if it is time for that; False: some have to wait."""
+        new = {
+            kind: (end, file)
+            for kind, (end, file) in self.ledger.checkpoints.items()
+            if self.state.artifacts.get(kind) != end
+        }
+        if not new or not self.settings.get("artifacts", True):
+            return True
+        if not over:
+            if not self._session.uploads_while_alive:
+                return True
+            if time.monotonic() - self._uploaded_at < UPLOAD_EVERY:
+                return False
+        for kind, (end, file) in new.items():
+            for path in self._snapshot(self.run / file):
+                self._session.upload(kind, path)
+            self.state.artifacts[kind] = end
+            self._save()
+        self._uploaded_at = time.monotonic()
+        return True
+
+    def _snapshot(self, path: Path) -> Iterator[Path]:
+        """Yield a second name of the file (none if it is gone), removed afterwards.
+
+        The trainer replaces a checkpoint by renaming a new file over it; a hard link keeps showing
+        the one version, without a copy of what may be gigabytes.
+        """
+        folder = self.run / stores.MIRRORS / f"{self.name}.upload"
+        shutil.rmtree(folder, ignore_errors=True)  # of a writer that was killed
+        folder.mkdir()
+        try:
+            link = folder / path.name
+            try:
+                os.link(path, link)
+            except FileNotFoundError:
+                return
+            except OSError:  # a file system without hard links
+                with open(path, "rb") as source, open(link, "wb") as target:
+                    shutil.copyfileobj(source, target)
+            yield link
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _finish(self) -> None:
+        end = self.ledger.end
+        if end is None:
+            # The last thing known of a killed trainer is when it last wrote.
+            ended = (self.run / FILE).stat().st_mtime
+            self.state.run = "died"
+            self._session.finish("died", "the trainer left without an end row", ended)
+        else:
+            self.state.run = end["status"]
+            self._session.finish(end["status"], end["message"], end["time"])
+        self.state.complete = end is not None
+        self.state.error = None
+        self._save()
+
+
+class Logger:
+    """The store's mirror, opened by the first run that needs it."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._mirror: Any = None
+
+    def mirror(self, settings: dict[str, Any]) -> Any:
+        if self._mirror is None:
+            self._mirror = logger_class(self.name)(settings)
+        return self._mirror
+
+
+def explain(error: Exception, run: Path) -> str:
+    """The error in a line, and what to do; rlox's own messages say that themselves."""
+    text = " ".join(str(error).split())
+    if len(text) > 600:
+        text = text[:597] + "…"
+    if isinstance(error, (ValueError, ImportError)) and "; " in text:
+        return text
+    return (
+        f"{type(error).__name__}: {text}; nothing is lost: {run / FILE} has every row. "
+        f"Once the tracker answers: rlox sync {run}"
+    )
+
+
+def drain(name: str, store: Path) -> None:
+    """Mirror every registered run; return when none is left."""
+    logger = Logger(name)
+    jobs: dict[Path, Job] = {}
+    while queue := stores.pending(store):
+        more = False
+        for run, entries in queue.items():
+            outcome = "done"
+            try:
+                if run.is_dir():  # else its user has deleted it
+                    if run not in jobs:
+                        jobs[run] = Job(run, name)
+                    outcome = jobs[run].round(logger)
+            except Exception as e:  # one broken run must not stop the others
+                traceback.print_exc()
+                jobs.pop(run, None)
+                _note(run, name, e)
+            if outcome == "done":
+                jobs.pop(run, None)
+                for entry in entries:
+                    entry.unlink(missing_ok=True)
+            more |= outcome != "idle"
+        if not more:
+            time.sleep(POLL)
+
+
+def _note(run: Path, name: str, error: Exception) -> None:
+    state = stores.read_state(run, name)
+    state.error = explain(error, run)
+    try:
+        stores.write_state(run, name, state)
+    except OSError:
+        traceback.print_exc()  # a full disk; the log may still take it
+
+
+def main(name: str, store: Path) -> int:
+    os.nice(10)  # training needs the CPU more
+    while stores.pending(store):
+        held = lock.acquire(stores.lock_path(store))
+        if held is None:
+            return 0
+        try:
+            drain(name, store)
+        finally:
+            os.close(held)
+        # Whoever registered between the last look and the unlock found the lock taken: look again.
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,21 @@
+"""Tab completion of overrides, through Hydra's own completion engine."""
+
+from __future__ import annotations
+
+
+def complete(incomplete: str) -> list[str]:
+    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``)."""
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.completion_plugin import CompletionPlugin
+
+    from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, register
+
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
+        loader = GlobalHydra.instance().config_loader()
+        plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
+        found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
+    return sorted(item for item in found if not item.rstrip("=").endswith("_schema"))

@@ -1,0 +1,263 @@
+"""From what was typed to validated runs: Hydra's composition, with strict keys and readable errors.
+
+Every job is composed and checked here before the first one starts, and before ``--cfg`` prints anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.config import RunConfig, nearest, tuned_pairs
+from rlox_cli.env_source import GymEnvSource
+from rlox_cli.errors import UsageError
+
+CONFIG_MODULE = "rlox_cli.conf"
+CONFIG_NAME = "config"
+# Hydra's flags that take their value as the next word.
+_VALUE_FLAGS = {
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
+}
+_KINDS = {
+    "Float": "a number",
+    "Integer": "an integer",
+    "Boolean": "true or false",
+    "String": "a text",
+}
+# The key that a Config stands at; an algorithm's own stands at `algo`.
+_SECTION_OF = {
+    "RunConfig": "",
+    "EnvConfig": "env.",
+    "EvalConfig": "eval.",
+    "CheckpointConfig": "checkpoint.",
+    "MlflowConfig": "logger.mlflow.",
+    "WandbConfig": "logger.wandb.",
+}
+
+
+@dataclass
+class Job:
+    """One validated run: the overrides that make it, its configuration, and the choices in the defaults list."""
+
+    overrides: list[str]
+    config: RunConfig
+    algo: str
+    tuned: str | None  # "ppo/CartPole-v1" where tuned settings apply
+
+
+def register() -> None:
+    """Make the schemas, the environment source and the resolvers known to Hydra; idempotent."""
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig)
+    for name, entry in ALGORITHMS.items():
+        store.store(group="algo", name=f"{name}_schema", node=resolve(entry.config))
+    Plugins.instance().register(GymEnvSource)
+    OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+
+
+def run_name(algo: str, env: str, seed: int) -> str:
+    """``ppo-CartPole-v1-s0``, fit for a folder's name."""
+    return re.sub(r"[^\w.-]+", "_", f"{algo}-{env}-s{seed}")
+
+
+def split_args(args: list[str]) -> tuple[list[str], list[str]]:
+    """Part what was typed into Hydra's flags (with their values) and overrides, which Hydra wants in this order apart.
+
+    Raises
+    ------
+    UsageError
+        For a word that is neither.
+    """
+    flags, overrides = [], []
+    words = iter(args)
+    for word in words:
+        if word in _VALUE_FLAGS:
+            flags.append(word)
+            value = next(words, None)
+            if value is not None:
+                flags.append(value)
+        elif word.startswith("-"):
+            flags.append(word)
+        elif "=" in word or word.startswith("~"):
+            overrides.append(word)
+        else:
+            raise UsageError(f"{word!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
+    return flags, overrides
+
+
+def _flag_value(flags: list[str], *names: str) -> str | None:
+    for i, word in enumerate(flags):
+        if word in names and i + 1 < len(flags):
+            return flags[i + 1]
+        for name in names:
+            if word.startswith(f"{name}="):
+                return word.split("=", 1)[1]
+    return None
+
+
+def is_multirun(flags: list[str], overrides: list[str]) -> bool:
+    return any(flag in ("-m", "--multirun") for flag in flags) or "hydra.mode=MULTIRUN" in overrides
+
+
+def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
+    """Compose and validate every job that `flags` and `overrides` stand for.
+
+    A sweeper other than Hydra's basic one chooses its jobs as it goes: then the one job without the swept values is
+    checked.
+
+    Raises
+    ------
+    UsageError
+        For the first job that is not valid, naming key, rule, value and the nearest valid name.
+    """
+    register()
+    config_dir = _flag_value(flags, "--config-dir", "-cd")
+    config_path = _flag_value(flags, "--config-path", "-cp")
+    config_name = _flag_value(flags, "--config-name", "-cn") or CONFIG_NAME
+    extra = [f"hydra.searchpath=[gymenv://,file://{Path(config_dir).resolve()}]"] if config_dir else []
+    GlobalHydra.instance().clear()
+    context = (
+        initialize_config_dir(str(Path(config_path).resolve()), version_base="1.3")
+        if config_path
+        else initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox")
+    )
+    with context:
+        jobs = [overrides]
+        if is_multirun(flags, overrides):
+            jobs = _sweep(overrides)
+        return [_compose_one([*job, *extra], config_name, i if len(jobs) > 1 else None) for i, job in enumerate(jobs)]
+
+
+def _sweep(overrides: list[str]) -> list[list[str]]:
+    """The jobs of Hydra's basic sweeper; for any other, one job without the swept keys."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    loader = GlobalHydra.instance().config_loader()
+    try:
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+    except HydraException as e:
+        raise UsageError(str(e)) from e
+    if any(item.get_key_element() == "hydra/sweeper" for item in parsed):
+        return [[item.input_line for item in parsed if not item.is_sweep_override()]]
+    return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+
+
+def _compose_one(overrides: list[str], config_name: str, number: int | None) -> Job:
+    where = "" if number is None else f"job {number} of the sweep ({' '.join(overrides)}): "
+    try:
+        cfg = compose(config_name, overrides=overrides, return_hydra_config=True)
+        return _validated(cfg, overrides)
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
+        raise UsageError(where + explain(e)) from e
+    except AssertionError as e:
+        # What OmegaConf says of a key below a section that is null.
+        below = [o for o in overrides if re.match(r"logger\.\w+\.", o)]
+        if not below:
+            raise
+        name = below[0].split(".")[1]
+        raise UsageError(f"{where}{below[0]}: the logger {name} is not chosen; add logger={name} or logger=both") from e
+
+
+def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
+    choices = cfg.hydra.runtime.choices
+    algo, choice = choices.algo, choices.get("tuned")
+    run = to_run_config(cfg)
+    check_env_id(run.env.id, run.env.kwargs)
+    pairs = {f"{a}/{e}" for a, e in tuned_pairs()}
+    applied = choice if choice in pairs else None
+    typed = next((o.split("=", 1)[1] for o in overrides if re.match(r"\+*tuned=", o)), None)
+    if typed is not None and typed not in (*pairs, "off"):
+        raise ValueError(f"tuned={typed} does not exist; {nearest(typed, [*pairs, 'off'])}")
+    if applied and typed is None and applied != f"{algo}/{run.env.id}":
+        raise ValueError(
+            f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
+        )
+    return Job(overrides, run, algo, applied)
+
+
+def to_run_config(cfg: DictConfig) -> RunConfig:
+    """The typed configuration of a composed job; every rule is checked on the way."""
+    plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), plain))
+
+
+def check_env_id(env_id: str, kwargs: dict[str, Any]) -> None:
+    """Raise a ValueError unless `env_id` is native or registered with gymnasium, which is only then imported."""
+    from rlox.kernels.envs import NATIVE_ENVS
+
+    if env_id in NATIVE_ENVS and not kwargs:
+        return
+    import gymnasium
+    from gymnasium import error
+
+    try:
+        gymnasium.spec(env_id)
+    except (error.Error, ImportError) as e:
+        hint = nearest(env_id, [*NATIVE_ENVS, *gymnasium.registry])
+        remedy = hint if hint.startswith("did") else "`rlox ls envs` lists them"
+        raise ValueError(f"env={env_id} is no environment; {remedy}") from e
+
+
+def explain(e: BaseException) -> str:
+    """One sentence for a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
+    root: BaseException = e
+    while not isinstance(root, OmegaConfBaseException) and root.__cause__ is not None:
+        root = root.__cause__
+    if isinstance(e, MissingConfigException) and e.missing_cfg_file:
+        group, _, choice = e.missing_cfg_file.removesuffix(".yaml").rpartition("/")
+        if group and e.options is not None:
+            options = [option for option in e.options if not option.endswith("_schema")]
+            more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
+            return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
+    if isinstance(root, OmegaConfBaseException) and root.full_key:
+        first = (root.msg or str(root)).splitlines()[0]
+        if "not in" in first or "not found" in first:
+            known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
+            kind = root.object_type.__name__ if isinstance(root.object_type, type) else "the configuration"
+            hint = nearest(str(root.key), known) if known else "`rlox show` lists the keys"
+            for section in ("algo", "env"):
+                # `gamma=0.9` for `algo.gamma=0.9` is what people type first.
+                if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
+                    hint = f"did you mean {section}.{root.key}?"
+            return f"{root.full_key} is no key of {kind}; {hint}"
+        value = re.match(r"Value (.*) of type '\w+' could not be converted to (\w+)", first)
+        if value:
+            kind = _KINDS.get(value[2], value[2])
+            hint = " (write 1_000_000, not 1e6)" if kind == "an integer" and re.match(r"'\d+\.0'", value[1]) else ""
+            return f"{root.full_key} must be {kind}, got {value[1]}{hint}"
+        return f"{root.full_key}: {first}"
+    if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
+        return f"{_SECTION_OF.get(named[1], 'algo.')}{named[2]}"
+    return " ".join(str(e).split())
+
+
+def run_hydra(flags: list[str], overrides: list[str], task) -> None:
+    """Hand over to ``hydra.main``, which owns output folders, launchers, sweepers and its own flags."""
+    import hydra
+
+    GlobalHydra.instance().clear()
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["rlox train", *overrides, *flags]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; `reported` makes the paragraph
+    try:
+        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=CONFIG_NAME)(task)()
+    finally:
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR") if full is None else os.environ.update(HYDRA_FULL_ERROR=full)

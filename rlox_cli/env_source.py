@@ -1,0 +1,43 @@
+"""``env=<any gymnasium id>`` without a YAML file: a Hydra config source that answers for ids."""
+
+from __future__ import annotations
+
+import re
+
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+# gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
+_ID = re.compile(r"^env/(?P<id>(?:[\w:.-]+/)?[\w:.-]+-v\d+)$")
+
+
+class GymEnvSource(ConfigSource):
+    """Serves ``env/<id>`` as ``{id: <id>}``; a YAML in conf/env goes before it."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "gymenv"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == "env"
+
+    def is_config(self, config_path: str) -> bool:
+        return _ID.match(config_path.removesuffix(".yaml")) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        match = _ID.match(config_path.removesuffix(".yaml"))
+        if match is None:
+            raise ConfigLoadError(f"no environment id: {config_path}")
+        return ConfigResult(
+            provider=self.provider,
+            path="gymenv://",
+            config=OmegaConf.create({"id": match["id"]}),
+            header={"package": None},
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return []

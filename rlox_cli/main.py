@@ -1,0 +1,170 @@
+"""The verbs of the command line. Each imports what it needs when it runs, so that help and completion are quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlox_cli.errors import reported
+
+app = typer.Typer(
+    name="rlox",
+    help="Train, evaluate and compare reinforcement-learning agents.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# Everything after `train` belongs to Hydra's grammar, except -h and --help.
+_PASS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def _complete_override(incomplete: str) -> list[str]:
+    from rlox_cli.completion import complete
+
+    return complete(incomplete)
+
+
+@app.command(context_settings=_PASS)
+def train(
+    context: typer.Context,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", autocompletion=_complete_override),
+    ] = None,
+) -> None:
+    """Train an agent; -m trains one for every combination of comma-separated values.
+
+    \b
+    rlox train algo=ppo env=CartPole-v1
+    rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
+    rlox train -m algo=ppo seed=0,1,2,3
+    rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
+
+    Tuned settings for (algorithm, environment) are applied where they ship (`rlox ls tuned`) and announced; tuned=off
+    turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ with its
+    configuration, metrics and checkpoints; Ctrl-C stops it with everything saved.
+
+    \b
+    Flags (Hydra's; all of them: --hydra-help):
+      -m, --multirun        one job per combination of comma-separated values
+      --cfg job|hydra|all   print the composed configuration and stop; -p KEY: only that part; --resolve
+      --info [TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins
+      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/
+      -cn, --config-name N  another root than config.yaml
+    """
+    with reported("train"):
+        from rlox_cli import train as command
+
+        command.main([*(overrides or []), *context.args])
+
+
+@app.command(name="eval")
+def eval_(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (its best one).")],
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Episodes to play; by default as many as in training.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of the environment; by default training's evaluation seed."),
+    ] = None,
+    stochastic: Annotated[
+        bool,
+        typer.Option("--stochastic", help="Sample actions instead of taking the most likely one."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Evaluate a checkpoint; it needs nothing beside the file.
+
+    Without options this replays the evaluation made in training: on `best` it gives exactly the score that chose it.
+    """
+    with reported("eval"):
+        from rlox_cli.evaluate import main
+
+        main(checkpoint, episodes, seed, stochastic, json)
+
+
+@app.command(name="ls")
+def ls(
+    what: Annotated[str, typer.Argument(help="algos, envs, tuned or runs.")],
+    folder: Annotated[Path, typer.Option(help="Where runs lie (for `ls runs`).")] = Path("outputs"),
+) -> None:
+    """List algorithms, environments, tuned settings, or the runs made here."""
+    with reported("ls"):
+        from rlox_cli.show import list_things
+
+        list_things(what, folder)
+
+
+@app.command()
+def show(
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[algo=NAME] [env=ID] [SECTION]...", help="What to explain."),
+    ] = None,
+) -> None:
+    """Explain the keys of a run: type, default, meaning, and the tuned value where algo= and env= are given.
+
+    \b
+    rlox show                            the root and all its sections
+    rlox show algo=ppo                   the algorithm's hyper-parameters
+    rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
+    rlox show eval                       one section: env, eval, checkpoint, logger.mlflow, logger.wandb
+    """
+    with reported("show"):
+        from rlox_cli.show import show_keys
+
+        show_keys(topics or [])
+
+
+@app.command()
+def sync(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; by default all under outputs/.")] = None,
+) -> None:
+    """Bring the trackers up to date with the runs' own records: after a crash, a dead server, or training offline."""
+    with reported("sync"):
+        from rlox_cli.sync import main
+
+        main(runs or [])
+
+
+@app.command(context_settings=_PASS)
+def ui(
+    context: typer.Context,
+    store: Annotated[Path, typer.Option(help="The MLflow database.")] = Path("outputs/mlflow.db"),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
+) -> None:
+    """Open MLflow's web page over the runs made here; further options go to `mlflow server`."""
+    with reported("ui"):
+        from rlox_cli.sync import serve
+
+        serve(store, port, context.args)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rlox import __version__
+
+        print(f"rlox {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop."),
+    ] = False,
+) -> None:
+    """Train, evaluate and compare reinforcement-learning agents."""
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""One run: from a validated configuration to a trained, logged, checkpointed agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from rlox import tracking
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.callbacks import Callback, CheckpointCallback, EvalCallback
+from rlox.checkpoint import versions
+from rlox.config import RunConfig
+from rlox.logging import RecordLogger
+from rlox.tracking.record import Record
+from rlox_cli.errors import Stopped
+from rlox_cli.progress import ProgressCallback
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    final: dict[str, float]  # summary of the last evaluation; empty if none was made
+    best: float | None  # mean return of the best evaluation
+
+
+class StopOnSignal(Callback):
+    """The first Ctrl-C or SIGTERM lets the update finish, so that what is saved is whole; the second stops at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+
+    def on_step(self, **info: Any) -> bool:
+        return self.signal_number is None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+
+def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
+    """`config` as plain data, the algorithm's name first in its section; what ``config.yaml`` holds."""
+    plain = dataclasses.asdict(config)
+    plain["algo"] = {"name": algo, **plain["algo"]}
+    mlflow = plain["logger"]["mlflow"]
+    if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
+        # The mirror runs in another process and later: a path must not hang on today's working directory.
+        mlflow["tracking_uri"] = "sqlite:///" + os.path.abspath(mlflow["tracking_uri"].removeprefix("sqlite:///"))
+    return plain
+
+
+def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome:
+    """Train, evaluate, save.
+
+    Raises
+    ------
+    Stopped
+        After Ctrl-C or SIGTERM, with everything saved.
+    Exception
+        Whatever went wrong; the record says so, and saved checkpoints are untouched.
+    """
+    plain = resolved(config, algo)
+    algorithm = resolve(ALGORITHMS[algo].cls)(
+        config.env.id,
+        config.env.n_envs,
+        config.seed,
+        device=config.device,
+        threads=config.threads,
+        env_kwargs=config.env.kwargs,
+        **dataclasses.asdict(config.algo),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    stop = StopOnSignal()
+    evaluations = EvalCallback(config.eval.n_points, config.eval.n_episodes, config.eval_seed)
+    checkpoints = CheckpointCallback(folder / "checkpoints", config.checkpoint.every_s, plain)
+    label = f"{algo} {config.env.id} seed {config.seed}"
+    with Record(folder, versions=versions()) as record, stop.installed():
+        tracking.start_mirrors(folder)
+        started = time.perf_counter()
+        try:
+            with ProgressCallback(console, label, config.total_timesteps) as progress:
+                for callback in (RecordLogger(record), evaluations, checkpoints, progress, stop):
+                    algorithm.callbacks.callbacks.append(callback)
+                algorithm.train(config.total_timesteps)
+        except BaseException as e:
+            record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__)
+            if isinstance(e, FloatingPointError):
+                e.args = (f"{e}. {_last_good(folder)}",)
+            raise
+        seconds = time.perf_counter() - started
+        steps = algorithm.counters.env_steps
+        record.end(steps, "interrupted" if stop.signal_number else "finished")
+    final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
+    best = checkpoints.best if evaluations.evaluations else None
+    if stop.signal_number:
+        console.print(f"stopped at step {steps:,}; everything up to it is saved", highlight=False)
+        _describe(folder, best is not None, console)
+        raise Stopped(stop.signal_number)
+    console.print(
+        f"trained {label}: {steps:,} steps in {seconds:.1f} s, final evaluation "
+        f"{final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, best {best:.1f}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    _describe(folder, True, console)
+    return Outcome(folder, steps, seconds, final, best)
+
+
+def _last_good(folder: Path) -> str:
+    saved = [
+        path for path in (folder / "checkpoints" / f"{kind}.safetensors" for kind in ("last", "best")) if path.exists()
+    ]
+    return f"Saved before that: {', '.join(map(shown, saved))}" if saved else "No checkpoint had been saved yet"
+
+
+def shown(path: Path) -> str:
+    """`path` relative to the working directory where it lies below it."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _describe(folder: Path, has_best: bool, console: Console) -> None:
+    names = ["best", "last"] if has_best else ["last"]
+    checkpoints = [shown(folder / "checkpoints" / f"{name}.safetensors") for name in names]
+    for name, value in (
+        ("checkpoints", ", ".join(checkpoints)),
+        ("config", shown(folder / "config.yaml")),
+        ("metrics", shown(folder / "metrics.jsonl")),
+        ("evaluate", f"rlox eval {checkpoints[0]}"),
+    ):
+        console.print(f"  {name:<12} {value}", soft_wrap=True, highlight=False)

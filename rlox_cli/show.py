@@ -1,0 +1,194 @@
+"""``rlox ls`` and ``rlox show``: what there is and what it means, read from the code that uses it."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import tokenize
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from rlox import config as configs
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.config import nearest, tuned, tuned_pairs
+
+_SECTIONS = {
+    "env": configs.EnvConfig,
+    "eval": configs.EvalConfig,
+    "checkpoint": configs.CheckpointConfig,
+    "logger.mlflow": configs.MlflowConfig,
+    "logger.wandb": configs.WandbConfig,
+}
+_THINGS = ("algos", "envs", "tuned", "runs")
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The trailing comment of every field, from the sources of `cls` and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base):
+            continue
+        name = None
+        for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(base)).readline):
+            if token.type == tokenize.NAME and token.start[1] == 4:
+                name = token.string
+            elif token.type == tokenize.COMMENT and name:
+                found[name] = token.string.lstrip("# ")
+    return found
+
+
+def _default(item) -> Any:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> Table:
+    columns = [
+        "key",
+        "type",
+        "default",
+        *(["tuned"] if tuned_values is not None else []),
+        "meaning",
+    ]
+    table = Table(*columns, box=None, pad_edge=False, title_justify="left")
+    hints, comments = typing.get_type_hints(cls), _comments(cls)
+    for item in fields(cls):
+        default = _default(item)
+        if is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
+            continue
+        kind = hints[item.name]
+        kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+        row = [
+            prefix + item.name,
+            kind_name.replace("typing.", "").replace("None", "null"),
+            _plain(default),
+        ]
+        if tuned_values is not None:
+            row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
+        table.add_row(*row, comments.get(item.name, ""))
+    return table
+
+
+def show_keys(topics: list[str]) -> None:
+    """Print tables for the topics; all of the root's sections where none is given."""
+    console = Console()
+    algo = env = None
+    sections = []
+    for topic in topics:
+        if topic.startswith("algo="):
+            algo = topic[5:]
+            if algo not in ALGORITHMS:
+                raise ValueError(f"algo={algo} does not exist; {nearest(algo, ALGORITHMS)}")
+        elif topic.startswith("env="):
+            env = topic[4:]
+        elif topic in _SECTIONS:
+            sections.append(topic)
+        else:
+            raise ValueError(
+                f"topic must be algo=NAME, env=ID or a section, got {topic!r}; {nearest(topic, _SECTIONS)}"
+            )
+    if not topics:
+        console.print(_table(configs.RunConfig, ""))
+        sections = list(_SECTIONS)
+    for section in sections:
+        console.print(f"\n{section}: {inspect.getdoc(_SECTIONS[section])}", highlight=False)
+        console.print(_table(_SECTIONS[section], f"{section}."))
+    if env is not None and algo is None:
+        algo = "ppo"
+    if algo is not None:
+        values = None
+        if env is not None:
+            settings = tuned(algo, env)
+            values = settings.get("algo", {})
+            rest = {key: value for key, value in settings.items() if key != "algo"}
+        cls = resolve(ALGORITHMS[algo].config)
+        console.print(f"{algo}: {inspect.getdoc(cls)}", highlight=False)
+        console.print(_table(cls, "algo.", values))
+        if values is not None:
+            console.print(
+                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200).strip()}",
+                highlight=False,
+            )
+
+
+def list_things(what: str, folder: Path) -> None:
+    """Print one of the lists."""
+    console = Console()
+    if what == "algos":
+        table = Table("algo", "what", box=None, pad_edge=False)
+        for name, entry in ALGORITHMS.items():
+            table.add_row(name, inspect.getdoc(resolve(entry.config)).splitlines()[0])
+        console.print(table)
+    elif what == "envs":
+        _list_envs(console)
+    elif what == "tuned":
+        table = Table("settings", "steps", "must reach", box=None, pad_edge=False)
+        for algo, env in tuned_pairs():
+            settings = tuned(algo, env)
+            reference = settings.get("reference", {}).get("mean_return", "")
+            table.add_row(f"algo={algo} env={env}", f"{settings['total_timesteps']:,}", str(reference))
+        console.print(table)
+    elif what == "runs":
+        _list_runs(folder, console)
+    else:
+        raise ValueError(f"what must be one of {', '.join(_THINGS)}, got {what!r}; {nearest(what, _THINGS)}")
+
+
+def _list_envs(console: Console) -> None:
+    import gymnasium
+
+    from rlox.kernels.envs import NATIVE_ENVS
+
+    console.print("native (compiled, same dynamics as gymnasium's):", highlight=False)
+    for name in NATIVE_ENVS:
+        console.print(f"  {name}", highlight=False)
+    groups: dict[str, list[str]] = {}
+    for name, spec in gymnasium.registry.items():
+        entry = spec.entry_point if isinstance(spec.entry_point, str) else "other"
+        group = entry.removeprefix("gymnasium.envs.").split(".")[0].split(":")[0]
+        if name not in NATIVE_ENVS:
+            groups.setdefault(group, []).append(name)
+    console.print("gymnasium's (one process, one core):", highlight=False)
+    for group, names in sorted(groups.items()):
+        console.print(f"  {group}: {', '.join(sorted(names))}", highlight=False, soft_wrap=True)
+
+
+def _list_runs(folder: Path, console: Console) -> None:
+    from rlox.tracking.record import is_alive, read_rows
+    from rlox_cli.runner import shown
+    from rlox_cli.sync import find_runs
+
+    runs = find_runs(folder)
+    if not runs:
+        raise ValueError(f"no runs under {folder}; train one, or name another folder with --folder")
+    table = Table("run", "algo", "env", "seed", "steps", "status", "best", box=None, pad_edge=False)
+    for run in runs:
+        plain = yaml.safe_load((run / "config.yaml").read_text())
+        steps, status, best = 0, "running" if is_alive(run) else "killed", None
+        for row, _ in read_rows(run / "metrics.jsonl"):
+            steps = row["step"]
+            if row.get("event") == "end" and status != "running":
+                status = row["status"]
+            if (score := row.get("eval/mean_return")) is not None:
+                best = score if best is None else max(best, score)
+        shown_best = "" if best is None else f"{best:.1f}"
+        table.add_row(
+            shown(run),
+            plain["algo"]["name"],
+            plain["env"]["id"],
+            str(plain["seed"]),
+            f"{steps:,}",
+            status,
+            shown_best,
+        )
+    console.print(table)

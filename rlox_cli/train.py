@@ -1,0 +1,84 @@
+"""``rlox train``: validate everything, hand over to Hydra, see the mirrors through."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from rlox_cli import job
+from rlox_cli.compose import Job, compose_jobs, is_multirun, run_hydra, split_args
+
+# How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
+_WAIT_S = 120.0
+
+
+def main(args: list[str]) -> None:
+    """Run what `args` (Hydra overrides and flags, as typed) ask for."""
+    flags, overrides = split_args(args)
+    console = Console()
+    # --hydra-help, --version and the like train nothing and need no valid configuration.
+    only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
+    only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
+    jobs = [] if only_tells else compose_jobs(flags, overrides)
+    multirun = is_multirun(flags, overrides)
+    if not only_prints:
+        _announce(jobs, multirun, console)
+    job.OUTCOMES.clear()
+    try:
+        run_hydra(flags, overrides, job.train)
+    finally:
+        if job.OUTCOMES:
+            if multirun:
+                _table(console)
+            _finish_mirrors(console)
+
+
+def _announce(jobs: list[Job], multirun: bool, console: Console) -> None:
+    if multirun:
+        console.print(f"{len(jobs)} jobs, all valid", highlight=False)
+    for name in dict.fromkeys(item.tuned for item in jobs if item.tuned):
+        console.print(
+            f"tuned settings: {name} (`rlox show algo={name.split('/', 1)[0]} env={name.split('/', 1)[1]}`; "
+            "tuned=off for the defaults)",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def _table(console: Console) -> None:
+    from rich.table import Table
+
+    from rlox_cli.runner import shown
+
+    table = Table("run", "steps", "seconds", "final", "best", box=None, pad_edge=False)
+    for o in job.OUTCOMES:
+        best = "" if o.best is None else f"{o.best:.1f}"
+        final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
+        table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
+    console.print(table)
+
+
+def _finish_mirrors(console: Console) -> None:
+    """Wait until the trackers hold the runs; a tracker that is not there costs a line, never a run."""
+    from rlox import tracking
+    from rlox_cli.runner import shown
+
+    folders = [outcome.folder for outcome in job.OUTCOMES]
+    with console.status("mirroring to the trackers (Ctrl-C: leave it to the background)"):
+        try:
+            reports = tracking.wait(folders, _WAIT_S)
+        except KeyboardInterrupt:
+            return
+    for folder, mirrors in reports.items():
+        for name, report in mirrors.items():
+            if not report.complete:
+                reason = report.error or "not finished yet"
+                print(
+                    f"{name}: {reason}; `rlox sync {shown(folder)}` brings the rest",
+                    file=sys.stderr,
+                )
+            elif report.url and len(folders) == 1:
+                console.print(f"  {name:<12} {report.url}", soft_wrap=True, highlight=False)
+    if any("mlflow" in mirrors for mirrors in reports.values()):
+        console.print(f"  {'view':<12} rlox ui", highlight=False)

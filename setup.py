@@ -1,0 +1,107 @@
+"""Build the Cython kernels: each once for every machine, the same C again for newer x86-64 CPUs.
+
+``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on.
+"""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+DEBUG = os.environ.get("RLOX_CYTHON_DEBUG") == "1"
+DIRECTIVES = {
+    "language_level": 3,
+    "annotation_typing": False,  # annotations are for readers; `n: int` must not refuse a numpy.int64
+    "boundscheck": DEBUG,
+    "initializedcheck": DEBUG,
+    "nonecheck": DEBUG,
+    "overflowcheck": False,  # the generators' arithmetic wraps on purpose
+    "wraparound": False,
+    "cdivision": not DEBUG,
+}
+# No contraction to FMA: the levels then give the same bits. The other two let loops with comparisons,
+# selects and sqrt vectorise (twice as fast), and keep NaN and infinity as IEEE has them, unlike -ffast-math.
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+if DEBUG:
+    FLAGS = ["-O1", "-ffp-contract=off", "-g", "-UNDEBUG"]
+BASELINE: list[str] = []
+LEVELS: dict[str, list[str]] = {}
+if sysconfig.get_platform() == "linux-x86_64":
+    BASELINE = ["-march=x86-64-v2"]
+    if not DEBUG:
+        LEVELS = {
+            "_v3": ["-march=x86-64-v3"],
+            "_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+        }
+
+
+class BuildKernels(build_ext):
+    """Runs Cython once per kernel and compiles its C once per CPU level."""
+
+    def finalize_options(self) -> None:
+        # Here and not at import, so that commands which compile nothing do not need Cython or NumPy.
+        self.distribution.ext_modules = kernel_extensions()
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
+    def run(self) -> None:
+        if self.inplace:
+            for level in ("_v3", "_v4"):
+                # A level left over from an earlier build would shadow a newer baseline.
+                shutil.rmtree(Path("kernels", level), ignore_errors=True)
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).parent.mkdir(parents=True, exist_ok=True)
+        super().run()
+
+
+def kernel_extensions() -> list[Extension]:
+    """Return every ``kernels/**/*.pyx`` as an extension of ``rlox.kernels``, at each CPU level."""
+    import numpy
+    from Cython.Build import cythonize
+
+    def extension(name: str, source: str, flags: list[str], optional: bool) -> Extension:
+        return Extension(
+            name,
+            [source],
+            include_dirs=[numpy.get_include()],
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+            extra_compile_args=FLAGS + flags,
+            depends=["setup.py"],
+            optional=optional,  # a level that an old compiler does not know is skipped, not an error
+        )
+
+    modules = sorted(Path("kernels").rglob("*.pyx"))
+    names = ["rlox." + ".".join(path.with_suffix("").parts) for path in modules]
+    build_dir = Path("build/cython-debug" if DEBUG else "build/cython")
+    changed = Path(__file__).stat().st_mtime
+    extensions = cythonize(
+        [extension(n, str(p), BASELINE, False) for n, p in zip(names, modules, strict=True)],
+        include_path=["."],  # `from kernels.types cimport f64` finds kernels/types.pxd
+        build_dir=str(build_dir),
+        # Cython looks at the sources' times only; this file holds the directives.
+        force=any(c.stat().st_mtime < changed for c in build_dir.rglob("*.c")),
+        compiler_directives=DIRECTIVES,
+    )
+    for level, flags in LEVELS.items():
+        for baseline in extensions[: len(modules)]:
+            if baseline.name == "rlox.kernels._cpu":
+                continue  # it chooses the level
+            source = Path(baseline.sources[0])
+            # A copy per level: the object files of one source would overwrite each other.
+            copy = Path("build", level, source.name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists() or copy.read_bytes() != source.read_bytes():
+                shutil.copy(source, copy)
+            name = baseline.name.replace("rlox.kernels", f"rlox.kernels.{level}", 1)
+            extensions.append(extension(name, str(copy), flags, True))
+    return extensions
+
+
+setup(
+    cmdclass={"build_ext": BuildKernels},
+    # setuptools asks whether there is anything to compile before it runs build_ext, which fills this in.
+    ext_modules=[Extension("rlox.kernels._cpu", ["kernels/_cpu.pyx"])],
+)

@@ -1,0 +1,97 @@
+"""Every CPU level that this machine runs must give the same numbers, and a wrong choice a clear error."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import rlox.kernels
+
+PROGRAM = """
+import hashlib, json, sys
+import numpy as np
+import rlox.kernels
+from rlox.kernels.advantage import gae
+from rlox.kernels.envs import vec_env
+from rlox.kernels import rng
+
+def digest(*arrays):
+    h = hashlib.sha256()
+    for a in arrays:
+        h.update(np.ascontiguousarray(a).tobytes())
+    return h.hexdigest()
+
+result = {"level": rlox.kernels.CPU_LEVEL,
+          "files": [m.__file__ for m in (gae, vec_env, rng)]}
+r = rng.Rng(7)
+for env_id in vec_env.NATIVE_ENVS:
+    env = vec_env.VecEnv(64, 3, env_id)
+    seen = [env.reset_all()]
+    for _ in range(300):
+        a = r.integers(2, 64) if env.discrete else r.normal((64, 1)) * np.float32(3)
+        step = env.step_all(a)
+        seen += [step[k] for k in sorted(step)]
+    seen += [v for _, v in sorted(env.get_state().items())]
+    result[env_id] = digest(*seen)
+result["rng"] = digest(
+    r.uniform(1001), r.uniform(1001, dtype=np.float64), r.normal(1001), r.gumbel(1001),
+    r.normal(1001, dtype=np.float64), r.integers(10**12, 1001), r.permutation(1001))
+x = r.normal((4, 50, 37), dtype=np.float64)
+d = r.uniform((2, 50, 37)) < 0.1
+out = []
+for f in (gae.compute_gae_batched, gae.compute_gae_batched_f32):
+    for flat in (False, True):
+        m = (lambda a: np.ascontiguousarray(a.T).ravel()) if flat else (lambda a: a)
+        out += f(m(x[0]), m(x[1]), m(d[0]), x[2, 0], 50, 0.99, 0.95,
+                 truncated=m(d[1]), next_values=m(x[3]))
+result["gae"] = digest(*out)
+print(json.dumps(result))
+"""
+
+
+def run(code, **env):
+    """Run code outside of the checkout, so that only the installed package is found."""
+    env = {k: v for k, v in os.environ.items() if k != "RLOX_CPU_LEVEL"} | env
+    return subprocess.run([sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_all_levels_give_the_same_bits():
+    results = []
+    for level in (2, 3, 4):
+        done = run(PROGRAM, RLOX_CPU_LEVEL=str(level))
+        if done.returncode and "RLOX_CPU_LEVEL must be" in done.stderr and level > 2:
+            continue  # this machine or this build has no such level
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout))
+    best = json.loads(run(PROGRAM).stdout)
+    assert best["level"] == max(result["level"] for result in results)
+    for result in results:
+        for file in result["files"]:
+            assert (f"_v{result['level']}" in file) == (result["level"] > 2)
+        for key in best.keys() - {"level", "files"}:
+            assert result[key] == best[key], f"level {result['level']}: {key}"
+
+
+@pytest.mark.parametrize("value", ["1", "5", "x86-64-v3", "-2"])
+def test_an_unknown_level_is_refused(value):
+    done = run("import rlox.kernels", RLOX_CPU_LEVEL=value)
+    assert f"ValueError: rlox.kernels: RLOX_CPU_LEVEL must be 2, 3 or 4 (for x86-64-vN), got '{value}'" in (done.stderr)
+
+
+def test_a_level_beyond_cpu_or_build_is_refused_with_the_remedy():
+    if rlox.kernels.CPU_LEVEL == 4:
+        pytest.skip("this machine runs every level")
+    done = run("import rlox.kernels", RLOX_CPU_LEVEL="4")
+    assert "ValueError: rlox.kernels: RLOX_CPU_LEVEL must be" in done.stderr
+    assert "unset it" in done.stderr
+
+
+def test_the_folder_is_inert_under_its_own_name():
+    # With the checkout on sys.path, `import kernels` must do nothing: transformers probes that name.
+    root = os.path.dirname(os.path.dirname(rlox.kernels.__file__))
+    code = f"import sys; sys.path.insert(0, {root!r}); import kernels; print(dir(kernels))"
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    assert "CPU_LEVEL" not in done.stdout

@@ -1,0 +1,512 @@
+"""Native environments against gymnasium's, and the loop around them: resets, limits, statistics, state."""
+
+import math
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlox.kernels.envs import NATIVE_ENVS, CartPole, VecEnv
+
+SHAPES = {
+    "CartPole-v1": {"obs_dim": 4, "n_actions": 2, "limit": 500, "state": 4},
+    "Pendulum-v1": {"obs_dim": 3, "n_actions": None, "limit": 200, "state": 2},
+}
+KEYS = {
+    "obs": np.float32,
+    "rewards": np.float64,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "final_obs": np.float32,
+    "episode_return": np.float64,
+    "episode_length": np.int64,
+}
+both = pytest.mark.parametrize("env_id", NATIVE_ENVS)
+
+
+def actions_for(env, rng):
+    if env.discrete:
+        return rng.integers(0, env.n_actions, len(env))
+    return rng.uniform(-3, 3, (len(env), 1)).astype(np.float32)
+
+
+def play(env, n_steps, seed=0):
+    rng = np.random.default_rng(seed)
+    return [env.step_all(actions_for(env, rng)) for _ in range(n_steps)]
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        for key in KEYS:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def state_with(env, **arrays):
+    return env.get_state() | arrays
+
+
+@both
+def test_the_list_and_the_attributes(env_id):
+    assert set(NATIVE_ENVS) == set(SHAPES)
+    env, shape = VecEnv(3, seed=1, env_id=env_id), SHAPES[env_id]
+    made = gymnasium.make(env_id)
+    assert (len(env), env.n_envs, env.env_id, env.seed) == (3, 3, env_id, 1)
+    assert env.obs_dim == shape["obs_dim"] == made.observation_space.shape[0]
+    assert env.n_actions == shape["n_actions"]
+    assert env.max_episode_steps == shape["limit"] == made.spec.max_episode_steps
+    assert env.discrete == isinstance(made.action_space, gymnasium.spaces.Discrete)
+    if env.discrete:
+        assert (env.n_actions, env.act_low, env.act_high) == (made.action_space.n, None, None)
+    else:
+        np.testing.assert_array_equal(env.act_low, made.action_space.low)
+        np.testing.assert_array_equal(env.act_high, made.action_space.high)
+        assert env.act_dim == made.action_space.shape[0]
+    with pytest.raises(AttributeError):
+        env.n_envs = 4
+
+
+@both
+def test_dynamics_are_gymnasiums(env_id):
+    # The same state and action into both, 4,000 times: one step of each at a time, so that chaos cannot
+    # hide a wrong term behind a tolerance, nor blow a rounding difference up.
+    n, rng = 8, np.random.default_rng(0)
+    env, reference = VecEnv(n, 5, env_id), gymnasium.make(env_id).unwrapped
+    env.reset_all()
+    reference.reset(seed=0)
+    for _ in range(500):
+        before, actions = env.get_state()["state"], actions_for(env, rng)
+        step = env.step_all(actions)
+        after = env.get_state()["state"]
+        for i in range(n):
+            reference.state, reference.steps_beyond_terminated = before[:, i].copy(), None
+            # As float64: gymnasium would compute parts of the reward in float32 otherwise.
+            action = int(actions[i]) if env.discrete else actions[i].astype(np.float64)
+            obs, reward, terminated, _, _ = reference.step(action)
+            assert step["terminated"][i] == terminated
+            np.testing.assert_allclose(step["final_obs"][i], obs, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(step["rewards"][i], reward, rtol=1e-12, atol=1e-12)
+            if not step["terminated"][i] and not step["truncated"][i]:
+                np.testing.assert_allclose(after[:, i], reference.state, rtol=0, atol=1e-12)
+
+
+def test_pendulum_wraps_its_angle_as_gymnasium_does():
+    angles = np.linspace(-100, 100, 4001)
+    env, reference = VecEnv(len(angles), 0, "Pendulum-v1"), gymnasium.make("Pendulum-v1").unwrapped
+    env.reset_all()
+    speeds = np.linspace(-8, 8, len(angles))
+    env.set_state(state_with(env, state=np.stack([angles, speeds])))
+    step = env.step_all(np.zeros(len(angles), np.float32))
+    after = env.get_state()["state"]
+    reference.reset(seed=0)
+    for i, angle in enumerate(angles):
+        reference.state = np.array([angle, speeds[i]])
+        _, reward, *_ = reference.step(np.zeros(1))
+        np.testing.assert_allclose(step["rewards"][i], reward, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(after[:, i], reference.state, rtol=0, atol=2e-13)
+
+
+def test_own_sine_and_cosine_are_accurate():
+    # Read through Pendulum's float64 state: theta_dot' = theta_dot + 0.75 sin(theta).
+    angles = np.concatenate([np.linspace(-1000, 1000, 200_001), np.pi / 2 * np.arange(-600, 601)])
+    env = VecEnv(len(angles), 0, "Pendulum-v1")
+    env.reset_all()
+    env.set_state(state_with(env, state=np.stack([angles, np.zeros(len(angles))])))
+    obs = env.observe()
+    np.testing.assert_array_equal(obs[:, 2], 0)
+    np.testing.assert_allclose(obs[:, 0], np.cos(angles), rtol=0, atol=3.1e-8)
+    np.testing.assert_allclose(obs[:, 1], np.sin(angles), rtol=0, atol=3.1e-8)
+    env.step_all(np.zeros(len(angles), np.float32))
+    sine = env.get_state()["state"][1] / 0.75
+    np.testing.assert_allclose(sine, np.sin(angles), rtol=0, atol=5e-16)
+
+
+@both
+def test_starts_are_inside_gymnasiums_range_and_fill_it(env_id):
+    env = VecEnv(20_000, 0, env_id)
+    env.reset_all()
+    state = env.get_state()["state"]
+    bounds = {"CartPole-v1": [0.05] * 4, "Pendulum-v1": [math.pi, 1.0]}[env_id]
+    for component, bound in zip(state, bounds, strict=True):
+        assert np.abs(component).max() < bound
+        assert np.abs(component).max() > 0.999 * bound
+        assert abs(component.mean()) < 5 * bound / math.sqrt(3 * 20_000)
+        assert abs(component.std() - bound / math.sqrt(3)) < 0.02 * bound
+    assert (np.abs(np.corrcoef(state) - np.eye(len(bounds))) < 5 / math.sqrt(20_000)).all()
+
+
+@both
+@pytest.mark.parametrize("n", [1, 7, 8, 64])
+def test_shapes_dtypes_and_fresh_arrays(env_id, n):
+    env = VecEnv(n, 0, env_id)
+    obs = env.reset_all()
+    assert (obs.shape, obs.dtype) == ((n, env.obs_dim), np.float32)
+    first, second = play(env, 2)
+    assert list(first) == list(KEYS)
+    for key, dtype in KEYS.items():
+        assert first[key].dtype == dtype
+        assert first[key].shape == ((n, env.obs_dim) if key in ("obs", "final_obs") else (n,))
+        assert not np.shares_memory(first[key], second[key])
+
+
+@both
+def test_auto_reset_final_obs_and_statistics(env_id):
+    n = 5
+    env = VecEnv(n, 2, env_id)
+    env.reset_all()
+    returns, lengths, ended = np.zeros(n), np.zeros(n, int), 0
+    rng = np.random.default_rng(0)
+    for _ in range(450):
+        step = env.step_all(actions_for(env, rng))
+        returns += step["rewards"]
+        lengths += 1
+        np.testing.assert_allclose(step["episode_return"], returns, rtol=1e-12)
+        np.testing.assert_array_equal(step["episode_length"], lengths)
+        done = step["terminated"] | step["truncated"]
+        np.testing.assert_array_equal(step["obs"][~done], step["final_obs"][~done])
+        assert (step["obs"][done] != step["final_obs"][done]).any(axis=1).all()
+        returns[done], lengths[done], ended = 0, 0, ended + done.sum()
+        if env_id == "CartPole-v1" and done.any():
+            assert (np.abs(step["obs"][done]) <= 0.05).all()
+            assert (
+                (np.abs(step["final_obs"][done, 0]) > 2.4) | (np.abs(step["final_obs"][done, 2]) > 12 * math.pi / 180)
+            ).all()
+        np.testing.assert_array_equal(env.observe(), step["obs"])
+    assert ended >= 2 * n
+    assert env.get_state()["episodes"].sum() == n + ended
+
+
+def balance(obs):
+    """A hand-made controller that keeps the pole up for ever."""
+    return (obs @ np.array([0.1, 0.3, 3.0, 1.0], np.float32) > 0).astype(np.int64)
+
+
+def test_cartpole_is_truncated_after_500_steps():
+    env = VecEnv(4, 0)
+    obs = env.reset_all()
+    for t in range(1, 1001):
+        step = env.step_all(balance(obs))
+        obs = step["obs"]
+        assert not step["terminated"].any()
+        np.testing.assert_array_equal(step["truncated"], np.full(4, t % 500 == 0))
+        if t % 500 == 0:
+            np.testing.assert_array_equal(step["episode_return"], np.full(4, 500.0))
+            np.testing.assert_array_equal(step["episode_length"], np.full(4, 500))
+            np.testing.assert_array_equal(env.get_state()["steps"], np.zeros(4))
+
+
+def test_pendulum_is_truncated_after_200_steps_and_never_terminates():
+    env = VecEnv(3, 0, "Pendulum-v1")
+    env.reset_all()
+    steps = play(env, 400)
+    assert [t + 1 for t, s in enumerate(steps) if s["truncated"].any()] == [200, 400]
+    assert not any(s["terminated"].any() for s in steps)
+    assert steps[199]["truncated"].all()
+
+
+def test_both_flags_when_the_limit_and_a_fall_coincide():
+    env = VecEnv(3, 0)
+    env.reset_all()
+    state = np.zeros((4, 3))
+    state[0] = [2.39, 2.39, 0.0]
+    state[1] = 5.0
+    env.set_state(state_with(env, state=state, steps=np.array([499, 3, 499])))
+    step = env.step_all([1, 1, 1])
+    assert step["terminated"].tolist() == [True, True, False]
+    assert step["truncated"].tolist() == [True, False, True]
+
+
+@both
+def test_seeds(env_id):
+    first = VecEnv(6, 7, env_id)
+    obs = first.reset_all()
+    same, other = VecEnv(6, 7, env_id), VecEnv(6, 8, env_id)
+    np.testing.assert_array_equal(same.reset_all(), obs)
+    assert not np.isin(other.reset_all(), obs).any()
+    assert len({row.tobytes() for row in obs}) == 6
+    # Seeds are mixed: environment 1 of seed 7 is not environment 0 of seed 8.
+    starts = {VecEnv(4, seed, env_id).reset_all()[i].tobytes() for seed in range(50) for i in range(4)}
+    assert len(starts) == 200
+    assert_same(play(first, 250), play(same, 250))
+    # A reset with a seed forgets everything, one without goes on to the next episodes.
+    np.testing.assert_array_equal(other.reset_all(seed=7), obs)
+    assert other.seed == 7
+    assert not np.isin(other.reset_all(), obs).any()
+    np.testing.assert_array_equal(other.get_state()["episodes"], np.full(6, 2))
+
+
+@both
+def test_an_environment_does_not_depend_on_its_neighbours(env_id):
+    wide, narrow = VecEnv(33, 4, env_id), VecEnv(5, 4, env_id)
+    np.testing.assert_array_equal(wide.reset_all()[:5], narrow.reset_all())
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        actions = actions_for(wide, rng)
+        a, b = wide.step_all(actions), narrow.step_all(actions[:5])
+        for key in KEYS:
+            np.testing.assert_array_equal(a[key][:5], b[key], err_msg=key)
+
+
+@both
+def test_episodes_side_by_side_are_those_of_one_environment(env_id):
+    n = 6
+
+    def policy(obs, k):
+        # A function of the observation, different for every episode so that they are told apart.
+        if env_id == "CartPole-v1":
+            return (obs[:, 2] + 0.1 * obs[:, 3] * (k + 1) > 0).astype(np.int64)
+        return np.sin(obs[:, 2] * (k + 1)).astype(np.float32)
+
+    one = VecEnv(1, 9, env_id)
+    obs, k, serial = one.reset_all(), 0, [[]]
+    while k < n:
+        serial[k].append(obs[0].copy())
+        step = one.step_all(policy(obs, np.array([k])))
+        obs = step["obs"]
+        if step["terminated"][0] or step["truncated"][0]:
+            serial[k].append(step["final_obs"][0].copy())
+            serial.append([])
+            k += 1
+
+    wide = VecEnv(n, 123, env_id)
+    state = wide.get_state()
+    state["keys"][:] = VecEnv(1, 9, env_id).get_state()["keys"]
+    state["episodes"][:] = np.arange(n)
+    wide.set_state(state)
+    obs = wide.reset_all()
+    parallel, running = [[] for _ in range(n)], np.ones(n, bool)
+    while running.any():
+        step = wide.step_all(policy(obs, np.arange(n)))
+        for i in np.flatnonzero(running):
+            parallel[i].append(obs[i].copy())
+            if step["terminated"][i] or step["truncated"][i]:
+                parallel[i].append(step["final_obs"][i].copy())
+                running[i] = False
+        obs = step["obs"]
+    for i in range(n):
+        np.testing.assert_array_equal(parallel[i], serial[i])
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    env_id=st.sampled_from(NATIVE_ENVS),
+    n=st.integers(1, 20),
+    before=st.integers(0, 250),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_snapshots_continue_exactly(env_id, n, before, seed):
+    env = VecEnv(n, seed, env_id)
+    env.reset_all()
+    play(env, before)
+    state = env.get_state()
+    copies = {key: value.copy() for key, value in state.items()}
+    expected = play(env, 60, seed=1)
+    for key, value in copies.items():
+        np.testing.assert_array_equal(state[key], value)  # a snapshot is a copy
+    other = VecEnv(n, 0, env_id)
+    other.set_state(state)
+    assert_same(play(other, 60, seed=1), expected)
+    env.set_state(state)
+    copy = pickle.loads(pickle.dumps(env))
+    assert repr(copy) == repr(env)
+    assert_same(play(copy, 60, seed=1), expected)
+
+
+@both
+@pytest.mark.parametrize("n", [1, 300])
+def test_out_gives_the_same_numbers(env_id, n):
+    fresh, into, few = (VecEnv(n, 3, env_id) for _ in range(3))
+    for env in (fresh, into, few):
+        env.reset_all()
+    out = {
+        key: np.empty((n, fresh.obs_dim) if key in ("obs", "final_obs") else n, dtype) for key, dtype in KEYS.items()
+    }
+    part = {"final_obs": np.empty((n, fresh.obs_dim), np.float32), "truncated": np.empty(n, bool)}
+    rng = np.random.default_rng(0)
+    for _ in range(210):
+        actions = actions_for(fresh, rng)
+        expected = fresh.step_all(actions)
+        assert into.step_all(actions, out=out) is out
+        assert few.step_all(actions, part) is part
+        assert_same([out], [expected])
+        for key, value in part.items():
+            np.testing.assert_array_equal(value, expected[key])
+    assert list(part) == ["final_obs", "truncated"]
+    np.testing.assert_array_equal(few.observe(), expected["obs"])
+    assert few.step_all(actions, {}) == {}
+
+
+def test_action_forms_mean_the_same():
+    forms = [
+        [0, 1, 1],
+        (0, 1, 1),
+        np.array([0, 1, 1]),
+        np.array([0, 1, 1], np.int8),
+        np.array([0, 1, 1], np.uint64),
+        np.array([0, 1, 1], ">i8"),
+        np.array([0, 9, 1, 9, 1, 9])[::2],
+    ]
+    results = []
+    for actions in forms:
+        env = VecEnv(3, 0)
+        env.reset_all()
+        results.append(env.step_all(actions))
+    for result in results:
+        assert_same([result], [results[0]])
+    forms = [
+        [0.5, -1, 3],
+        np.array([0.5, -1, 3], np.float32),
+        np.array([[0.5], [-1], [3]]),
+        np.array([0.5, -1, 2]),
+        np.array([0.5, -1, np.inf]),
+    ]
+    results = []
+    for actions in forms:
+        env = VecEnv(3, 0, "Pendulum-v1")
+        env.reset_all()
+        results.append(env.step_all(actions))
+    for result in results:
+        assert_same([result], [results[0]])
+    env = VecEnv(2, 0, "Pendulum-v1")
+    env.reset_all()
+    env.step_all([1, -1])  # integers are torques too
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: VecEnv(0), ValueError, "VecEnv: n must be at least 1, got 0"),
+        (lambda: VecEnv(2.0), TypeError, "VecEnv: n must be an integer, got float"),
+        (lambda: VecEnv(2, -1), ValueError, "VecEnv: seed must be at least 0"),
+        (lambda: VecEnv(2, None), TypeError, "VecEnv: seed must be an integer"),
+        (lambda: VecEnv(2, 0, "Acrobot-v1"), ValueError, "CartPole-v1, Pendulum-v1, or rlox.GymVecEnv"),
+        (lambda: VecEnv(2).step_all([0, 0]), ValueError, r"VecEnv.step_all: .* call reset_all\(\)"),
+        (lambda: VecEnv(2).observe(), ValueError, r"VecEnv.observe: .* call reset_all\(\)"),
+        (lambda: VecEnv(2).reset_all(-1), ValueError, "VecEnv.reset_all: seed must be"),
+    ],
+)
+def test_errors_of_construction_and_order(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def out_of(**change):
+    return {"obs": np.empty((3, 4), np.float32), "rewards": np.empty(3)} | change
+
+
+SHARED = np.empty((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "actions", "out", "error", "message"),
+    [
+        ("CartPole-v1", [0, 1], None, ValueError, r"actions must have shape \(3,\), .* got \(2,\)"),
+        ("CartPole-v1", [[0], [1], [1]], None, ValueError, r"got \(3, 1\)"),
+        ("CartPole-v1", 1, None, ValueError, r"got \(\)"),
+        ("CartPole-v1", [0, 2, 1], None, ValueError, r"in \[0, 2\), got 2 at index 1"),
+        ("CartPole-v1", [0, 1, -1], None, ValueError, r"in \[0, 2\), got -1 at index 2"),
+        ("CartPole-v1", [0.0, 1.0, 1.0], None, TypeError, "actions must be integers .* float64"),
+        ("CartPole-v1", ["a"] * 3, None, TypeError, "actions must be integers"),
+        ("Pendulum-v1", [0.0, 1.0], None, ValueError, r"shape \(3,\) or \(3, 1\), .* got \(2,\)"),
+        ("Pendulum-v1", np.zeros((3, 2)), None, ValueError, r"got \(3, 2\)"),
+        ("Pendulum-v1", [0, np.nan, 1], None, ValueError, "numbers, not NaN, got nan at index 1"),
+        ("Pendulum-v1", ["a"] * 3, None, TypeError, "actions must be real numbers"),
+        ("CartPole-v1", [0] * 3, {"reward": np.empty(3)}, ValueError, r"among .* got \['reward'\]"),
+        ("CartPole-v1", [0] * 3, out_of(rewards=np.empty(3, "f4")), TypeError, r"out\['rewards'\] .*float64"),
+        ("CartPole-v1", [0] * 3, out_of(rewards=np.empty(4)), ValueError, r"must have shape \(3,\)"),
+        ("CartPole-v1", [0] * 3, out_of(rewards=[0.0]), TypeError, "must be a NumPy array"),
+        ("CartPole-v1", [0] * 3, out_of(rewards=np.empty(6)[::2]), ValueError, "C-contiguous"),
+        ("CartPole-v1", [0] * 3, {"obs": SHARED, "final_obs": SHARED}, ValueError, "one twice"),
+    ],
+)
+def test_errors_of_a_step_leave_the_state_alone(env_id, actions, out, error, message):
+    env = VecEnv(3, 0, env_id)
+    env.reset_all()
+    before = env.get_state()
+    with pytest.raises(error, match="VecEnv.step_all: .*" + message):
+        env.step_all(actions, out)
+    after = env.get_state()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"state": np.full((4, 3), np.nan)}, ValueError, "state must be finite, got nan"),
+        ({"state": np.zeros((3, 4))}, ValueError, r"state must have shape \(4, 3\), got \(3, 4\)"),
+        ({"state": np.zeros((4, 3), "f4")}, TypeError, "state must be an array of float64"),
+        ({"steps": np.array([0, 500, 0])}, ValueError, r"steps must lie in \[0, 500\), got 500"),
+        ({"steps": [0, 0, 0]}, TypeError, "steps must be an array of int64, got list"),
+        ({"extra": 1}, ValueError, "state must have the keys"),
+    ],
+)
+def test_errors_of_set_state(change, error, message):
+    env = VecEnv(3, 0)
+    env.reset_all()
+    before = env.get_state()
+    with pytest.raises(error, match="VecEnv.set_state: " + message):
+        env.set_state(before | change)
+    for key, value in before.items():
+        np.testing.assert_array_equal(env.get_state()[key], value)
+
+
+def test_cartpole_plays_the_episodes_of_vec_env():
+    single, vec = CartPole(seed=42), VecEnv(1, seed=42)
+    rng = np.random.default_rng(0)
+    many = vec.reset_all()
+    for _ in range(20):
+        obs, ended = single.reset(), False
+        np.testing.assert_array_equal(obs, many[0])
+        while not ended:
+            action = int(rng.integers(2))
+            result, step = single.step(action), vec.step_all([action])
+            np.testing.assert_array_equal(result["obs"], step["final_obs"][0])
+            assert [type(result[key]) for key in ("reward", "terminated", "truncated")] == [
+                float,
+                bool,
+                bool,
+            ]
+            assert result["reward"] == step["rewards"][0]
+            assert result["terminated"] == step["terminated"][0]
+            assert result["truncated"] == step["truncated"][0]
+            ended, many = result["terminated"] or result["truncated"], step["obs"]
+
+
+def test_cartpole_time_limit_order_and_state():
+    env = CartPole(seed=1)
+    with pytest.raises(ValueError, match=r"CartPole.step: .* call reset\(\)"):
+        env.step(0)
+    obs, middle = env.reset(), None
+    for t in range(500):
+        if t == 250:
+            middle = env.get_state()
+        result = env.step(int(balance(obs[None])[0]))
+        obs = result["obs"]
+        assert result["truncated"] == (t == 499)
+    with pytest.raises(ValueError, match=r"CartPole.step: .* call reset\(\)"):
+        env.step(0)
+    other = CartPole()
+    other.set_state(middle)
+    for _ in range(250):
+        again = other.step(int(balance(np.array([other.get_state()["state"]], np.float32))[0]))
+    np.testing.assert_array_equal(again["obs"], obs)
+    assert again["truncated"]
+    np.testing.assert_array_equal(env.reset(), other.reset())
+    np.testing.assert_array_equal(env.reset(seed=1), CartPole(seed=1).reset())
+
+
+def test_cartpole_errors_and_entropy():
+    env = CartPole(seed=0)
+    env.reset()
+    for action, error in ((2, ValueError), (-1, ValueError), (0.0, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=r"CartPole\.step: action must be"):
+            env.step(action)
+    env.step(np.int64(1))
+    with pytest.raises(ValueError, match="CartPole: seed must be"):
+        CartPole(seed=-1)
+    with pytest.raises(ValueError, match=r"CartPole\.set_state: state must"):
+        env.set_state({})
+    assert not np.array_equal(CartPole().reset(), CartPole().reset())

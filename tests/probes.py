@@ -1,0 +1,112 @@
+"""Environments whose right answer is known on paper."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class ConstantReward(gymnasium.Env):
+    """Reward 1 for ever, one observation, cut by a time limit only: V = 1 / (1 - gamma), every advantage is 0."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, limit: int = 10):
+        self.limit = limit
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, False, self.t >= self.limit, {}
+
+
+class Countdown(gymnasium.Env):
+    """Observation = steps so far; ends after `limit` steps, by termination or by a time limit. Reward 1 a step.
+
+    The observation tells whether a final observation or the next episode's first one was used.
+    """
+
+    observation_space = spaces.Box(0.0, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, limit: int = 4, truncate: bool = True):
+        self.limit, self.truncate = limit, truncate
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        over = self.t >= self.limit
+        return (
+            np.full(1, self.t, np.float32),
+            1.0,
+            over and not self.truncate,
+            over and self.truncate,
+            {},
+        )
+
+
+class MatchTheSign(gymnasium.Env):
+    """One step; the observation is -1 or +1 and the action with the same sign earns 1, the other 0."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = np.array([self.np_random.choice([-1.0, 1.0])], np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, float((action == 1) == (self.obs[0] > 0)), True, False, {}
+
+
+class ReachTheTarget(gymnasium.Env):
+    """One step, continuous: the reward is -(action - observation)^2, best at action = observation."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = self.np_random.uniform(-0.8, 0.8, 1).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, -float((action[0] - self.obs[0]) ** 2), True, False, {}
+
+
+class ExplodingReward(gymnasium.Env):
+    """The reward becomes NaN after `after` steps: what a broken simulator does."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, after: int = 1500):
+        self.after = after
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return (
+            np.zeros(1, np.float32),
+            float("nan") if self.t > self.after else 1.0,
+            self.t % 10 == 0,
+            False,
+            {},
+        )

@@ -1,0 +1,104 @@
+"""Imports point downwards: rlox_cli -> algorithms -> what happens around training -> what is differentiated ->
+config."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import rlox
+import rlox_cli
+
+ROOTS = {"rlox": Path(rlox.__file__).parent, "rlox_cli": Path(rlox_cli.__file__).parent}
+# Floor of each module or package of rlox; a module may import its own floor and those below.
+FLOORS = {
+    "rlox": 0,
+    "rlox.config": 0,
+    "rlox.streams": 0,
+    "rlox.kernels": 0,
+    **dict.fromkeys(
+        (
+            "rlox.policies",
+            "rlox.networks",
+            "rlox.losses",
+            "rlox.batch",
+            "rlox.optimizers",
+            "rlox.envs",
+        ),
+        1,
+    ),
+    "rlox.gym_vec_env": 1,
+    **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
+    "rlox.logging": 2,
+    "rlox.tracking": 2,
+    "rlox.algorithms": 3,
+    "rlox.trainers": 4,
+    "rlox_cli": 5,
+}
+CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
+
+
+def modules():
+    for package, root in ROOTS.items():
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def floor(module):
+    while module not in FLOORS:
+        module = module.rpartition(".")[0]
+    return FLOORS[module]
+
+
+def test_imports_point_downwards():
+    seen = 0
+    for module, path in modules():
+        for name in imports(path):
+            if name.split(".")[0] in ROOTS:
+                seen += 1
+                assert floor(name) <= floor(module), f"{module} imports {name}"
+            if name.split(".")[0] in CLI_ONLY:
+                assert module.startswith("rlox_cli"), f"{module} imports {name}"
+    assert seen > 50
+
+
+def test_every_module_has_a_floor_of_its_own():
+    for module, _ in modules():
+        top = ".".join(module.split(".")[:2]) if module.startswith("rlox.") else module.split(".")[0]
+        assert top in FLOORS, f"{module}: give {top} a floor"
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_import_is_light():
+    heavy = ("torch", "numpy", "gymnasium", "hydra", "typer", "mlflow", "wandb")
+    assert run(f"import rlox, sys; print(*[m for m in {heavy} if m in sys.modules])") == []
+    assert run(
+        "import rlox, rlox.config, rlox.algorithms, sys; rlox.tuned; rlox.compute_gae; rlox.VecEnv(2, 0).reset_all();"
+        f"print(*[m for m in {heavy} if m in sys.modules])"
+    ) == ["numpy"]
+
+
+def test_training_imports_no_tracker_and_no_cli():
+    heavy = ("hydra", "typer", "omegaconf", "rich", "mlflow", "wandb")
+    program = (
+        "import sys; from rlox.algorithms import PPO; PPO('CartPole-v1', n_steps=8).train(64);"
+        f"print(*[m for m in {heavy} if m in sys.modules])"
+    )
+    assert run(program) == []
+
+
+def test_every_export_exists():
+    for name in rlox.__all__:
+        assert getattr(rlox, name) is not None

@@ -1,0 +1,169 @@
+"""Collection: time limits, auto-reset, statistics, reward functions, custom policies."""
+
+import numpy as np
+import probes
+import pytest
+import torch
+from torch import nn
+
+from rlox import RolloutCollector
+from rlox.policies import ContinuousPolicy, DiscretePolicy
+
+
+class Fixed(nn.Module):
+    """A user's policy: acts 0, values what `value` says of an observation."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def get_action_and_logprob(self, obs):
+        return torch.zeros(len(obs), dtype=torch.int64), torch.zeros(len(obs))
+
+    def get_value(self, obs):
+        return self.value(obs)
+
+    def get_logprob_and_entropy(self, obs, actions):
+        return torch.zeros(len(obs)) + self.unused, torch.zeros(len(obs))
+
+
+def test_time_limit_is_no_termination():
+    """Reward 1 for ever and V = 1/(1-gamma): every advantage is 0, whatever the time limit cuts."""
+    gamma = 0.99
+    policy = Fixed(lambda obs: torch.full((len(obs),), 1 / (1 - gamma)))
+    collector = RolloutCollector(lambda: probes.ConstantReward(limit=7), n_envs=3, gamma=gamma, gae_lambda=0.95)
+    for _ in range(3):
+        batch = collector.collect(policy, 50)
+        assert batch.advantages.abs().max() < 1e-3
+        np.testing.assert_allclose(batch.returns, 1 / (1 - gamma), rtol=1e-5)
+        assert len(batch.episode_lengths) > 0
+        assert set(batch.episode_lengths) == {7}
+
+
+def test_same_probe_fails_when_limits_count_as_terminations():
+    """The probe can fail: with the boundary called a termination the advantages are far from 0."""
+    gamma = 0.99
+
+    class Terminates(probes.ConstantReward):
+        def step(self, action):
+            obs, reward, _, truncated, info = super().step(action)
+            return obs, reward, truncated, False, info
+
+    policy = Fixed(lambda obs: torch.full((len(obs),), 1 / (1 - gamma)))
+    batch = RolloutCollector(lambda: Terminates(limit=7), n_envs=3, gamma=gamma).collect(policy, 50)
+    assert batch.advantages.abs().max() > 50
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_bootstrap_uses_the_final_observation(truncate):
+    """With V(s) = 10 s, lambda = 0: the last step of an episode sees V(4) = 40 when cut, 0 when terminated, never
+    V(0) of the next episode by accident (the reward tells them apart)."""
+    gamma = 0.5
+    policy = Fixed(lambda obs: 10 * obs[:, 0])
+    collector = RolloutCollector(
+        lambda: probes.Countdown(limit=4, truncate=truncate), n_envs=2, gamma=gamma, gae_lambda=0.0
+    )
+    batch = collector.collect(policy, 8)
+    s = batch.obs[:, 0].numpy()
+    last = s == 3
+    expected = np.where(last & (not truncate), 1.0, 1.0 + gamma * 10 * (s + 1)) - 10 * s
+    np.testing.assert_allclose(batch.advantages, expected, rtol=1e-6)
+
+
+def test_lambda_one_is_the_monte_carlo_return_across_rollouts():
+    """With V = 0 and lambda = 1 the return of an episode inside a rollout is its discounted sum of rewards."""
+    policy = Fixed(lambda obs: torch.zeros(len(obs)))
+    collector = RolloutCollector(lambda: probes.Countdown(limit=4, truncate=False), n_envs=1, gamma=0.9, gae_lambda=1.0)
+    batch = collector.collect(policy, 8)
+    one = [sum(0.9**k for k in range(4 - t)) for t in range(4)]
+    np.testing.assert_allclose(batch.returns, one + one, rtol=1e-6)
+
+
+def test_shapes_and_statistics_on_native_and_foreign_environments():
+    for env, policy in (
+        ("CartPole-v1", DiscretePolicy(4, 2)),
+        ("Acrobot-v1", DiscretePolicy(6, 3)),
+        ("Pendulum-v1", ContinuousPolicy(3, 1)),
+        ("MountainCarContinuous-v0", ContinuousPolicy(2, 1)),
+    ):
+        batch = RolloutCollector(env, n_envs=4, seed=0).collect(policy, 32)
+        assert len(batch) == 128
+        assert batch.obs.shape == (128, policy.actor[0].in_features)
+        for name in ("log_probs", "values", "advantages", "returns", "rewards"):
+            column = getattr(batch, name)
+            assert column.shape == (128,), name
+            assert column.dtype == torch.float32, name
+            assert torch.isfinite(column).all(), name
+        torch.testing.assert_close(batch.returns, batch.advantages + batch.values)
+
+
+def test_log_probs_are_those_of_the_sampling_policy():
+    for policy, env in (
+        (DiscretePolicy(4, 2), "CartPole-v1"),
+        (ContinuousPolicy(3, 1), "Pendulum-v1"),
+    ):
+        batch = RolloutCollector(env, n_envs=4, seed=1).collect(policy, 16)
+        if env == "CartPole-v1":
+            expected = torch.distributions.Categorical(logits=policy.actor(batch.obs)).log_prob(batch.actions)
+        else:
+            normal = torch.distributions.Normal(policy.actor(batch.obs), policy.log_std.exp())
+            expected = normal.log_prob(batch.actions).sum(-1)
+        torch.testing.assert_close(batch.log_probs, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_same_seed_same_rollout_and_other_seed_other_rollout():
+    policy = DiscretePolicy(4, 2)
+    first, second, other = (RolloutCollector("CartPole-v1", n_envs=4, seed=s).collect(policy, 64) for s in (5, 5, 6))
+    assert torch.equal(first.obs, second.obs)
+    assert torch.equal(first.actions, second.actions)
+    assert not torch.equal(first.obs, other.obs)
+
+
+def test_reward_fn_replaces_learned_rewards_only():
+    seen = []
+
+    def reward_fn(obs, actions, raw):
+        seen.append((obs.shape, actions.shape, raw.copy()))
+        return raw - 0.5 * obs[:, 2] ** 2
+
+    collector = RolloutCollector("CartPole-v1", n_envs=8, seed=42, reward_fn=reward_fn)
+    batch = collector.collect(DiscretePolicy(4, 2), 128)
+    assert len(seen) == 128
+    assert seen[0][:2] == ((8, 4), (8,))
+    assert all((raw == 1.0).all() for _, _, raw in seen)
+    torch.testing.assert_close(batch.rewards, 1.0 - 0.5 * batch.obs[:, 2] ** 2)
+    np.testing.assert_array_equal(batch.episode_returns, batch.episode_lengths)
+
+
+class Half(nn.Module):
+    get_action_and_logprob = get_logprob_and_entropy = lambda self, *a: None
+
+
+def test_wrong_inputs_are_named():
+    with pytest.raises(ValueError, match="reward_fn must return an array of shape"):
+        RolloutCollector("CartPole-v1", reward_fn=lambda o, a, r: r[:2]).collect(DiscretePolicy(4, 2), 4)
+    with pytest.raises(ValueError, match="must take the 3 observations of Pendulum-v1"):
+        RolloutCollector("Pendulum-v1").collect(ContinuousPolicy(4, 1), 4)
+    with pytest.raises(ValueError, match="act with shape"):
+        RolloutCollector("Pendulum-v1").collect(ContinuousPolicy(3, 2), 4)
+    with pytest.raises(ValueError, match="action"):
+        RolloutCollector("CartPole-v1", n_envs=64).collect(DiscretePolicy(4, 5), 8)
+    with pytest.raises(TypeError, match="lacks get_value"):
+        RolloutCollector("CartPole-v1").collect(Half(), 4)
+    with pytest.raises(ValueError, match=r"did you mean 'CartPole-v1'|ls envs"):
+        RolloutCollector("CartPol-v1")
+    with pytest.raises(ValueError, match="n_steps"):
+        RolloutCollector("CartPole-v1").collect(DiscretePolicy(4, 2), 0)
+
+
+def test_minibatches_cover_every_transition_once():
+    batch = RolloutCollector("CartPole-v1", n_envs=4, seed=0).collect(DiscretePolicy(4, 2), 25)
+    for shuffle in (True, False):
+        parts = list(batch.sample_minibatches(32, shuffle=shuffle))
+        assert [len(part) for part in parts] == [32, 32, 32, 4]
+        together = torch.cat([part.obs for part in parts])
+        assert torch.equal(together, batch.obs) is not shuffle
+        torch.testing.assert_close(together.sum(0), batch.obs.sum(0))
+    with pytest.raises(ValueError, match="batch_size"):
+        next(batch.sample_minibatches(0))

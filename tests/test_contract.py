@@ -1,0 +1,184 @@
+"""What every online algorithm must do, whichever it is."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import probes
+import pytest
+import torch
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.callbacks import EvalCallback
+
+NAMES = list(ALGORITHMS)
+# Settings that let any of them finish a test in a second.
+SMALL = {"n_steps": 16, "hidden_sizes": [16, 16]}
+
+
+def make(name, env="CartPole-v1", **kwargs):
+    return resolve(ALGORITHMS[name].cls)(env, **{"n_envs": 4, "seed": 1, **SMALL, **kwargs})
+
+
+def fingerprint(algorithm) -> str:
+    digest = hashlib.sha256()
+    for array in [*algorithm.policy.state_dict().values(), *algorithm.optimizer.state().values()]:
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0"])
+def test_builds_and_predicts(name, env):
+    algorithm = make(name, env)
+    spec = algorithm.spec
+    for deterministic in (True, False):
+        one = algorithm.predict(np.zeros(spec.obs_dim), deterministic)
+        many = algorithm.predict(np.zeros((5, spec.obs_dim), np.float32), deterministic)
+        if spec.discrete:
+            assert isinstance(one, int)
+            assert 0 <= one < spec.n_actions
+            assert many.shape == (5,)
+            assert many.dtype == np.int64
+        else:
+            assert one.shape == (spec.act_dim,)
+            assert many.shape == (5, spec.act_dim)
+            assert one.dtype == np.float32
+            assert (many >= spec.act_low).all()
+            assert (many <= spec.act_high).all()
+    with pytest.raises(ValueError, match="obs must have shape"):
+        algorithm.predict(np.zeros(spec.obs_dim + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_one_update_moves_every_trainable_parameter_and_no_frozen_one(name, env):
+    algorithm = make(name, env)
+    policy = algorithm.policy
+    policy.actor[0].bias.requires_grad_(False)
+    algorithm = make(name, env, policy=policy)
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    metrics = algorithm.train(1)
+    for key, value in policy.state_dict().items():
+        assert torch.equal(value, before[key]) is (key == "actor.0.bias"), key
+    assert np.isfinite(metrics["policy_loss"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
+def test_same_seed_same_training_bit_for_bit(name, env):
+    first, second, other = (make(name, env, seed=s) for s in (3, 3, 4))
+    for algorithm in (first, second, other):
+        algorithm.train(200)
+    assert fingerprint(first) == fingerprint(second) != fingerprint(other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_generator_and_thread_count_are_the_users(name):
+    torch.set_num_threads(2)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    make(name).train(100)
+    assert torch.get_num_threads() == 2
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_save_load_continues_exactly(name, env, tmp_path):
+    """N + N steps through a checkpoint end in the same bits as N + N steps without one."""
+    straight, saved = make(name, env), make(name, env)
+    straight.train(320)
+    saved.train(320)
+    saved.save(tmp_path / "a.safetensors")
+    loaded = type(saved).from_checkpoint(tmp_path / "a.safetensors")
+    assert fingerprint(loaded) == fingerprint(straight)
+    assert loaded.counters == straight.counters
+    expected, metrics = straight.train(320), loaded.train(320)
+    assert fingerprint(loaded) == fingerprint(straight)
+    same = {key for key in expected if not key.startswith("time/")}
+    assert {k: expected[k] for k in same} == pytest.approx({k: metrics[k] for k in same}, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_does_not_disturb_training(name):
+    plain, watched = make(name), make(name, callbacks=[EvalCallback(n_points=7, n_episodes=3)])
+    plain.train(1000)
+    watched.train(1000)
+    assert fingerprint(plain) == fingerprint(watched)
+    assert len(watched.callbacks.callbacks[0].evaluations) == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solves_the_discrete_probe(name):
+    algorithm = make(name, probes.MatchTheSign, n_envs=8, n_steps=32, learning_rate=1e-2, gamma=0.9)
+    algorithm.train(8_000)
+    assert algorithm.evaluate(50).returns.mean() == 1.0
+    assert algorithm.predict([1.0]) == 1
+    assert algorithm.predict([-1.0]) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solves_the_continuous_probe(name):
+    algorithm = make(
+        name,
+        probes.ReachTheTarget,
+        n_envs=8,
+        n_steps=64,
+        learning_rate=3e-3,
+        gamma=0.9,
+        ent_coef=0.0,
+    )
+    algorithm.train(40_000)
+    assert algorithm.evaluate(50).returns.mean() > -0.02  # acting 0 gives -0.21
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
+    gamma = 0.8
+    algorithm = make(
+        name,
+        lambda: probes.ConstantReward(5),
+        n_envs=8,
+        gamma=gamma,
+        learning_rate=1e-2,
+        ent_coef=0.0,
+    )
+    algorithm.train(20_000)
+    with torch.no_grad():
+        value = algorithm.policy.get_value(torch.zeros(1, 1)).item()
+    assert value == pytest.approx(1 / (1 - gamma), rel=0.03)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_reward_stops_training_with_the_step(name):
+    algorithm = make(name, lambda: probes.ExplodingReward(100))
+    with pytest.raises(FloatingPointError, match=r"became nan at step \d+"):
+        algorithm.train(5000)
+    assert algorithm.counters.env_steps < 1000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_and_bad_hyper_parameters_are_refused(name):
+    with pytest.raises(TypeError, match=r"unknown hyper-parameter 'gama'; did you mean 'gamma'"):
+        make(name, gama=0.9)
+    with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got 1.5"):
+        make(name, gamma=1.5)
+    with pytest.raises(TypeError, match="gamma must be of type float, got 'high'"):
+        make(name, gamma="high")
+    with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda"):
+        make(name, device="gpu")
+    with pytest.raises(TypeError, match=r"policy must be a torch\.nn\.Module"):
+        make(name, policy="mlp")
+    with pytest.raises(ValueError, match="total_timesteps must be >= 1"):
+        make(name).train(0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_on_cuda(name):
+    algorithm = make(name, device="cuda")
+    algorithm.train(500)
+    assert next(algorithm.policy.parameters()).is_cuda
+    assert isinstance(algorithm.predict(np.zeros(4)), int)

@@ -1,0 +1,245 @@
+"""What the documents show works as a reader would type it: same names, arguments and results, in our own words.
+
+Two texts cannot hold and are not tested as written: a threshold of 450 on "reward" where that is the sum over a
+rollout of
+128 steps (at most 128), and 200 likewise. The sum itself is tested; solving is judged by `mean_reward`, the return of
+whole episodes.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+import rlox
+from rlox import RolloutCollector, compute_gae
+from rlox.collectors import RolloutCollector as FromModule
+from rlox.losses import PPOLoss
+from rlox.policies import ContinuousPolicy, DiscretePolicy
+
+# Introduction, 1: the loop
+
+
+def test_a_heuristic_balances_for_a_while():
+    env = rlox.CartPole(seed=42)
+    obs = env.reset()
+    assert obs.shape == (4,)
+    assert obs.dtype == np.float32
+    total = 0.0
+    for _ in range(500):
+        result = env.step(1 if obs[2] > 0 else 0)
+        obs = result["obs"]
+        total += result["reward"]
+        if result["terminated"] or result["truncated"]:
+            break
+    assert 20 < total < 500  # gymnasium's own CartPole gives this heuristic about 40
+    assert total == int(total)
+
+
+# Introduction, 2: concepts
+
+
+def test_pushing_one_way_ends_the_episode_soon():
+    env = rlox.CartPole(seed=42)
+    env.reset()
+    rewards = []
+    for t in range(500):
+        result = env.step(1)
+        rewards.append(result["reward"])
+        if result["terminated"] or result["truncated"]:
+            assert 7 < t + 1 < 13
+            assert sum(rewards) == t + 1
+            assert result["terminated"]
+            assert not result["truncated"]
+            return
+    pytest.fail("the pole never fell")
+
+
+def test_first_observation_lies_near_zero_and_depends_on_the_seed():
+    first, again, other = (rlox.CartPole(seed=s).reset() for s in (0, 0, 1))
+    assert (np.abs(first) <= 0.05).all()
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_policies_are_built_from_sizes():
+    action, log_prob = DiscretePolicy(obs_dim=4, n_actions=2).get_action_and_logprob(torch.randn(1, 4))
+    assert action.item() in (0, 1)
+    assert log_prob.item() < 0
+    action, log_prob = ContinuousPolicy(obs_dim=3, act_dim=1).get_action_and_logprob(torch.randn(5, 3))
+    assert action.shape == (5, 1)
+    assert log_prob.shape == (5,)
+
+
+def test_returns_of_a_short_episode():
+    rewards, values, dones = (
+        np.array([1.0, 1, 1, 0]),
+        np.array([2.5, 2, 1, 0]),
+        np.array([0.0, 0, 0, 1]),
+    )
+    advantages, returns = rlox.compute_gae(
+        rewards=rewards, values=values, dones=dones, last_value=0.0, gamma=0.99, lam=0.95
+    )
+    # By hand: deltas are 0.48, -0.01, 0, 0.
+    np.testing.assert_allclose(advantages, [0.48 - 0.01 * 0.99 * 0.95, -0.01, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(returns, advantages + values)
+
+
+# Introduction, 4: PPO
+
+
+def test_ppo_and_its_trainer():
+    from rlox.algorithms import PPO
+    from rlox.trainers import PPOTrainer
+
+    metrics = PPO("CartPole-v1", n_envs=8, seed=42).train(total_timesteps=20_000)
+    assert f"{metrics['mean_reward']:.1f}"
+    assert metrics["mean_reward"] > 30  # random: 22
+    assert PPOTrainer(env="CartPole-v1", seed=42).train(total_timesteps=20_000)["mean_reward"] == metrics["mean_reward"]
+
+
+# Introduction, 5: advantages
+
+
+def test_long_and_batched_advantages():
+    rng = np.random.default_rng(0)
+    n = 2048
+    rewards, values, dones = (
+        rng.normal(size=n),
+        rng.normal(size=n),
+        (rng.random(n) < 0.01).astype(np.float64),
+    )
+    advantages, returns = compute_gae(rewards=rewards, values=values, dones=dones, last_value=0.0, gamma=0.99, lam=0.95)
+    carry, expected = 0.0, np.empty(n)
+    for t in range(n - 1, -1, -1):
+        after = values[t + 1] if t + 1 < n else 0.0
+        delta = rewards[t] + 0.99 * after * (1 - dones[t]) - values[t]
+        expected[t] = carry = delta + 0.99 * 0.95 * (1 - dones[t]) * carry
+    np.testing.assert_allclose(advantages, expected, atol=1e-10)
+    np.testing.assert_allclose(returns, expected + values, atol=1e-10)
+
+    # Eight environments, each its own stretch of the flat arrays.
+    rewards, values = rng.normal(size=(2, 8 * 128))
+    advantages, returns = rlox.compute_gae_batched(
+        rewards=rewards,
+        values=values,
+        dones=np.zeros(8 * 128),
+        last_values=np.zeros(8),
+        n_steps=128,
+        gamma=0.99,
+        lam=0.95,
+    )
+    assert advantages.shape == returns.shape == (8 * 128,)
+    alone, _ = compute_gae(rewards[128:256], values[128:256], np.zeros(128), 0.0, 0.99, 0.95)
+    np.testing.assert_allclose(advantages[128:256], alone)
+
+
+# Introduction, 7: many environments
+
+
+def test_vectorised_stepping():
+    vec = rlox.VecEnv(n=256, seed=42)
+    assert vec.reset_all().shape == (256, 4)
+    ends, rng = 0, np.random.default_rng(0)
+    for _ in range(50):
+        result = vec.step_all(rng.integers(0, 2, size=256).tolist())
+        assert result["obs"].shape == (256, 4)
+        ends += int(result["terminated"].sum())
+    assert ends > 256
+
+
+def test_gymnasium_environments_step_alike():
+    from rlox.gym_vec_env import GymVecEnv
+
+    vec = GymVecEnv("Pendulum-v1", n_envs=16, seed=0)
+    assert vec.reset_all().shape == (16, 3)
+    result = vec.step_all(np.zeros((16, 1)))
+    assert set(result) >= {"obs", "rewards", "terminated", "truncated", "final_obs"}
+    assert result["rewards"].shape == (16,)
+    assert (result["rewards"] <= 0).all()
+
+
+def test_the_collector_chooses_the_backend():
+    fast, foreign = (
+        FromModule("CartPole-v1", n_envs=64, seed=0),
+        FromModule("Acrobot-v1", n_envs=8, seed=0),
+    )
+    assert isinstance(fast.env, rlox.VecEnv)
+    assert isinstance(foreign.env, rlox.GymVecEnv)
+    pytest.importorskip("Box2D", reason="LunarLander needs the extra box2d")
+    assert FromModule("LunarLander-v3", n_envs=2).collect(DiscretePolicy(8, 4), 4).obs.shape == (
+        8,
+        8,
+    )
+
+
+# Introduction, 8, and the tutorial, 2.1: the loop by hand
+
+
+def test_the_whole_ppo_loop_by_hand_learns():
+    torch.manual_seed(0)
+    policy = DiscretePolicy(obs_dim=4, n_actions=2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2.5e-4, eps=1e-5)
+    collector = RolloutCollector("CartPole-v1", n_envs=8, seed=42, gamma=0.99, gae_lambda=0.95)
+    loss_fn = PPOLoss(clip_eps=0.2, vf_coef=0.5, ent_coef=0.01)
+    lengths = []
+    for _ in range(50):
+        batch = collector.collect(policy, n_steps=128)
+        assert batch.obs.shape == torch.Size([1024, 4])
+        assert batch.advantages.shape == torch.Size([1024])
+        # CartPole pays 1 a step, so the sum over a rollout and eight environments is 128 whatever the agent does.
+        assert batch.rewards.sum().item() / 8 == 128
+        lengths.append(batch.episode_returns)
+        for _ in range(4):
+            for mb in batch.sample_minibatches(batch_size=256, shuffle=True):
+                adv = (mb.advantages - mb.advantages.mean()) / (mb.advantages.std() + 1e-8)
+                loss, metrics = loss_fn(policy, mb.obs, mb.actions, mb.log_probs, adv, mb.returns, mb.values)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+                optimizer.step()
+        assert "policy" in f"policy_loss={metrics['policy_loss']:.3f}, entropy={metrics['entropy']:.3f}"
+    assert np.concatenate(lengths[-5:]).mean() > 2 * np.concatenate(lengths[:2]).mean()
+
+
+# Tutorial, 1.1 and 4.2: reward functions
+
+
+def angle_penalty(obs, actions, raw_rewards):
+    return raw_rewards - 0.5 * obs[:, 2] ** 2
+
+
+def test_angle_penalty():
+    obs = np.array([[0.0, 0, 0, 0], [0.0, 0, 0.2, 0]])
+    shaped = angle_penalty(obs, np.array([0, 1]), np.array([1.0, 1.0]))
+    assert shaped[0] == 1.0
+    np.testing.assert_allclose(shaped[1], 1 - 0.5 * 0.2**2)
+    assert angle_penalty(np.random.default_rng(0).normal(size=(16, 4)), np.zeros(16, int), np.ones(16)).shape == (16,)
+    collector = RolloutCollector("CartPole-v1", n_envs=8, seed=42, reward_fn=angle_penalty)
+    mean = collector.collect(DiscretePolicy(obs_dim=4, n_actions=2), n_steps=128).rewards.mean().item()
+    assert 0.97 < mean < 1.0
+
+
+def test_a_counting_bonus_keeps_its_state():
+    class Curiosity:
+        def __init__(self):
+            self.counts = defaultdict(int)
+
+        def __call__(self, obs, actions, raw_rewards):
+            keys = [tuple(row) for row in np.floor(np.clip(obs, -5, 5) * 2).astype(int)]
+            bonus = np.zeros(len(keys))
+            for i, key in enumerate(keys):
+                self.counts[key] += 1
+                bonus[i] = 0.5 / np.sqrt(self.counts[key])
+            return raw_rewards + bonus
+
+    curiosity = Curiosity()
+    collector = RolloutCollector("CartPole-v1", n_envs=8, seed=42, reward_fn=curiosity)
+    policy = DiscretePolicy(obs_dim=4, n_actions=2)
+    first, later = (
+        collector.collect(policy, 64).rewards.mean(),
+        collector.collect(policy, 64).rewards.mean(),
+    )
+    assert sum(curiosity.counts.values()) == 2 * 8 * 64
+    assert first > later > 1.0

@@ -1,0 +1,148 @@
+"""Policies, networks and losses against PyTorch's distributions and NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlox.kernels.rng import Rng
+from rlox.losses import PPOLoss, ppo_clip, value_loss
+from rlox.networks import mlp
+from rlox.optimizers import FlatAdam
+from rlox.policies import ContinuousPolicy, DiscretePolicy
+
+
+def _scaled(policy, factor=50.0):
+    """The initial head is nearly uniform; scale it so that probabilities differ."""
+    with torch.no_grad():
+        policy.actor[-1].weight.mul_(factor)
+    return policy
+
+
+def test_discrete_policy_matches_categorical():
+    policy, obs = _scaled(DiscretePolicy(4, 3)), torch.randn(64, 4)
+    dist = torch.distributions.Categorical(logits=policy.actor(obs))
+    actions = dist.sample()
+    log_prob, entropy = policy.get_logprob_and_entropy(obs, actions)
+    torch.testing.assert_close(log_prob, dist.log_prob(actions))
+    torch.testing.assert_close(entropy, dist.entropy())
+    assert torch.equal(policy.mode(obs), dist.probs.argmax(-1))
+    assert policy.get_value(obs).shape == (64,)
+
+
+def test_gumbel_sampling_has_the_softmax_frequencies():
+    policy, n = _scaled(DiscretePolicy(4, 3), 100.0), 200_000
+    obs = torch.randn(1, 4).expand(n, 4)
+    noise = np.empty((n, 3), np.float32)
+    policy.fill_noise(Rng(0, 2), noise)
+    counts = torch.bincount(policy.act(obs, torch.from_numpy(noise)), minlength=3).numpy() / n
+    expected = policy.actor(obs[:1]).softmax(-1)[0].detach().numpy()
+    # Six standard errors of a binomial proportion.
+    assert (np.abs(counts - expected) < 6 * np.sqrt(expected * (1 - expected) / n) + 1e-9).all()
+    assert expected.max() < 0.99
+
+
+def test_continuous_policy_matches_normal():
+    policy, obs = ContinuousPolicy(3, 2, log_std_init=-0.7), torch.randn(64, 3)
+    dist = torch.distributions.Normal(policy.actor(obs), policy.log_std.exp().expand(64, 2))
+    actions = dist.sample()
+    log_prob, entropy = policy.get_logprob_and_entropy(obs, actions)
+    torch.testing.assert_close(log_prob, dist.log_prob(actions).sum(-1))
+    torch.testing.assert_close(entropy, dist.entropy().sum(-1))
+    noise = torch.randn(64, 2)
+    torch.testing.assert_close(policy.act(obs, noise), policy.mode(obs) + math.exp(-0.7) * noise)
+
+
+def test_initial_weights_come_from_the_given_generator_alone():
+    before = torch.get_rng_state()
+    first, second = DiscretePolicy(4, 2, rng=Rng(7, 1)), DiscretePolicy(4, 2, rng=Rng(7, 1))
+    assert torch.equal(before, torch.get_rng_state())
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    torch.manual_seed(3)
+    third = DiscretePolicy(4, 2)
+    torch.manual_seed(3)
+    fourth = DiscretePolicy(4, 2)
+    assert torch.equal(third.actor[0].weight, fourth.actor[0].weight)
+    assert not torch.equal(first.actor[0].weight, third.actor[0].weight)
+
+
+def test_orthogonal_initialisation():
+    net = mlp([4, 64, 64, 2], out_gain=0.01, rng=Rng(0))
+    w = net[2].weight.detach()
+    torch.testing.assert_close(w @ w.T, 2.0 * torch.eye(64), rtol=1e-4, atol=1e-4)
+    head = net[4].weight.detach()
+    torch.testing.assert_close(head @ head.T, 1e-4 * torch.eye(2), rtol=1e-4, atol=1e-8)
+    tall = net[0].weight.detach()
+    torch.testing.assert_close(tall.T @ tall, 2.0 * torch.eye(4), rtol=1e-4, atol=1e-4)
+    uniform = mlp([100, 64, 1], orthogonal=False, rng=Rng(0))[0].weight
+    assert 0.09 < uniform.abs().max() <= 0.1
+    with pytest.raises(ValueError, match="did you mean 'relu'"):
+        mlp([2, 2], activation="rellu")
+
+
+def test_ppo_clip_against_a_numpy_oracle():
+    rng = np.random.default_rng(0)
+    new, old, adv = rng.normal(size=(3, 500))
+    new = old + 0.3 * (new - old)
+    loss, metrics = ppo_clip(*map(torch.from_numpy, (new, old, adv)), 0.2)
+    ratio = np.exp(new - old)
+    np.testing.assert_allclose(loss, -np.minimum(ratio * adv, np.clip(ratio, 0.8, 1.2) * adv).mean())
+    np.testing.assert_allclose(metrics["clip_fraction"], (np.abs(ratio - 1) > 0.2).mean(), atol=1e-6)
+    np.testing.assert_allclose(metrics["approx_kl"], (ratio - 1 - np.log(ratio)).mean())
+
+
+def test_ppo_clip_has_no_gradient_beyond_the_clip():
+    log_prob = torch.tensor([math.log(1.5), math.log(1.5), math.log(0.5)], requires_grad=True)
+    loss, _ = ppo_clip(log_prob, torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]), 0.2)
+    loss.backward()
+    # Only the ratio that must come back from 1.5 (advantage < 0) still has one.
+    torch.testing.assert_close(log_prob.grad, torch.tensor([0.0, 0.5, 0.0]))
+
+
+def test_value_loss_has_no_half_and_clips():
+    v, r, old = torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0])
+    assert value_loss(v, r, old) == pytest.approx((1 + 9) / 2)
+    assert value_loss(v, r, old, clip_vf=0.5) == pytest.approx((1 + 0.25) / 2)
+
+
+def test_ppo_loss_combines_its_parts():
+    policy, obs = DiscretePolicy(4, 2), torch.randn(32, 4)
+    actions, old_log_probs = policy.get_action_and_logprob(obs)
+    adv, ret, values = torch.randn(32), torch.randn(32), torch.randn(32)
+    loss, m = PPOLoss(0.2, vf_coef=0.7, ent_coef=0.03)(policy, obs, actions, old_log_probs, adv, ret, values)
+    torch.testing.assert_close(loss.detach(), m["policy_loss"] + 0.7 * m["value_loss"] - 0.03 * m["entropy"])
+    assert set(m) == {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+    assert f"{m['policy_loss']:.3f}"
+    assert m["approx_kl"].abs() < 1e-6
+
+
+@pytest.mark.parametrize("max_norm", [0.5, float("inf")])
+def test_flat_adam_equals_torch_adam_with_clipping(max_norm):
+    torch.manual_seed(0)
+    ours, theirs = mlp([4, 16, 1], rng=Rng(1)), mlp([4, 16, 1], rng=Rng(1))
+    theirs[0].weight.requires_grad_(True)
+    flat = FlatAdam(ours.parameters(), 1e-2)
+    adam = torch.optim.Adam(theirs.parameters(), lr=1e-2, eps=1e-5)
+    for _ in range(20):
+        x = torch.randn(8, 4)
+        norm = flat.step(ours(x).square().mean() * 10, max_norm)
+        adam.zero_grad()
+        (theirs(x).square().mean() * 10).backward()
+        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        adam.step()
+        torch.testing.assert_close(norm, expected)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_flat_adam_leaves_frozen_parameters_alone():
+    net = mlp([4, 8, 1], rng=Rng(1))
+    net[0].weight.requires_grad_(False)
+    frozen, moving = net[0].weight.clone(), net[2].weight.clone()
+    FlatAdam(net.parameters(), 1e-2).step(net(torch.randn(8, 4)).square().mean(), 1.0)
+    assert torch.equal(net[0].weight, frozen)
+    assert not torch.equal(net[2].weight, moving)
+    with pytest.raises(ValueError, match="at least one"):
+        FlatAdam([], 1e-2)
