@@ -34,6 +34,7 @@ if sysconfig.get_platform() == "linux-x86_64":
     if not DEBUG:
         LEVELS = {
             "_v3": ["-march=x86-64-v3"],
+            # 512 bits: Pendulum 25 % faster than with 256, the rest alike (Sapphire Rapids, GCC 12).
             "_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
         }
 

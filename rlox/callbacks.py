@@ -183,7 +183,7 @@ class CheckpointCallback(Callback):
 
     def on_evaluation(self, *, evaluation, algorithm, **info: Any) -> None:
         summary = evaluation.summary()
-        if summary["mean_return"] > self.best:
+        if self.best < summary["mean_return"] < math.inf:
             self.best = summary["mean_return"]
             kept = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
             self._save(algorithm, "best", evaluation=kept)

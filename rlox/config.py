@@ -94,7 +94,7 @@ class OnPolicyConfig(Config):
     gae_lambda: float = 0.95  # decay of the advantage trace per step, in [0, 1]
     ent_coef: float = 0.01  # weight of the entropy bonus, per nat
     vf_coef: float = 0.5  # weight of the squared value error
-    max_grad_norm: float = 0.5  # global gradient norm is clipped to this
+    max_grad_norm: float | None = 0.5  # global gradient norm is clipped to this; null: off
     normalize_advantages: bool = True  # zero mean, unit variance in each minibatch
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])  # units per hidden layer, actor and critic alike
     activation: str = "tanh"  # tanh or relu
@@ -113,7 +113,11 @@ class OnPolicyConfig(Config):
         yield "gae_lambda", 0 <= self.gae_lambda <= 1, "be in [0, 1]"
         yield "ent_coef", 0 <= self.ent_coef < float("inf"), "be >= 0 and finite"
         yield "vf_coef", 0 <= self.vf_coef < float("inf"), "be >= 0 and finite"
-        yield "max_grad_norm", self.max_grad_norm > 0, "be > 0 (inf: no clipping)"
+        yield (
+            "max_grad_norm",
+            self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
+            "be > 0 and finite, or null",
+        )
         yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
         yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
         yield "log_std_init", -20 <= self.log_std_init <= 2, "be in [-20, 2]"

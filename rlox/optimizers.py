@@ -46,14 +46,18 @@ class FlatAdam:
             offset += p.numel()
         self.adam = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
 
-    def step(self, loss: torch.Tensor, max_grad_norm: float) -> torch.Tensor:
-        """Differentiate `loss`, clip the global gradient norm, take one step; returns the norm before clipping, ()."""
+    def step(self, loss: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
+        """Differentiate `loss`, clip the global gradient norm (None: do not), take one step.
+
+        Returns the norm before clipping, ().
+        """
         grad = self.flat.grad
         grad.zero_()
         loss.backward()
         norm = torch.linalg.vector_norm(grad)
-        # The clamp leaves a NaN norm NaN, so that a broken loss shows in the returned norm and in the weights alike.
-        grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        if max_grad_norm is not None:
+            # A NaN norm stays NaN, so that a broken loss shows in what is returned and in the weights alike.
+            grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         self.adam.step()
         return norm
 

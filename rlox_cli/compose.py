@@ -96,7 +96,8 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
         elif word.startswith("-"):
             flags.append(word)
         elif "=" in word or word.startswith("~"):
-            overrides.append(word)
+            # env.kwargs takes any key; to Hydra's strict mode each would be unknown.
+            overrides.append(f"++{word}" if re.match(r"env\.kwargs[.=]", word) else word)
         else:
             raise UsageError(f"{word!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
     return flags, overrides

@@ -6,18 +6,28 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
 
 from rlox_cli.compose import to_run_config
 from rlox_cli.runner import Outcome, run
+from rlox_cli.terminal import make_console
 
-# What the jobs of this process have done, for the table at the end: hydra.main itself returns nothing.
-OUTCOMES: list[Outcome] = []
+# What the jobs of this process have done: hydra.main itself returns nothing. `rlox train` makes the lists; where they
+# are None a launcher has carried the job into a process of its own, and failures are its to report.
+OUTCOMES: list[Outcome] | None = None
+FAILURES: list[Exception] | None = None
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
     """Train one composed job; returns the final evaluation, which is what a sweeper may optimise."""
     hydra = HydraConfig.get()
-    outcome = run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), Console())
-    OUTCOMES.append(outcome)
+    try:
+        outcome = run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), make_console())
+    except Exception as e:
+        if FAILURES is None:
+            raise
+        # The other jobs of a sweep go on, and Hydra does not print its own account of it.
+        FAILURES.append(e)
+        return {}
+    if OUTCOMES is not None:
+        OUTCOMES.append(outcome)
     return outcome.final

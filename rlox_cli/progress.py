@@ -66,7 +66,6 @@ class ProgressCallback(Callback):
             self.console.print(
                 f"{self.label}  {step:,}/{self.total_steps:,} steps  {self._state(metrics)}  {left:.0f} s left",
                 soft_wrap=True,
-                highlight=False,
             )
         return True
 
@@ -78,7 +77,6 @@ class ProgressCallback(Callback):
                 f"{self.label}  {step:,}/{self.total_steps:,} steps{self._evaluation} "
                 f"over {s['n_episodes']} episodes  {self._speed:,.0f} steps/s",
                 soft_wrap=True,
-                highlight=False,
             )
 
     def _state(self, metrics: dict[str, float]) -> str:

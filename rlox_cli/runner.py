@@ -121,14 +121,13 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
     final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
-        console.print(f"stopped at step {steps:,}; everything up to it is saved", highlight=False)
+        console.print(f"stopped at step {steps:,}; everything up to it is saved")
         _describe(folder, best is not None, console)
         raise Stopped(stop.signal_number)
     console.print(
         f"trained {label}: {steps:,} steps in {seconds:.1f} s, final evaluation "
         f"{final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, best {best:.1f}",
         soft_wrap=True,
-        highlight=False,
     )
     _describe(folder, True, console)
     return Outcome(folder, steps, seconds, final, best)
@@ -156,4 +155,4 @@ def _describe(folder: Path, has_best: bool, console: Console) -> None:
         ("metrics", shown(folder / "metrics.jsonl")),
         ("evaluate", f"rlox eval {checkpoints[0]}"),
     ):
-        console.print(f"  {name:<12} {value}", soft_wrap=True, highlight=False)
+        console.print(f"  {name:<12} {value}", soft_wrap=True)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import nearest, tuned, tuned_pairs
+from rlox_cli.terminal import make_console, make_table
 
 _SECTIONS = {
     "env": configs.EnvConfig,
@@ -29,7 +30,7 @@ _SECTIONS = {
 _THINGS = ("algos", "envs", "tuned", "runs")
 
 
-def _comments(cls: type) -> dict[str, str]:
+def comments(cls: type) -> dict[str, str]:
     """The trailing comment of every field, from the sources of `cls` and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -60,8 +61,8 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
         *(["tuned"] if tuned_values is not None else []),
         "meaning",
     ]
-    table = Table(*columns, box=None, pad_edge=False, title_justify="left")
-    hints, comments = typing.get_type_hints(cls), _comments(cls)
+    table = make_table(*columns)
+    hints, meaning = typing.get_type_hints(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
         if is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
@@ -75,13 +76,13 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
         ]
         if tuned_values is not None:
             row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
-        table.add_row(*row, comments.get(item.name, ""))
+        table.add_row(*row, meaning.get(item.name, ""))
     return table
 
 
 def show_keys(topics: list[str]) -> None:
     """Print tables for the topics; all of the root's sections where none is given."""
-    console = Console()
+    console = make_console()
     algo = env = None
     sections = []
     for topic in topics:
@@ -101,7 +102,7 @@ def show_keys(topics: list[str]) -> None:
         console.print(_table(configs.RunConfig, ""))
         sections = list(_SECTIONS)
     for section in sections:
-        console.print(f"\n{section}: {inspect.getdoc(_SECTIONS[section])}", highlight=False)
+        console.print(f"\n{section}: {inspect.getdoc(_SECTIONS[section])}")
         console.print(_table(_SECTIONS[section], f"{section}."))
     if env is not None and algo is None:
         algo = "ppo"
@@ -112,27 +113,26 @@ def show_keys(topics: list[str]) -> None:
             values = settings.get("algo", {})
             rest = {key: value for key, value in settings.items() if key != "algo"}
         cls = resolve(ALGORITHMS[algo].config)
-        console.print(f"{algo}: {inspect.getdoc(cls)}", highlight=False)
+        console.print(f"{algo}: {inspect.getdoc(cls)}")
         console.print(_table(cls, "algo.", values))
         if values is not None:
             console.print(
                 f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200).strip()}",
-                highlight=False,
             )
 
 
 def list_things(what: str, folder: Path) -> None:
     """Print one of the lists."""
-    console = Console()
+    console = make_console()
     if what == "algos":
-        table = Table("algo", "what", box=None, pad_edge=False)
+        table = make_table("algo", "what")
         for name, entry in ALGORITHMS.items():
             table.add_row(name, inspect.getdoc(resolve(entry.config)).splitlines()[0])
         console.print(table)
     elif what == "envs":
         _list_envs(console)
     elif what == "tuned":
-        table = Table("settings", "steps", "must reach", box=None, pad_edge=False)
+        table = make_table("settings", "steps", "must reach")
         for algo, env in tuned_pairs():
             settings = tuned(algo, env)
             reference = settings.get("reference", {}).get("mean_return", "")
@@ -141,7 +141,7 @@ def list_things(what: str, folder: Path) -> None:
     elif what == "runs":
         _list_runs(folder, console)
     else:
-        raise ValueError(f"what must be one of {', '.join(_THINGS)}, got {what!r}; {nearest(what, _THINGS)}")
+        raise ValueError(f"the list must be known, got {what!r}; {nearest(what, _THINGS)}")
 
 
 def _list_envs(console: Console) -> None:
@@ -149,18 +149,18 @@ def _list_envs(console: Console) -> None:
 
     from rlox.kernels.envs import NATIVE_ENVS
 
-    console.print("native (compiled, same dynamics as gymnasium's):", highlight=False)
+    console.print("native (compiled, same dynamics as gymnasium's):")
     for name in NATIVE_ENVS:
-        console.print(f"  {name}", highlight=False)
+        console.print(f"  {name}")
     groups: dict[str, list[str]] = {}
     for name, spec in gymnasium.registry.items():
         entry = spec.entry_point if isinstance(spec.entry_point, str) else "other"
         group = entry.removeprefix("gymnasium.envs.").split(".")[0].split(":")[0]
         if name not in NATIVE_ENVS:
             groups.setdefault(group, []).append(name)
-    console.print("gymnasium's (one process, one core):", highlight=False)
+    console.print("gymnasium's (one process, one core):")
     for group, names in sorted(groups.items()):
-        console.print(f"  {group}: {', '.join(sorted(names))}", highlight=False, soft_wrap=True)
+        console.print(f"  {group}: {', '.join(sorted(names))}", soft_wrap=True)
 
 
 def _list_runs(folder: Path, console: Console) -> None:
@@ -171,7 +171,7 @@ def _list_runs(folder: Path, console: Console) -> None:
     runs = find_runs(folder)
     if not runs:
         raise ValueError(f"no runs under {folder}; train one, or name another folder with --folder")
-    table = Table("run", "algo", "env", "seed", "steps", "status", "best", box=None, pad_edge=False)
+    table = make_table("run", "algo", "env", "seed", "steps", "status", "best")
     for run in runs:
         plain = yaml.safe_load((run / "config.yaml").read_text())
         steps, status, best = 0, "running" if is_alive(run) else "killed", None

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from rlox import tracking
 from rlox_cli.runner import shown
+from rlox_cli.terminal import make_console
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -20,7 +19,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 def main(runs: list[Path]) -> None:
     """Mirror each run; a ValueError at the end if any could not be."""
-    console = Console()
+    console = make_console()
     runs = runs or find_runs(Path("outputs"))
     if not runs:
         raise ValueError("no runs under outputs/; name run folders, or train one")
@@ -31,12 +30,12 @@ def main(runs: list[Path]) -> None:
         with console.status(f"syncing {shown(run)}"):
             reports = tracking.sync(run)
         if not reports:
-            console.print(f"{shown(run)}: no tracker configured", soft_wrap=True, highlight=False)
+            console.print(f"{shown(run)}: no tracker configured", soft_wrap=True)
         for name, report in reports.items():
             state = report.error or (
                 "complete" if report.complete else "up to the last checkpoint; the run has not ended"
             )
-            console.print(f"{shown(run)}: {name} {state}", soft_wrap=True, highlight=False)
+            console.print(f"{shown(run)}: {name} {state}", soft_wrap=True)
             failed += report.error is not None
     if failed:
         raise ValueError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")

@@ -8,6 +8,8 @@ from rich.console import Console
 
 from rlox_cli import job
 from rlox_cli.compose import Job, compose_jobs, is_multirun, run_hydra, split_args
+from rlox_cli.errors import paragraph
+from rlox_cli.terminal import make_console, make_table
 
 # How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
 _WAIT_S = 120.0
@@ -16,7 +18,7 @@ _WAIT_S = 120.0
 def main(args: list[str]) -> None:
     """Run what `args` (Hydra overrides and flags, as typed) ask for."""
     flags, overrides = split_args(args)
-    console = Console()
+    console = make_console()
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
@@ -24,7 +26,7 @@ def main(args: list[str]) -> None:
     multirun = is_multirun(flags, overrides)
     if not only_prints:
         _announce(jobs, multirun, console)
-    job.OUTCOMES.clear()
+    job.OUTCOMES, job.FAILURES = [], []
     try:
         run_hydra(flags, overrides, job.train)
     finally:
@@ -32,26 +34,29 @@ def main(args: list[str]) -> None:
             if multirun:
                 _table(console)
             _finish_mirrors(console)
+    if job.FAILURES:
+        *others, last = job.FAILURES
+        for e in others:
+            print(f"rlox train: {paragraph(e)}", file=sys.stderr)
+        raise last
 
 
 def _announce(jobs: list[Job], multirun: bool, console: Console) -> None:
     if multirun:
-        console.print(f"{len(jobs)} jobs, all valid", highlight=False)
+        console.print(f"{len(jobs)} jobs, all valid")
     for name in dict.fromkeys(item.tuned for item in jobs if item.tuned):
         console.print(
             f"tuned settings: {name} (`rlox show algo={name.split('/', 1)[0]} env={name.split('/', 1)[1]}`; "
             "tuned=off for the defaults)",
             soft_wrap=True,
-            highlight=False,
         )
 
 
 def _table(console: Console) -> None:
-    from rich.table import Table
 
     from rlox_cli.runner import shown
 
-    table = Table("run", "steps", "seconds", "final", "best", box=None, pad_edge=False)
+    table = make_table("run", "steps", "seconds", "final", "best")
     for o in job.OUTCOMES:
         best = "" if o.best is None else f"{o.best:.1f}"
         final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
@@ -79,6 +84,6 @@ def _finish_mirrors(console: Console) -> None:
                     file=sys.stderr,
                 )
             elif report.url and len(folders) == 1:
-                console.print(f"  {name:<12} {report.url}", soft_wrap=True, highlight=False)
+                console.print(f"  {name:<12} {report.url}", soft_wrap=True)
     if any("mlflow" in mirrors for mirrors in reports.values()):
-        console.print(f"  {'view':<12} rlox ui", highlight=False)
+        console.print(f"  {'view':<12} rlox ui")

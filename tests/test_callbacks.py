@@ -113,6 +113,7 @@ def test_loggers_get_tracker_names():
 
 def test_native_evaluation_equals_one_environment_played_through():
     """Side by side or one after the other: the same starts, hence for a fixed action rule the same episodes."""
+
     class Heuristic(nn.Module):
         def mode(self, obs):
             return (obs[:, 2] > 0).long()

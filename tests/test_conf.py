@@ -1,15 +1,18 @@
 """The YAML that ships: complete, minimal, and all of it composes."""
 
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rlox import config as configs
 from rlox import tuned
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.config import RunConfig, tuned_pairs
+from rlox.config import Config, RunConfig, tuned_pairs
 from rlox_cli.compose import compose_jobs
+from rlox_cli.show import comments
 
 CONF = Path(str(files("rlox_cli.conf")))
 
@@ -71,3 +74,9 @@ def test_tuned_of_the_library():
     with pytest.raises(ValueError, match="no settings ship"):
         tuned("ppo", "../ppo/CartPole-v1")
     assert RunConfig(seed=5).eval_seed == 10_005
+
+
+@pytest.mark.parametrize("cls", [c for c in vars(configs).values() if isinstance(c, type) and issubclass(c, Config)])
+def test_every_field_says_what_it_means(cls):
+    assert set(comments(cls)) >= {item.name for item in fields(cls)}
+    assert all(len(text) > 10 for text in comments(cls).values())

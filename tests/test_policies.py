@@ -118,7 +118,7 @@ def test_ppo_loss_combines_its_parts():
     assert m["approx_kl"].abs() < 1e-6
 
 
-@pytest.mark.parametrize("max_norm", [0.5, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.5, None])
 def test_flat_adam_equals_torch_adam_with_clipping(max_norm):
     torch.manual_seed(0)
     ours, theirs = mlp([4, 16, 1], rng=Rng(1)), mlp([4, 16, 1], rng=Rng(1))
@@ -130,7 +130,7 @@ def test_flat_adam_equals_torch_adam_with_clipping(max_norm):
         norm = flat.step(ours(x).square().mean() * 10, max_norm)
         adam.zero_grad()
         (theirs(x).square().mean() * 10).backward()
-        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm or float("inf"))
         adam.step()
         torch.testing.assert_close(norm, expected)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):

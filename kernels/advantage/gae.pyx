@@ -242,7 +242,7 @@ cdef inline bint share_memory(cnp.ndarray a, cnp.ndarray b) noexcept:
     """True if two C-contiguous arrays overlap; NumPy's test costs more than a short trajectory."""
     cdef const char* first = <const char*>cnp.PyArray_DATA(a)
     cdef const char* second = <const char*>cnp.PyArray_DATA(b)
-    return (first < second + cnp.PyArray_NBYTES(b)) & (second < first + cnp.PyArray_NBYTES(a))
+    return first < second + cnp.PyArray_NBYTES(b) and second < first + cnp.PyArray_NBYTES(a)
 
 
 cdef (Py_ssize_t, Py_ssize_t) batch_shape(cnp.ndarray rewards, object n_steps,

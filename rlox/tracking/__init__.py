@@ -207,7 +207,8 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
     """Bring every mirror of the run up to date and say how that went.
 
     For a run that is still training: up to its last durable checkpoint of now, while the background
-    writer goes on.
+    writer goes on. A mirror that is complete is left alone; to fill one anew (its tracker lost the
+    run), delete ``<run>/mirrors/<name>.json`` first.
 
     Parameters
     ----------
@@ -226,6 +227,9 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
         target = ledger.seen  # a corrupt record: the writer mirrors what it can and reports it
     reports = {}
     for name, store in _stores(run).items():
+        if (report := _report(run, name)).complete:
+            reports[name] = report
+            continue
         busy = stores.is_busy(store)
         (run / stores.MIRRORS).mkdir(exist_ok=True)
         stores.register(store, run)

@@ -114,7 +114,7 @@ class Ledger:
             elif event == "checkpoint":
                 self.checkpoints[row["kind"]] = (end, row["file"])
                 if row["kind"] == "last":
-                    self.durable = row["step"]
+                    self.durable = max(self.durable, row["step"])
             elif event == "end":
                 self.end = row
             if row["segment"] not in self._resumed:
@@ -259,6 +259,12 @@ class Record:
         OSError
             If the file cannot be written (a full disk, a quota).
         """
+        step = int(step)
+        if step < self._step:
+            raise ValueError(
+                f"Record.metrics: step must not go back within a segment, got {step} after {self._step}; "
+                f"open a new Record with resume_step={step}"
+            )
         row: dict[str, Any] = {}
         for name, value in values.items():
             if not isinstance(name, str) or not name or name in RESERVED:
@@ -274,6 +280,7 @@ class Record:
                 ) from None
             row[name] = number if math.isfinite(number) else None
         self._write(None, step, row, time)
+        self._step = step
 
     def checkpoint(self, step: int, kind: str, file: str) -> None:
         """Note that a checkpoint is safely on disk: call it after the file was renamed in place.
@@ -319,15 +326,9 @@ class Record:
     def _write(self, event: str | None, step: int, fields: Mapping[str, Any], time: float | None = None) -> None:
         if self._file < 0:
             raise ValueError(f"Record: {self._path} must be open, got a closed record")
-        step = int(step)
-        if step < self._step:
-            raise ValueError(
-                f"Record: step must not go back within a segment, got {step} after {self._step}; "
-                f"open a new Record with resume_step={step}"
-            )
         row = {
             "segment": self._segment,
-            "step": step,
+            "step": int(step),
             "time": round(clock.time() if time is None else float(time), 3),
         }
         if event is not None:
@@ -352,7 +353,6 @@ class Record:
                 f"free some space, then resume the run",
                 str(self._path),
             ) from e
-        self._step = step
 
 
 _open_records: weakref.WeakSet[Record] = weakref.WeakSet()

@@ -90,7 +90,9 @@ class WandbRun:
                 f"rlox.tracking: logger.wandb must be able to log in, got {str(e)!r}; wandb login, "
                 f"or logger.wandb.mode=offline, then rlox sync {job.run}"
             ) from e
-        job.state.remote_id, job.state.url = self._run.id, self._run.url
+        job.state.remote_id = self._run.id
+        if not offline:
+            job.state.url = self._run.url
         self._artifacts = settings.get("artifacts", True)
         # The step that comes next on the server; 0 for a new run.
         self._from_step = 0 if offline else self._run.step

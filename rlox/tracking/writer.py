@@ -40,8 +40,8 @@ from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, Ledger, is_alive
 
 POLL = 0.5  # s between looks at the queue
-ROWS_PER_SEND = 500  # between two saves of the state
-SENDS_PER_ROUND = 20  # before the next run has its turn
+ROWS_PER_SEND = 200  # between two saves of the state; what a killed writer's successor may send again
+SENDS_PER_ROUND = 50  # before the next run has its turn
 UPLOAD_EVERY = 60.0  # s between uploads of a live run's checkpoints
 RETRY_FIRST, RETRY_LAST = 2.0, 60.0  # s between attempts for a live run whose tracker fails
 
@@ -77,9 +77,9 @@ class Job:
 
     def round(self, logger: Logger) -> str:
         """Mirror what is new: ``"done"``, ``"more"`` (there is more at once) or ``"idle"``."""
-        if time.monotonic() < self._next_try:
-            return "idle"
         alive = is_alive(self.run)  # before the scan, so that a dead run's last rows are seen
+        if alive and time.monotonic() < self._next_try:
+            return "idle"
         try:
             before = self.ledger.seen
             self.ledger.scan()

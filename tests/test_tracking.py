@@ -1,0 +1,573 @@
+"""The record and its mirrors, against real stores: MLflow on SQLite, W&B offline."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from rlox import tracking
+from rlox.tracking import Record, durable_rows, is_alive, read_rows, start_mirrors, status, sync, wait
+from rlox.tracking import store as stores
+from rlox.tracking.record import FILE, LOCK
+
+needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason='pip install "rlox-cli[mlflow]"')
+needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason='pip install "rlox-cli[wandb]"')
+
+
+# --- the record --------------------------------------------------------------------------------------------------
+
+
+def rows_of(run):
+    return [row for row, _ in read_rows(run / FILE)]
+
+
+def metric_rows(run):
+    return [row for row in rows_of(run) if "event" not in row]
+
+
+def test_record_round_trip(tmp_path):
+    run = tmp_path / "run"
+    with Record(run, versions={"rlox": "0"}) as record:
+        assert is_alive(run)
+        record.metrics(1, {"episode/return": np.float32(21.5), "n": 3}, time=12.3456)
+        record.metrics(1, {"loss/policy": float("nan"), "x": float("inf")})
+        record.checkpoint(1, "last", "checkpoints/last.safetensors")
+        record.end(2, "finished")
+    assert not is_alive(run)
+    start, first, second, checkpoint, end = rows_of(run)
+    assert start["event"] == "start"
+    assert start["run_id"] == record.run_id
+    assert start["versions"] == {"rlox": "0"}
+    assert first == {"segment": 0, "step": 1, "time": 12.346, "episode/return": 21.5, "n": 3.0}
+    assert second["loss/policy"] is None
+    assert second["x"] is None
+    assert (checkpoint["kind"], checkpoint["file"]) == ("last", "checkpoints/last.safetensors")
+    assert (end["status"], end["step"]) == ("finished", 2)
+    for line in (run / FILE).read_text().splitlines():  # strict JSON: no NaN, no Infinity
+        json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("name", ["segment", "step", "time", "event", ""])
+def test_reserved_metric_names(tmp_path, name):
+    with Record(tmp_path) as record:
+        with pytest.raises(ValueError, match="rename the metric"):
+            record.metrics(0, {name: 1.0})
+        with pytest.raises(TypeError, match="loss must be a number"):
+            record.metrics(0, {"loss": "low"})
+
+
+def test_step_does_not_go_back(tmp_path):
+    with Record(tmp_path, resume_step=5) as record:
+        with pytest.raises(ValueError, match="got 4 after 5"):
+            record.metrics(4, {"a": 1.0})
+        record.metrics(5, {"a": 1.0})
+
+
+def test_torn_line_is_dropped(tmp_path):
+    with Record(tmp_path) as record:
+        record.metrics(1, {"a": 1.0})
+    with open(tmp_path / FILE, "ab") as file:
+        file.write(b'{"segment":0,"step":2,"ti')
+    assert [row["step"] for row in metric_rows(tmp_path)] == [1]
+    with Record(tmp_path, resume_step=1) as again:
+        again.metrics(2, {"a": 2.0})
+    assert (again.run_id, again.segment) == (record.run_id, 1)
+    assert [(r["segment"], r["step"]) for r in metric_rows(tmp_path)] == [(0, 1), (1, 2)]
+
+
+def test_malformed_line_is_named(tmp_path):
+    with Record(tmp_path) as record:
+        record.metrics(1, {"a": 1.0})
+    with open(tmp_path / FILE, "ab") as file:
+        file.write(b"not json\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 3 must be one JSON object, got 'not json'"):
+        rows_of(tmp_path)
+
+
+def test_second_trainer_is_refused(tmp_path):
+    with Record(tmp_path), pytest.raises(RuntimeError, match=rf"{tmp_path} held by process {os.getpid()}"):
+        Record(tmp_path)
+    Record(tmp_path).close()
+
+
+def test_forked_worker_does_not_keep_the_run_alive(tmp_path):
+    record = Record(tmp_path)
+    stop, hold = os.pipe()
+    forked, note = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(hold)
+        os.write(note, b"!")
+        os.read(stop, 1)
+        os._exit(0)
+    os.read(forked, 1)
+    record.close()
+    assert not is_alive(tmp_path)
+    os.close(hold)
+    os.waitpid(child, 0)
+    for descriptor in (stop, forked, note):
+        os.close(descriptor)
+
+
+def test_full_disk_is_an_error_and_leaves_no_torn_row(tmp_path):
+    code = """
+        import resource, sys
+        from rlox.tracking import Record
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+        record = Record(sys.argv[1])
+        try:
+            for step in range(1000):
+                record.metrics(step, {"a": step})
+        except OSError as error:
+            print(error)
+    """
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "must have room" in out
+    assert str(tmp_path / FILE) in out
+    assert (tmp_path / FILE).read_bytes().endswith(b"}\n")
+    steps = [row["step"] for row in metric_rows(tmp_path)]
+    assert len(steps) > 20
+    assert steps == list(range(len(steps)))
+
+
+def write(record, steps, value=0.0):
+    for step in steps:
+        record.metrics(step, {"a": value + step})
+
+
+def test_only_checkpointed_rows_are_durable(tmp_path):
+    with Record(tmp_path) as record:
+        write(record, range(1, 4))
+        assert durable_rows(tmp_path) == []
+        record.checkpoint(3, "last", "l")
+        write(record, [3, 4, 5])
+        assert [row["step"] for row in durable_rows(tmp_path)] == [1, 2, 3, 3]
+        record.checkpoint(5, "best", "b")
+        assert len(durable_rows(tmp_path)) == 4
+        record.end(5, "failed", "loss is not finite")
+        assert len(durable_rows(tmp_path)) == 4
+    with Record(tmp_path, resume_step=3) as record:
+        assert len(durable_rows(tmp_path)) == 4
+        write(record, [4], value=100.0)
+        record.end(4, "interrupted")
+    assert [row["a"] for row in durable_rows(tmp_path)] == [1.0, 2.0, 3.0, 3.0, 104.0]
+
+
+def test_mirrored_stream_is_monotone_over_rewinds(tmp_path):
+    for segment, (resumed, last) in enumerate([(None, 10), (6, 9), (2, 12), (12, 14)]):
+        with Record(tmp_path, resume_step=resumed) as record:
+            write(record, range((resumed or 0) + (segment != 3), last + 1), value=100.0 * segment)
+    with Record(tmp_path, resume_step=14) as record:
+        record.end(14, "finished")
+    rows = durable_rows(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, 15))
+    # Segment 2 went back to step 2; the row at 12 is segment 2's, not the one segment 3 logged again.
+    assert [row["segment"] for row in rows] == [0] * 2 + [2] * 10 + [3] * 2
+
+
+# --- mirrors: helpers --------------------------------------------------------------------------------------------
+
+
+def mlflow_settings(folder, **changes):
+    return {
+        "tracking_uri": f"sqlite:///{folder}/mlflow.db",
+        "experiment": "rlox",
+        "run_name": None,
+        "artifacts": True,
+        **changes,
+    }
+
+
+def wandb_settings(**changes):
+    return {
+        "project": "rlox",
+        "entity": None,
+        "mode": "offline",
+        "run_name": None,
+        "group": None,
+        "tags": ["t"],
+        "artifacts": True,
+        **changes,
+    }
+
+
+def make_run(folder, name, loggers, **config):
+    run = folder / name
+    run.mkdir(parents=True)
+    (run / "checkpoints").mkdir()
+    config = {"seed": 0, "env": {"id": "CartPole-v1"}, "logger": loggers, **config}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return run
+
+
+def checkpoint(record, step, kind="last"):
+    file = f"checkpoints/{kind}.safetensors"
+    (record.folder / f"{file}.new").write_bytes(os.urandom(3000))
+    os.replace(record.folder / f"{file}.new", record.folder / file)
+    record.checkpoint(step, kind, file)
+
+
+def query(folder, sql, *values):
+    with sqlite3.connect(folder / "mlflow.db") as connection:
+        return connection.execute(sql, values).fetchall()
+
+
+def expected(run):
+    """What a mirror must hold: (name, step, time in ms, value) of every durable row, sorted."""
+    return sorted(
+        (key, row["step"], round(1000 * row["time"]), value)
+        for row in durable_rows(run)
+        for key, value in row.items()
+        if key not in ("segment", "step", "time") and value is not None
+    )
+
+
+def mirrored(folder, report):
+    found = query(folder, "select key, step, timestamp, value from metrics where run_uuid = ?", report.remote_id)
+    return sorted(found)
+
+
+def mlflow_status(folder, report):
+    return query(folder, "select status from runs where run_uuid = ?", report.remote_id)[0][0]
+
+
+def tags(folder, report):
+    return dict(query(folder, "select key, value from tags where run_uuid = ?", report.remote_id))
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory):
+    """One folder with one MLflow database: creating its tables takes seconds."""
+    return tmp_path_factory.mktemp("store")
+
+
+def finished(run, timeout=60):
+    """Wait for the run's one mirror; its report."""
+    (report,) = wait([run], timeout)[run].values()
+    return report
+
+
+# --- mirrors: MLflow ---------------------------------------------------------------------------------------------
+
+
+@needs_mlflow
+def test_mlflow_equals_the_record(db):
+    long = "x" * 7000
+    run = make_run(db, "exact", {"mlflow": mlflow_settings(db)}, note=long, empty=None, sizes=[64, 64])
+    record = Record(run)
+    begin = time.perf_counter()
+    assert start_mirrors(run) == ["mlflow"]
+    assert time.perf_counter() - begin < 0.5
+    rng = random.Random(0)
+    for step in range(0, 3000, 10):
+        record.metrics(step, {f"g/m {k}": rng.gauss(0, 10.0**k) for k in range(-3, 4)})
+        record.metrics(step, {"nan": float("nan"), "odd(name)": 1.0 / (step + 3)})
+    checkpoint(record, 2990)
+    checkpoint(record, 2990, "best")
+    record.end(2990, "finished")
+    record.close()
+    seen = []
+    report = wait([run], 60, seen.append)[run]["mlflow"]
+    assert report.state == "complete", report
+    assert seen[-1].mirrored <= report.mirrored == report.total
+    assert mirrored(db, report) == sorted((k.replace("(", "_").replace(")", "_"), *rest) for k, *rest in expected(run))
+    assert mlflow_status(db, report) == "FINISHED"
+    assert tags(db, report).items() >= {
+        "rlox.run_id": record.run_id, "rlox.run_dir": str(run), "mlflow.runName": "exact",
+    }.items()  # fmt: skip
+    params = dict(query(db, "select key, value from params where run_uuid = ?", report.remote_id))
+    assert params["env.id"] == "CartPole-v1"
+    assert params["seed"] == "0"
+    assert params["empty"] == "null"
+    assert params["sizes"] == "[64, 64]"
+    assert len(params["note"]) == 6000
+    artifacts = db / "mlartifacts" / report.remote_id / "artifacts"
+    for name in ("checkpoints/last.safetensors", "checkpoints/best.safetensors", "config.yaml"):
+        assert (artifacts / name).read_bytes() == (run / name).read_bytes()
+    assert query(db, "pragma journal_mode") == [("wal",)]
+    assert status(run) == sync(run) == {"mlflow": report}  # nothing to do, nothing done
+    assert not any((run / "mirrors").glob("*.upload"))
+
+
+@needs_mlflow
+def test_killed_writers_lose_and_repeat_nothing(db):
+    run = make_run(db, "killed", {"mlflow": mlflow_settings(db)})
+    with Record(run) as record:
+        for step in range(1500):
+            record.metrics(step, {f"m{k}": random.random() for k in range(10)})
+        record.end(1500, "finished")
+    rng, offset = random.Random(1), 0
+    for attempt in range(4):
+        start_mirrors(run)
+        writer = tracking._children[-1]
+        deadline = time.monotonic() + 30
+        while stores.read_state(run, "mlflow").offset <= offset and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(0.1 * rng.random())
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        offset = stores.read_state(run, "mlflow").offset
+        assert not status(run)["mlflow"].complete
+        if attempt == 1:  # the state is lost as well: found by its tag, sent from the start
+            stores.state_path(run, "mlflow").unlink()
+            offset = 0
+    report = sync(run)["mlflow"]
+    assert report.complete, report
+    assert mirrored(db, report) == expected(run)
+    assert len(query(db, "select 1 from tags where key = 'rlox.run_id' and value = ?", record.run_id)) == 1
+
+
+TRAINER = """
+    import sys, time
+    from pathlib import Path
+    from rlox.tracking import Record, start_mirrors
+    run = Path(sys.argv[1])
+    with Record(run) as record:
+        start_mirrors(run)
+        for step in range(1, 201):
+            record.metrics(step, {"a": step / 3, "b": -step})
+            time.sleep(0.005)
+        (run / "checkpoints" / "last.safetensors").write_bytes(b"weights")
+        record.checkpoint(200, "last", "checkpoints/last.safetensors")
+        if "die" in sys.argv:
+            record.metrics(250, {"a": 1.0})
+            time.sleep(60)
+        record.end(200, "interrupted")
+    assert not {"mlflow", "wandb", "torch", "numpy"} & set(sys.modules)
+"""
+
+
+def trainer(run, *arguments):
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(TRAINER), str(run), *arguments])
+
+
+@needs_mlflow
+def test_four_trainers_on_a_new_database(tmp_path):
+    runs = [make_run(tmp_path, f"run{i}", {"mlflow": mlflow_settings(tmp_path)}) for i in range(4)]
+    processes = [trainer(run) for run in runs]
+    assert [process.wait() for process in processes] == [0] * 4
+    reports = wait(runs, 60)
+    for run in runs:
+        report = reports[run]["mlflow"]
+        assert report.complete, report
+        assert mirrored(tmp_path, report) == expected(run)
+        assert len(expected(run)) == 400
+        assert mlflow_status(tmp_path, report) == "KILLED"
+    assert query(tmp_path, "select count(*) from runs") == [(4,)]
+
+
+@needs_mlflow
+def test_killed_trainer_and_its_resume(db):
+    run = make_run(db, "died", {"mlflow": mlflow_settings(db)}, total_timesteps=200)
+    process = trainer(run, "die")
+    deadline = time.monotonic() + 30
+    while not (run / FILE).exists() or '"step":250' not in (run / FILE).read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    report = finished(run)
+    assert report.state == "died", report
+    assert mlflow_status(db, report) == "KILLED"
+    assert max(step for _, step, *_ in mirrored(db, report)) == 200
+    assert mirrored(db, report) == expected(run)
+
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "total_timesteps": 300}))
+    with Record(run, resume_step=200) as record:
+        start_mirrors(run)
+        write(record, range(201, 301), value=0.5)
+        checkpoint(record, 250)
+        live = sync(run)["mlflow"]
+        assert live.state == "live"
+        assert max(step for _, step, *_ in mirrored(db, live)) == 250
+        assert mlflow_status(db, live) == "RUNNING"
+        record.end(300, "failed", "out of memory")
+    again = finished(run)
+    assert again.complete
+    assert again.remote_id == report.remote_id
+    assert mirrored(db, again) == expected(run)
+    assert max(step for _, step, *_ in mirrored(db, again)) == 250
+    assert mlflow_status(db, again) == "FAILED"
+    assert tags(db, again)["rlox.message"] == "out of memory"
+    assert json.loads(tags(db, again)["rlox.config_changed"]) == {"total_timesteps": ["200", "300"]}
+
+
+@needs_mlflow
+def test_broken_run_does_not_block_the_store(db):
+    runs = [make_run(db, f"broken{i}", {"mlflow": mlflow_settings(db)}) for i in range(4)]
+    for run in runs:
+        with Record(run) as record:
+            write(record, range(1, 5))
+            record.end(4, "finished")
+    with open(runs[0] / FILE, "ab") as file:
+        file.write(b"{}\n")
+    (runs[1] / "config.yaml").write_text("logger: {}\n")
+    store = tracking.logger_class("mlflow").store(mlflow_settings(db), runs[0])
+    for run in runs:
+        (run / "mirrors").mkdir()
+        stores.register(store, run)
+    os.rename(runs[2], db / "elsewhere")
+    assert sync(runs[3])["mlflow"].complete
+    corrupt = finished(runs[0])
+    assert corrupt.state == "failed"
+    assert "line 7 must have whole numbers as segment and step" in corrupt.error
+    assert "must have logger.mlflow" in stores.read_state(runs[1], "mlflow").error
+    assert stores.pending(store) == {}
+
+
+@needs_mlflow
+def test_dead_server(tmp_path, db, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = mlflow_settings(tmp_path, tracking_uri="http://127.0.0.1:9")
+    run = make_run(tmp_path, "run", {"mlflow": settings})
+    with Record(run) as record:
+        start_mirrors(run)
+        deadline = time.monotonic() + 30
+        while stores.read_state(run, "mlflow").error is None and time.monotonic() < deadline:
+            record.metrics(record._step + 1, {"a": 1.0})
+            time.sleep(0.01)
+        assert status(run)["mlflow"].state == "failed"  # so far: the writer goes on trying
+        record.end(record._step, "finished")
+    report = finished(run)
+    assert report.state == "failed"
+    assert f"rlox sync {run}" in report.error
+    assert sync(run)["mlflow"].state == "failed"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["logger"]["mlflow"] = mlflow_settings(db)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    report = sync(run)["mlflow"]
+    assert report.complete
+    assert mirrored(db, report) == expected(run)
+
+
+# --- mirrors: Weights & Biases -----------------------------------------------------------------------------------
+
+
+def wandb_records(path):
+    """The records of a .wandb file: a LevelDB log (32 KiB blocks, 7-byte chunk headers) of protobufs."""
+    from wandb.proto.wandb_internal_pb2 import Record as Message
+
+    data, position, whole = Path(path).read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # full, or the last part
+            message = Message()
+            message.ParseFromString(whole)
+            yield message
+            whole = b""
+
+
+def wandb_history(run):
+    (path,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    records = list(wandb_records(path))
+    history = [
+        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}
+        for r in records
+        if r.WhichOneof("record_type") == "history"
+    ]
+    return history, records
+
+
+@needs_wandb
+def test_wandb_offline_holds_the_record(tmp_path):
+    run = make_run(tmp_path, "run", {"wandb": wandb_settings()})
+    with Record(run) as record:
+        start_mirrors(run)
+        for step in range(0, 2000, 10):
+            record.metrics(step, {"loss/policy": step / 7, "nan": float("nan")}, time=1000.0 + step)
+        checkpoint(record, 1990)
+        deadline = time.monotonic() + 30
+        while stores.read_state(run, "wandb").step < 1990 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(tracking._children[-1].pid, signal.SIGKILL)
+        tracking._children[-1].wait()
+        write(record, [2000])
+        record.end(2000, "failed", "why")
+    report = sync(run)["wandb"]
+    assert report.complete, report
+    assert report.remote_id == record.run_id
+    history, records = wandb_history(run)
+    assert [(h["_step"], h["loss/policy"], h["_timestamp"]) for h in history] == [
+        (row["step"], row["loss/policy"], row["time"]) for row in durable_rows(run)
+    ]
+    assert len(history) == 200
+    assert not any("nan" in h for h in history)
+    kinds = {r.WhichOneof("record_type") for r in records}
+    assert {"run", "history", "exit"} <= kinds
+    assert next(r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit") == 1
+    config = next(r.run for r in records if r.WhichOneof("record_type") == "run")
+    assert {u.key: json.loads(u.value_json) for u in config.config.update}["env"] == {"id": "CartPole-v1"}
+    logged = [r.request.log_artifact.artifact for r in records if r.request.HasField("log_artifact")] + [
+        r.artifact for r in records if r.WhichOneof("record_type") == "artifact"
+    ]
+    assert {a.name for a in logged} == {f"checkpoint-last-{record.run_id}", f"config-{record.run_id}"}
+
+
+@needs_wandb
+def test_wandb_online_without_a_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.netrc, no ~/.config/wandb
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    run = make_run(tmp_path, "run", {"wandb": wandb_settings(mode="online")})
+    with Record(run) as record:
+        start_mirrors(run)
+        write(record, range(3))
+        report = finished(run, timeout=20)
+        assert report.state == "failed"
+        assert "wandb login, or logger.wandb.mode=offline, then rlox sync" in report.error
+        record.end(3, "finished")
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_folders_that_are_no_runs(tmp_path):
+    with pytest.raises(ValueError, match=r"must be a run folder with metrics\.jsonl"):
+        start_mirrors(tmp_path)
+    Record(tmp_path).close()
+    with pytest.raises(ValueError, match=r"with config.yaml"):
+        sync(tmp_path)
+
+
+def test_unknown_logger_and_relative_database(tmp_path):
+    run = make_run(tmp_path, "run", {"tensorboard": {}})
+    Record(run).close()
+    with pytest.raises(ValueError, match="one of mlflow, wandb, got 'tensorboard'"):
+        start_mirrors(run)
+    run = make_run(
+        tmp_path, "other", {"mlflow": mlflow_settings(tmp_path, tracking_uri="sqlite:///x.db"), "wandb": None}
+    )
+    Record(run).close()
+    with pytest.raises(ValueError, match="absolute path"):
+        start_mirrors(run)
+
+
+def test_run_without_loggers(tmp_path):
+    run = make_run(tmp_path, "run", None)
+    Record(run).close()
+    assert start_mirrors(run) == []
+    assert sync(run) == status(run) == {}
+    assert wait([run], 1) == {}
+    assert (run / LOCK).exists()
