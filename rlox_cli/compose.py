@@ -253,6 +253,7 @@ def run_hydra(flags: list[str], overrides: list[str], task) -> None:
     """Hand over to ``hydra.main``, which owns output folders, launchers, sweepers and its own flags."""
     import hydra
 
+    register()
     GlobalHydra.instance().clear()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["rlox train", *overrides, *flags]

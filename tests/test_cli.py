@@ -299,7 +299,7 @@ def test_sync_after_the_fact(tmp_path):
         "experiment": "late",
         "run_name": None,
     }
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "logger": {**config["logger"]}}))
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert "mlflow complete" in rlox("sync", str(run), cwd=tmp_path).stdout
     done = rlox("sync", "nowhere", cwd=tmp_path, check=False)
     assert done.returncode == 1
