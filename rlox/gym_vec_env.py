@@ -137,7 +137,7 @@ class GymVecEnv:
         return np.stack([env.reset(seed=s)[0] for env, s in zip(self.envs, seeds, strict=True)]).astype(np.float32)
 
     def step_all(self, actions, out: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Step every copy once.
+        """Step every copy once; the first call starts the first episodes if `reset_all` did not.
 
         Parameters
         ----------
@@ -157,11 +157,11 @@ class GymVecEnv:
         Raises
         ------
         ValueError
-            For a wrong number of actions, an action out of range, or a step before the first reset.
+            For a wrong number of actions, or an action out of range.
         """
-        if not self._started:
-            raise ValueError("GymVecEnv.step_all: the environments must be reset first; call reset_all()")
         actions = self._checked(actions)
+        if not self._started:
+            self.reset_all()
         n = self.n_envs
         if out is None:
             out = {

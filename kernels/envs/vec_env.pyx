@@ -291,13 +291,16 @@ cdef class VecEnv:
         cdef Py_ssize_t i
         cdef cnp.ndarray obs = np.empty((self.n_envs, self.spec.obs_dim), np.float32)
         cdef f32* data = <f32*>cnp.PyArray_DATA(obs)
-        self.check_ready("VecEnv.observe")
+        if not self.ready:
+            raise ValueError("VecEnv.observe: the environments must be reset first; call reset_all()")
         for i in range(self.n_envs):
             self.spec.observe(self.envs.state, self.n_envs, i, data + i * self.spec.obs_dim)
         return obs
 
     def step_all(self, actions, dict out=None) -> dict[str, np.ndarray]:
         """Take one step in every environment; those that end start their next episode at once.
+
+        Without a `reset_all` before it, the first call starts the first episodes by itself.
 
         Parameters
         ----------
@@ -325,7 +328,7 @@ cdef class VecEnv:
         Raises
         ------
         ValueError
-            Before the first `reset_all`; a wrong number of actions; an action out of range or NaN; an
+            A wrong number of actions; an action out of range or NaN; an
             `out` with another key, shape or layout. Nothing has moved then.
         TypeError
             Actions of another kind; an `out` array of another dtype.
@@ -333,7 +336,6 @@ cdef class VecEnv:
         cdef cnp.ndarray held
         cdef Outputs outputs
         cdef Py_ssize_t bad
-        self.check_ready("VecEnv.step_all")
         held = self.as_actions(actions)
         cdef const void* action_data = cnp.PyArray_DATA(held)
         bad = first_bad_action(self.spec, action_data, self.n_envs)
@@ -347,17 +349,14 @@ cdef class VecEnv:
             out = self.fresh()
         outputs = self.sink
         self.bind(out, &outputs)
+        if not self.ready:
+            self.reset_all()
         if self.n_envs < RELEASE_GIL_FROM:
             advance(self.spec, &self.envs, action_data, &outputs)
         else:
             with nogil:
                 advance(self.spec, &self.envs, action_data, &outputs)
         return out
-
-    cdef inline int check_ready(self, str where) except -1:
-        if not self.ready:
-            raise ValueError(f"{where}: the environments must be reset first; call reset_all()")
-        return 0
 
     cdef cnp.ndarray as_actions(self, object actions):
         """Return `actions` as N contiguous int64 or float32 numbers, itself where it is that already."""

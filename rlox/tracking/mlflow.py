@@ -198,8 +198,8 @@ class MlflowRun:
 def _tune_sqlite() -> None:
     """Let readers (`mlflow ui`) and the writer not wait for each other; commit without a full sync.
 
-    A power cut may undo the last commits but cannot break the file; `rlox sync` sends them again
-    only if the state file was lost as well, so keep the record.
+    A power cut cannot break the file but may undo its last commits: delete ``mirrors/mlflow.json``
+    and `rlox sync` sends the whole record again. WAL needs all its users on one machine.
     """
     from sqlalchemy import Engine, event
 

@@ -382,7 +382,6 @@ def test_action_forms_mean_the_same():
         (lambda: VecEnv(2, -1), ValueError, "VecEnv: seed must be at least 0"),
         (lambda: VecEnv(2, None), TypeError, "VecEnv: seed must be an integer"),
         (lambda: VecEnv(2, 0, "Acrobot-v1"), ValueError, "CartPole-v1, Pendulum-v1, or rlox.GymVecEnv"),
-        (lambda: VecEnv(2).step_all([0, 0]), ValueError, r"VecEnv.step_all: .* call reset_all\(\)"),
         (lambda: VecEnv(2).observe(), ValueError, r"VecEnv.observe: .* call reset_all\(\)"),
         (lambda: VecEnv(2).reset_all(-1), ValueError, "VecEnv.reset_all: seed must be"),
     ],
@@ -510,3 +509,11 @@ def test_cartpole_errors_and_entropy():
     with pytest.raises(ValueError, match=r"CartPole\.set_state: state must"):
         env.set_state({})
     assert not np.array_equal(CartPole().reset(), CartPole().reset())
+
+
+def test_first_step_starts_the_first_episodes():
+    lazy, told = VecEnv(4, 9), VecEnv(4, 9)
+    told.reset_all()
+    first, second = lazy.step_all([0, 1, 0, 1]), told.step_all([0, 1, 0, 1])
+    assert np.array_equal(first["obs"], second["obs"])
+    assert (lazy.get_state()["episodes"] == 1).all()
