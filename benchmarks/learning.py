@@ -4,8 +4,8 @@ usage: learning.py --reference FOLDER [--cells ppo-CartPole-v1 ...] [--seeds 100
        FOLDER holds one JSON a run, CELL-sSEED.json, with "evaluations": [{"step", "mean", "std", ...}, ...]
 
 Protocol: deterministic evaluation on 20 episodes of one fresh environment seeded 10_000 + seed, at ten evenly spaced
-points, the last at the end. Judged is the final score: the interquartile mean (IQM) over seeds, ours minus theirs, with a
-95 % bootstrap interval over seeds of both sides. A cell passes unless that interval lies wholly below zero.
+points, the last at the end. Judged is the final score: the interquartile mean (IQM) over seeds, ours minus theirs, with
+a 95 % bootstrap interval over seeds of both sides. A cell passes unless that interval lies wholly below zero.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def difference(ours: list[float], theirs: list[float]) -> dict[str, float]:
 def train(cell: str, seed: int, folder: Path) -> list[dict]:
     """One run through the command line; its evaluations."""
     algo, env = cell.split("-", 1)
-    command = [sys.executable, "-m", "rlox_cli.main", "train", f"algo={algo}", f"env={env}", f"seed={seed}", "logger=none"]
-    subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "rlox_cli.main", "train", f"algo={algo}", f"env={env}", f"seed={seed}"]
+    subprocess.run([*command, "logger=none", f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
     rows = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
     return [
         {"step": row["step"], "mean": row["eval/mean_return"], "std": row["eval/std_return"]}
@@ -71,7 +71,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 ours[seed] = train(cell, seed, Path(folder) / "run")
             theirs[seed] = json.loads((args.reference / f"{cell}-s{seed}.json").read_text())["evaluations"]
-            print(f"{cell} seed {seed}: {ours[seed][-1]['mean']:.2f} (SB3 {theirs[seed][-1]['mean']:.2f})", file=sys.stderr)
+            scores = f"{ours[seed][-1]['mean']:.2f} (SB3 {theirs[seed][-1]['mean']:.2f})"
+            print(f"{cell} seed {seed}: {scores}", file=sys.stderr)
         final = [[curves[seed][-1]["mean"] for seed in args.seeds] for curves in (ours, theirs)]
         verdict = difference(*final)
         cells[cell] = {
