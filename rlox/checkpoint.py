@@ -40,7 +40,8 @@ TENSOR_SECTIONS = (
     "statistics",
     "generators",
 )
-HEADER_SECTIONS = ("generators", "counters")
+# What every header must hold for `from_checkpoint`.
+HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
 
 
 @dataclass
@@ -102,7 +103,8 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
         },
         **checkpoint.header,
     }
-    text = json.dumps(header, allow_nan=False)
+    # default=str: an odd value among env_kwargs must not cost the training its checkpoint.
+    text = json.dumps(header, allow_nan=False, default=str)
     data = save(flat, {"rlox": text, "sha256": _digest(text, flat)})
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -172,6 +174,9 @@ def load_checkpoint(path: str | os.PathLike) -> Checkpoint:
         raise ValueError(
             f"load_checkpoint: {path} has format version {version}, this rlox reads {FORMAT_VERSION}; update rlox-cli"
         )
+    missing = [key for key in HEADER_KEYS if key not in header]
+    if missing:
+        raise ValueError(f"load_checkpoint: {path} is damaged: its header lacks {', '.join(missing)}")
     if info.get("sha256") != _digest(info["rlox"], flat):
         raise ValueError(f"load_checkpoint: {path} is damaged: its contents do not match their SHA-256")
     tensors: dict[str, dict[str, np.ndarray]] = {section: {} for section in header["sections"]}

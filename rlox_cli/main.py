@@ -32,7 +32,7 @@ def train(
     context: typer.Context,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", autocompletion=_complete_override),
+        typer.Argument(metavar="KEY=VALUE", help="What to change.", autocompletion=_complete_override),
     ] = None,
 ) -> None:
     """Train an agent; -m trains one for every combination of comma-separated values.
@@ -103,7 +103,7 @@ def ls(
 def show(
     topics: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[algo=NAME] [env=ID] [SECTION]...", help="What to explain."),
+        typer.Argument(metavar="TOPIC", help="What to explain."),
     ] = None,
 ) -> None:
     """Explain the keys of a run: type, default, meaning, and the tuned value where algo= and env= are given.

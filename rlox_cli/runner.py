@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,8 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
     Exception
         Whatever went wrong; the record says so, and saved checkpoints are untouched.
     """
+    if (folder / "metrics.jsonl").exists():
+        raise ValueError(f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir")
     plain = resolved(config, algo)
     algorithm = resolve(ALGORITHMS[algo].cls)(
         config.env.id,
@@ -111,7 +113,9 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
                     algorithm.callbacks.callbacks.append(callback)
                 algorithm.train(config.total_timesteps)
         except BaseException as e:
-            record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__)
+            # On a full disk this fails as well; what is to be told is the first error.
+            with suppress(OSError):
+                record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__)
             if isinstance(e, FloatingPointError):
                 e.args = (f"{e}. {_last_good(folder)}",)
             raise

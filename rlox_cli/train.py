@@ -78,11 +78,8 @@ def _finish_mirrors(console: Console) -> None:
     for folder, mirrors in reports.items():
         for name, report in mirrors.items():
             if not report.complete:
-                reason = report.error or "not finished yet"
-                print(
-                    f"{name}: {reason}; `rlox sync {shown(folder)}` brings the rest",
-                    file=sys.stderr,
-                )
+                reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` brings the rest"
+                print(f"{name}: {reason}", file=sys.stderr)
             elif report.url and len(folders) == 1:
                 console.print(f"  {name:<12} {report.url}", soft_wrap=True)
     if any("mlflow" in mirrors for mirrors in reports.values()):

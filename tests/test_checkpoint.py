@@ -111,6 +111,15 @@ def test_newer_format_is_refused(saved, tmp_path, monkeypatch):
         load_checkpoint(tmp_path / "new.safetensors")
 
 
+def test_a_file_does_not_decide_what_is_imported(saved, tmp_path, monkeypatch):
+    _, ppo = saved
+    monkeypatch.setattr(ppo, "env_id", "antigravity:CartPole-v1")
+    ppo.save(tmp_path / "module.safetensors")
+    with pytest.raises(ValueError, match="names a module to import; if you trust it, pass env_id="):
+        PPO.from_checkpoint(tmp_path / "module.safetensors")
+    assert "antigravity" not in sys.modules
+
+
 def test_failed_write_leaves_the_old_one(saved, tmp_path, monkeypatch):
     path = tmp_path / "c.safetensors"
     saved[1].save(path)

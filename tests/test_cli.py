@@ -217,6 +217,15 @@ def test_eval_of_a_bad_checkpoint(damage, trained, tmp_path):
     assert str(path) in done.stderr
 
 
+def test_a_folder_that_holds_a_run_is_not_touched(trained):
+    cwd, run, _ = trained
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = rlox("train", f"hydra.run.dir={run}", "hydra.output_subdir=null", "logger=none", cwd=cwd, check=False)
+    assert done.returncode == 1
+    assert "must be a new folder, but holds a run" in done.stderr
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 def test_diverged_training_says_so_and_leaves_the_record(tmp_path):
     args = ["algo.learning_rate=1e30", "algo.max_grad_norm=null", "logger=none"]
     done = rlox("train", *args, cwd=tmp_path, check=False)

@@ -272,6 +272,12 @@ class OnlineAlgorithm:
                 f"{cls.__name__}.from_checkpoint: {path} holds a policy of your own; pass policy=YourPolicy(...)"
             )
         env = header["env"]
+        if env_id is None and ":" in env["id"]:
+            # gymnasium imports the part before the colon, and a file must not decide what code runs.
+            raise ValueError(
+                f"{cls.__name__}.from_checkpoint: the environment {env['id']} of {path} names a module to import; "
+                f"if you trust it, pass env_id={env['id']!r}"
+            )
         algorithm = cls(
             env["id"] if env_id is None else env_id,
             env["n_envs"],

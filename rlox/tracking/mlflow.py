@@ -81,8 +81,7 @@ class MlflowMirror:
             from mlflow.entities import Metric
         except ImportError as e:
             raise ImportError(
-                'rlox.tracking: logger=mlflow needs the package mlflow, got none; pip install "rlox-cli[mlflow]", '
-                "then rlox sync"
+                "rlox.tracking: logger=mlflow needs the package mlflow, got none; pip install mlflow, then rlox sync"
             ) from e
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
