@@ -9,6 +9,7 @@ import numpy as np
 
 from rlox.config import nearest
 from rlox.kernels.rng import Rng
+from rlox.streams import Stream
 
 # Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari"}
@@ -130,11 +131,12 @@ class GymVecEnv:
         if seed is not None:
             self._seed = seed
         reseed = seed is not None or not self._started
-        seeds = [int(Rng(self._seed, i).integers(2**31, 1)[0]) if reseed else None for i in range(self.n_envs)]
+        seeds = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs).tolist()
         self._started = True
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        return np.stack([env.reset(seed=s)[0] for env, s in zip(self.envs, seeds, strict=True)]).astype(np.float32)
+        first = [env.reset(seed=s if reseed else None)[0] for env, s in zip(self.envs, seeds, strict=True)]
+        return np.stack(first).astype(np.float32)
 
     def step_all(self, actions, out: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """Step every copy once; the first call starts the first episodes if `reset_all` did not.

@@ -13,3 +13,4 @@ class Stream(IntEnum):
     ACTION = 2  # action sampling while collecting
     PERMUTATION = 3  # minibatch order
     EVALUATION = 4  # action sampling in stochastic evaluation
+    FOREIGN_ENVS = 5  # seeds of gymnasium environments

@@ -167,7 +167,6 @@ def test_the_collector_chooses_the_backend():
     )
     assert isinstance(fast.env, rlox.VecEnv)
     assert isinstance(foreign.env, rlox.GymVecEnv)
-    pytest.importorskip("Box2D", reason="LunarLander needs the extra box2d")
     assert FromModule("LunarLander-v3", n_envs=2).collect(DiscretePolicy(8, 4), 4).obs.shape == (
         8,
         8,
