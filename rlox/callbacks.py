@@ -44,12 +44,18 @@ class CallbackList(Callback):
     """Several callbacks as one; every hook reaches every callback, in order."""
 
     def __init__(self, callbacks: Iterable[Callback] | None = None):
-        self.callbacks = list(callbacks or ())
-        for callback in self.callbacks:
+        self.callbacks: list[Callback] = []
+        self.extend(callbacks or ())
+
+    def extend(self, callbacks: Iterable[Callback]) -> None:
+        """Add `callbacks` behind those that are there; a TypeError for anything else."""
+        callbacks = list(callbacks)
+        for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(
                     f"CallbackList: callbacks must be rlox.callbacks.Callback, got {type(callback).__name__}"
                 )
+        self.callbacks += callbacks
 
     def on_training_start(self, **info: Any) -> None:
         for callback in self.callbacks:

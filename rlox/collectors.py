@@ -37,8 +37,7 @@ class RolloutCollector:
         Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
     reward_fn : callable, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
-        arrays;
-        what it returns replaces the rewards that are learned from. Episode statistics stay the environment's own.
+        arrays; what it returns replaces the rewards that are learned from. Episode statistics stay the environment's.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str

@@ -26,8 +26,8 @@ class EnvSpec:
         return self.n_actions is not None
 
 
-def env_name(env: str | Callable[[], Any]) -> str:
-    """The id, or the name of the callable that makes the environment."""
+def env_name(env: str | Callable[..., Any]) -> str:
+    """The id itself, or the name of a callable."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
 
 

@@ -31,8 +31,10 @@ def paragraph(e: BaseException) -> str:
 
 @contextmanager
 def reported(verb: str) -> Iterator[None]:
-    """Turn expected exceptions into a paragraph and exit code 1 (2 for `UsageError`); RLOX_TRACEBACK=1 shows them
-    whole."""
+    """Turn expected exceptions into a paragraph and exit code 1, or 2 for a `UsageError`.
+
+    RLOX_TRACEBACK=1 shows them whole.
+    """
     try:
         yield
     except Stopped as e:

@@ -109,8 +109,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         started = time.perf_counter()
         try:
             with ProgressCallback(console, label, config.total_timesteps) as progress:
-                for callback in (RecordLogger(record), evaluations, checkpoints, progress, stop):
-                    algorithm.callbacks.callbacks.append(callback)
+                algorithm.callbacks.extend([RecordLogger(record), evaluations, checkpoints, progress, stop])
                 algorithm.train(config.total_timesteps)
         except BaseException as e:
             # On a full disk this fails as well; what is to be told is the first error.

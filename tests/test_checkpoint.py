@@ -46,8 +46,7 @@ def test_holds_every_section(saved):
 
 
 def test_numpy_alone_reads_it(saved):
-    """The format in ten lines: eight bytes of length, a JSON header, raw little-endian arrays. No torch, no
-    safetensors."""
+    """Eight bytes of length, a JSON header, raw little-endian arrays: no torch and no safetensors needed."""
     path, ppo = saved
     program = f"""
 import json, sys, numpy as np

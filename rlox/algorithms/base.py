@@ -100,6 +100,8 @@ class OnlineAlgorithm:
             self.env_kwargs,
         )
         self.spec = self.collector.spec
+        self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
+        self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
         if policy is None:
             policy = self._default_policy()
         check_policy(policy, where)
@@ -150,6 +152,11 @@ class OnlineAlgorithm:
         """
         if total_timesteps < 1:
             raise ValueError(f"{type(self).__name__}.train: total_timesteps must be >= 1, got {total_timesteps}")
+        if self._lost_reward_fn is not None:
+            raise ValueError(
+                f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
+                "a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
+            )
         self.counters.horizon_start = self.counters.env_steps
         self.counters.horizon_steps = total_timesteps
         with torch_threads(self.threads):
@@ -192,8 +199,10 @@ class OnlineAlgorithm:
         return actions
 
     def evaluate(self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> Evaluation:
-        """Play whole episodes on a fresh environment; `seed` None: 10_000 + the algorithm's. Training is not
-        disturbed."""
+        """Play whole episodes on a fresh environment, without disturbing training.
+
+        `seed` None stands for 10_000 + the algorithm's own.
+        """
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self.threads):
             return evaluate(
@@ -210,14 +219,15 @@ class OnlineAlgorithm:
         """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header."""
         c = self.counters
         generators = {"action": self.collector.rng.get_state(), "permutation": self.rng.get_state()}
-        ours = isinstance(self.policy, ActorCritic)
+        reward_fn = self.collector.reward_fn
         info = {
             "algorithm": self.name,
             "env": {"id": env_name(self.env_id), "n_envs": self.n_envs, "kwargs": self.env_kwargs},
             "seed": self.seed,
             "threads": self.threads,
             "config": self.config.to_dict(),
-            "policy": type(self.policy).__name__ if ours else "custom",
+            "policy": "custom" if self._own_policy else "default",
+            "reward_fn": self._lost_reward_fn if reward_fn is None else env_name(reward_fn),
             "counters": c.scalars(),
             "generators": generators,
             "versions": versions(),
@@ -232,7 +242,7 @@ class OnlineAlgorithm:
                 "episode_lengths": np.asarray(c.recent_lengths, np.int64),
             },
             # A user's policy samples from PyTorch's generator.
-            "generators": {} if ours else {"torch": torch.get_rng_state().numpy()},
+            "generators": {} if isinstance(self.policy, ActorCritic) else {"torch": torch.get_rng_state().numpy()},
         }
         save_checkpoint(path, Checkpoint(info, tensors))
 
@@ -245,6 +255,7 @@ class OnlineAlgorithm:
         logger: LoggerCallback | None = None,
         callbacks: Iterable[Callback] | None = None,
         device: str = "auto",
+        reward_fn: RewardFn | None = None,
     ):
         """Restore an algorithm; on a native environment it continues as if it had never stopped.
 
@@ -256,6 +267,8 @@ class OnlineAlgorithm:
             By default the one it was trained on. Another one, and any foreign environment, starts with fresh episodes.
         policy : nn.Module, optional
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
+        reward_fn : callable, optional
+            Needed to train on, where the checkpoint was trained with one.
 
         Raises
         ------
@@ -288,8 +301,10 @@ class OnlineAlgorithm:
             device=device,
             threads=header["threads"],
             env_kwargs=env["kwargs"],
+            reward_fn=reward_fn,
             **header["config"],
         )
+        algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
         algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
         return algorithm
 

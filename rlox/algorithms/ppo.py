@@ -16,8 +16,7 @@ from rlox.losses import PPOLoss
 
 
 class PPO(OnlineAlgorithm):
-    """PPO with clipped surrogate, GAE, and one Adam for actor and critic; hyper-parameters in
-    `rlox.config.PPOConfig`."""
+    """PPO with clipped surrogate, GAE, and one Adam for actor and critic; see `rlox.config.PPOConfig`."""
 
     name = "ppo"
     Config = PPOConfig

@@ -171,6 +171,21 @@ def test_user_policy_trains_saves_and_continues(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_a_lost_reward_fn_is_asked_for(tmp_path):
+    def halved(obs, actions, raw_rewards):
+        return 0.5 * raw_rewards
+
+    ppo = PPO("CartPole-v1", n_envs=4, n_steps=16, reward_fn=halved)
+    ppo.train(64)
+    path = tmp_path / "shaped.safetensors"
+    ppo.save(path)
+    assert PPO.from_checkpoint(path).evaluate(2).returns.min() > 0
+    with pytest.raises(ValueError, match=r"trained with reward_fn halved.*from_checkpoint\(reward_fn="):
+        PPO.from_checkpoint(path).train(64)
+    again = PPO.from_checkpoint(path, reward_fn=halved)
+    assert again.train(64)["value_loss"] == ppo.train(64)["value_loss"]
+
+
 def test_trainer_is_the_algorithm(tmp_path):
     trainer = PPOTrainer(env="CartPole-v1", seed=3, n_envs=4)
     plain = PPO("CartPole-v1", seed=3, n_envs=4)
