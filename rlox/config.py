@@ -100,6 +100,10 @@ class OnPolicyConfig(Config):
     activation: str = "tanh"  # tanh or relu
     ortho_init: bool = True  # orthogonal weights (gain sqrt 2; 0.01 at the policy head), else uniform 1/sqrt(fan_in)
     log_std_init: float = 0.0  # initial log standard deviation of continuous actions
+    normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
+    normalize_rewards: bool = False  # divide rewards by the running deviation of their discounted sum
+    clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
+    clip_rewards: float = 10.0  # normalised rewards are clipped to this, in standard deviations
 
     def rules(self):
         yield "n_steps", self.n_steps >= 1, "be >= 1"
@@ -120,6 +124,8 @@ class OnPolicyConfig(Config):
         )
         yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
         yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
+        yield "clip_obs", self.clip_obs > 0, "be > 0"
+        yield "clip_rewards", self.clip_rewards > 0, "be > 0"
         yield "log_std_init", -20 <= self.log_std_init <= 2, "be in [-20, 2]"
 
 
@@ -157,10 +163,13 @@ class EnvConfig(Config):
     id: str = "CartPole-v1"  # a native id (`rlox ls envs`) or any gymnasium id
     n_envs: int = 8  # environments stepped side by side
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
+    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
+    workers: int = 0  # processes that step foreign environments; 0: the training process does
 
     def rules(self):
         yield "id", bool(self.id), "not be empty"
         yield "n_envs", self.n_envs >= 1, "be >= 1"
+        yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
 
 
 @dataclass
@@ -170,9 +179,12 @@ class EvalConfig(Config):
     n_points: int = 10  # evaluations, evenly spaced over training, beside the one at the end; 0: only that one
     n_episodes: int = 20  # episodes of one evaluation
     seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
+    stop_at: float | None = None  # stop training once the mean return reaches this; null: off
+    patience: int | None = None  # stop training after this many evaluations without a better one; null: off
 
     def rules(self):
         yield "n_points", self.n_points >= 0, "be >= 0"
+        yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
         yield "n_episodes", self.n_episodes >= 1, "be >= 1"
         yield "seed", self.seed is None or 0 <= self.seed < 2**63, "be in [0, 2**63) or null"
 
@@ -223,11 +235,27 @@ class WandbConfig(Config):
 
 
 @dataclass
+class TensorboardConfig(Config):
+    """TensorBoard event files, mirrored from the run's record into the run folder."""
+
+    folder: str = "tensorboard"  # below the run folder
+
+
+@dataclass
+class CsvConfig(Config):
+    """A table of the run's metrics, one row a step, mirrored from the record into the run folder."""
+
+    file: str = "metrics.csv"  # below the run folder
+
+
+@dataclass
 class LoggerConfig(Config):
     """The trackers that mirror the run's record; null: not used."""
 
     mlflow: MlflowConfig | None = None  # MLflow (logger=mlflow)
     wandb: WandbConfig | None = None  # Weights & Biases (logger=wandb)
+    tensorboard: TensorboardConfig | None = None  # TensorBoard (logger=tensorboard)
+    csv: CsvConfig | None = None  # a CSV file (logger=csv)
 
 
 @dataclass
@@ -236,6 +264,9 @@ class RunConfig(Config):
 
     seed: int = 0  # decides initialisation, environments, sampling and shuffling
     total_timesteps: int = 100_000  # environment steps, over all environments together
+    max_time: str | None = None  # stop after this long, saved and evaluated: 90s, 30m, 2h; null: off
+    init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
+    imports: list[str] = field(default_factory=list)  # modules to import first, for environments of your own (--import)
     device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
     algo: Any = None  # the algorithm's hyper-parameters
