@@ -11,8 +11,12 @@ __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "A2C": "rlox.algorithms.a2c",
+    "A2CConfig": "rlox.config",
+    "A2CTrainer": "rlox.trainers",
     "CartPole": "rlox.kernels.envs.vec_env",
     "VecEnv": "rlox.kernels.envs.vec_env",
+    "VecNormalize": "rlox.vec_normalize",
     "compute_gae": "rlox.kernels.advantage.gae",
     "compute_gae_batched": "rlox.kernels.advantage.gae",
     "compute_gae_batched_f32": "rlox.kernels.advantage.gae",

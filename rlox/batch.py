@@ -20,8 +20,8 @@ class RolloutBatch:
     this rollout, in the order in which they ended, from the environment's own statistics (before any ``reward_fn``).
     """
 
-    obs: torch.Tensor  # (B, D) f32, observation before the action
-    actions: torch.Tensor  # (B,) int64 or (B, A) f32, as sampled
+    obs: torch.Tensor  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    actions: torch.Tensor  # (B,) or (B, K) int64, or (B, A) f32, as sampled
     log_probs: torch.Tensor  # (B,) f32, nats
     values: torch.Tensor  # (B,) f32
     advantages: torch.Tensor  # (B,) f32, not normalised
@@ -32,6 +32,10 @@ class RolloutBatch:
 
     def __len__(self) -> int:
         return len(self.obs)
+
+    def explained_variance(self) -> torch.Tensor:
+        """Share of the returns' variance that the values explain, (): 1 is perfect, below 0 worse than a constant."""
+        return 1.0 - (self.returns - self.values).var() / self.returns.var()
 
     def sample_minibatches(
         self, batch_size: int, shuffle: bool = True, rng: Rng | None = None

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
+import sys
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rlox.video import VideoWriter, render_fps
 
 if TYPE_CHECKING:
     from rlox.evaluation import Evaluation
@@ -83,7 +89,7 @@ class CallbackList(Callback):
 
 
 class EarlyStoppingCallback(Callback):
-    """Stop once the reward has not risen by `min_delta` for `patience` calls of `on_step`.
+    """Stop once the reward has not risen by `min_delta` for `patience` calls of `on_step`, or has reached `threshold`.
 
     Parameters
     ----------
@@ -91,13 +97,16 @@ class EarlyStoppingCallback(Callback):
         Calls without improvement that are borne. A NaN reward (no episode has ended yet) does not count.
     min_delta : float
         What counts as an improvement, in units of reward.
+    threshold : float, optional
+        Reward that is good enough.
     """
 
-    def __init__(self, patience: int = 10, min_delta: float = 0.0):
+    def __init__(self, patience: int = 10, min_delta: float = 0.0, threshold: float | None = None):
         if patience < 1:
             raise ValueError(f"EarlyStoppingCallback: patience must be >= 1, got {patience}")
         self.patience = patience
         self.min_delta = min_delta
+        self.threshold = threshold
         self.best = -math.inf
         self.waited = 0
 
@@ -109,7 +118,7 @@ class EarlyStoppingCallback(Callback):
             self.waited = 0
         else:
             self.waited += 1
-        return self.waited < self.patience
+        return self.waited < self.patience and (self.threshold is None or reward < self.threshold)
 
 
 class EvalCallback(Callback):
@@ -123,39 +132,342 @@ class EvalCallback(Callback):
         Episodes of one evaluation.
     seed : int, optional
         Seed of the evaluation environment; None: 10_000 + the algorithm's seed.
+    stop_at : float, optional
+        Training stops right after an evaluation whose mean return reaches this.
+    patience : int, optional
+        Training stops right after this many evaluations in a row without a new best one.
+
+    Attributes
+    ----------
+    evaluations : list of (int, Evaluation)
+        Environment steps and what was found there.
+    best : float
+        Mean return of the best evaluation so far; -inf before the first.
+    stopped : str or None
+        Why this callback stopped the training, if it did.
     """
 
-    def __init__(self, n_points: int = 10, n_episodes: int = 20, seed: int | None = None):
+    def __init__(
+        self,
+        n_points: int = 10,
+        n_episodes: int = 20,
+        seed: int | None = None,
+        stop_at: float | None = None,
+        patience: int | None = None,
+    ):
         if n_points < 0:
             raise ValueError(f"EvalCallback: n_points must be >= 0, got {n_points}")
+        if patience is not None and patience < 1:
+            raise ValueError(f"EvalCallback: patience must be >= 1, got {patience}")
         self.n_points = n_points
         self.n_episodes = n_episodes
         self.seed = seed
+        self.stop_at = stop_at
+        self.patience = patience
         self.evaluations: list[tuple[int, Evaluation]] = []
+        self.best = -math.inf
+        self.waited = 0
+        self.stopped: str | None = None
         self._due: list[int] = []
 
     def on_training_start(self, *, algorithm, **info: Any) -> None:
         c = algorithm.counters
         points = [c.horizon_start + round(c.horizon_steps * (i + 1) / self.n_points) for i in range(self.n_points)]
         self._due = [point for point in points if point > c.env_steps]
+        self.waited, self.stopped = 0, None
 
     def on_step(self, *, step: int, algorithm, **info: Any) -> bool:
         if self._due and step >= self._due[0]:
             self._due = [point for point in self._due if point > step]
-            self._evaluate(algorithm)
-        return True
+            self.evaluate(algorithm)
+            # At the horizon there is nothing left to stop.
+            if step < algorithm.counters.horizon_start + algorithm.counters.horizon_steps:
+                self.stopped = self._reason()
+        return self.stopped is None
 
     def on_training_end(self, *, algorithm, **info: Any) -> None:
         c = algorithm.counters
-        evaluated = self.evaluations[-1][0] if self.evaluations else None
-        if c.env_steps >= c.horizon_start + c.horizon_steps and evaluated != c.env_steps:
-            self._evaluate(algorithm)
+        if c.env_steps >= c.horizon_start + c.horizon_steps:
+            self.evaluate(algorithm)
 
-    def _evaluate(self, algorithm) -> None:
-        evaluation = algorithm.evaluate(self.n_episodes, self.seed)
+    def evaluate(self, algorithm) -> None:
+        """Evaluate now, unless the last evaluation was made at this very step."""
         step = algorithm.counters.env_steps
+        if self.evaluations and self.evaluations[-1][0] == step:
+            return
+        evaluation = algorithm.evaluate(self.n_episodes, self.seed)
         self.evaluations.append((step, evaluation))
+        mean = evaluation.summary()["mean_return"]
+        self.waited = 0 if mean > self.best else self.waited + 1
+        self.best = max(self.best, mean)
         algorithm.callbacks.on_evaluation(step=step, evaluation=evaluation, algorithm=algorithm)
+
+    def _reason(self) -> str | None:
+        mean = self.evaluations[-1][1].summary()["mean_return"]
+        if self.stop_at is not None and mean >= self.stop_at:
+            return f"the evaluation's mean return {mean:.1f} reached stop_at={self.stop_at:g}"
+        if self.patience is not None and self.waited >= self.patience:
+            return f"{self.waited} evaluations in a row were no better than {self.best:.1f} (patience={self.patience})"
+        return None
+
+
+class TimeLimitCallback(Callback):
+    """Stop at the first update past `seconds` of wall time.
+
+    Parameters
+    ----------
+    seconds : float
+        Wall time from the start of training, evaluations and checkpoints included.
+    evaluation : EvalCallback, optional
+        Asked for one more evaluation when time is up, so that what is handed over has a score.
+    """
+
+    def __init__(self, seconds: float, evaluation: EvalCallback | None = None):
+        if not seconds > 0:
+            raise ValueError(f"TimeLimitCallback: seconds must be > 0, got {seconds}")
+        self.seconds = seconds
+        self.evaluation = evaluation
+        self.reached = False
+        self._end = math.inf
+
+    def on_training_start(self, **info: Any) -> None:
+        self._end, self.reached = time.monotonic() + self.seconds, False
+
+    def on_step(self, *, algorithm, **info: Any) -> bool:
+        if time.monotonic() < self._end:
+            return True
+        self.reached = True
+        if self.evaluation is not None:
+            self.evaluation.evaluate(algorithm)
+        return False
+
+
+class TimingCallback(Callback):
+    """Where the wall time goes: collecting experience, updating, or anything else (evaluations, checkpoints, loggers).
+
+    Each update's shares join its metrics as ``time/collect_share``, ``time/update_share`` and ``time/other_share``;
+    loggers that come later in the list (the algorithm's own ``logger=`` does) see them.
+    """
+
+    def __init__(self) -> None:
+        self.collect_s = 0.0
+        self.update_s = 0.0
+        self.total_s = 0.0
+        self._at = 0.0
+
+    def on_training_start(self, **info: Any) -> None:
+        self._at = time.perf_counter()
+
+    def on_step(self, *, metrics: dict[str, float], **info: Any) -> bool:
+        passed = self._lap()
+        collect, update = metrics["time/collect_s"], metrics["time/update_s"]
+        self.collect_s += collect
+        self.update_s += update
+        metrics["time/collect_share"] = collect / passed
+        metrics["time/update_share"] = update / passed
+        metrics["time/other_share"] = 1.0 - (collect + update) / passed
+        return True
+
+    def on_training_end(self, **info: Any) -> None:
+        self._lap()
+
+    def _lap(self) -> float:
+        """Seconds since the last call, which count as training's."""
+        now = time.perf_counter()
+        passed, self._at = now - self._at, now
+        self.total_s += passed
+        return passed
+
+    def summary(self) -> dict[str, float]:
+        """``total_s`` of all training so far, and the shares of it: ``collect update other``; empty before any."""
+        if not self.total_s:
+            return {}
+        collect, update = self.collect_s / self.total_s, self.update_s / self.total_s
+        return {"total_s": self.total_s, "collect": collect, "update": update, "other": 1.0 - collect - update}
+
+
+class ProgressCallback(Callback):
+    """A plain line every few seconds: steps, speed, return, evaluation.
+
+    Parameters
+    ----------
+    every_s : float
+        Seconds between two lines; evaluations and the end have lines of their own.
+    file : text file, optional
+        Where the lines go; None: stderr.
+    """
+
+    def __init__(self, every_s: float = 5.0, file: TextIO | None = None):
+        self.every_s = every_s
+        self.file = file
+        self._shown_at = 0.0
+        self._goal = 0
+        self._state = ""
+
+    def on_training_start(self, *, algorithm, **info: Any) -> None:
+        self._shown_at = time.monotonic()
+        self._goal = algorithm.counters.horizon_start + algorithm.counters.horizon_steps
+
+    def on_step(self, *, step: int, reward: float, metrics: dict[str, float], **info: Any) -> bool:
+        self._state = f"{metrics['time/steps_per_second']:,.0f} steps/s, return {reward:.1f}"
+        if time.monotonic() - self._shown_at >= self.every_s:
+            self._print(step, self._state)
+        return True
+
+    def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
+        s = evaluation.summary()
+        self._print(step, f"evaluation {s['mean_return']:.1f} ± {s['std_return']:.1f} ({s['n_episodes']} episodes)")
+
+    def on_training_end(self, *, algorithm, **info: Any) -> None:
+        self._print(algorithm.counters.env_steps, f"done, {self._state}")
+
+    def _print(self, step: int, text: str) -> None:
+        self._shown_at = time.monotonic()
+        print(f"{step:,}/{self._goal:,} steps: {text}", file=self.file or sys.stderr, flush=True)
+
+
+class VideoCallback(Callback):
+    """Film an episode of evaluations, as ``<folder>/step-000012800.mp4``.
+
+    It is played apart, on the evaluation's seed (for native ids in gymnasium's environment, which has pictures);
+    neither the evaluation nor the training changes. Needs the extra ``video`` (``pip install "rlox-cli[video]"``).
+
+    Parameters
+    ----------
+    folder : path
+        Where the films go.
+    every_evaluations : int
+        Film every so many evaluations, beginning with the first.
+    kind : str
+        ``mp4`` or ``gif``.
+    fps : int, optional
+        Frames per second of the film; None: what the environment says.
+
+    Raises
+    ------
+    ImportError
+        At once, if the package that writes films is not installed.
+    """
+
+    def __init__(self, folder: str | Path, every_evaluations: int = 1, kind: str = "mp4", fps: int | None = None):
+        if every_evaluations < 1:
+            raise ValueError(f"VideoCallback: every_evaluations must be >= 1, got {every_evaluations}")
+        self.folder = Path(folder)
+        self.every_evaluations = every_evaluations
+        self.kind = kind
+        self.fps = fps
+        self.paths: list[Path] = []
+        self._evaluations = 0
+        # An unknown kind or a missing package is to be told now, not hours later.
+        VideoWriter(self.folder / f"step.{kind}", fps or 30)
+
+    def on_evaluation(self, *, step: int, evaluation, algorithm, **info: Any) -> None:
+        due = self._evaluations % self.every_evaluations == 0
+        self._evaluations += 1
+        if due:
+            path = self.folder / f"step-{step:09d}.{self.kind}"
+            with VideoWriter(path, self.fps or render_fps(algorithm.env_id)) as video:
+                algorithm.evaluate(1, evaluation.seed, evaluation.deterministic, frames=video.add)
+            self.paths.append(path)
+
+
+@dataclass(frozen=True)
+class _Advice:
+    """Say `line` once `holds` was true for `updates` updates in a row; `metric` must be there and be a number."""
+
+    metric: str
+    holds: Callable[[float], bool]
+    updates: int
+    line: str
+
+
+_ADVICE = (
+    _Advice(
+        "explained_variance",
+        lambda value: value < 0.0,
+        20,
+        "explained variance is below 0 ({value:.2f}): the critic predicts returns worse than their mean would; "
+        "raise vf_coef or learning_rate, normalise observations or rewards, or check that gamma fits the episodes",
+    ),
+    _Advice(
+        "approx_kl",
+        lambda value: value > 0.1,
+        10,
+        "approx_kl is above 0.1 ({value:.2f}): each update throws the policy far from the one that collected its data; "
+        "lower learning_rate or n_epochs, or set target_kl=0.02",
+    ),
+    _Advice(
+        "clip_fraction",
+        lambda value: value > 0.5,
+        10,
+        "clip_fraction is above 0.5 ({value:.2f}): most samples give no gradient any more; lower learning_rate or "
+        "n_epochs, or raise batch_size",
+    ),
+)
+_ENTROPY = (
+    "the policy's entropy fell below 1 % of its start ({value:.2g} of {start:.2g} nats): it has stopped exploring; if "
+    "the return is not what you want yet, raise ent_coef or lower learning_rate"
+)
+_GRAD_NORM = (
+    "grad_norm is more than 100 times its recent median ({value:.3g} against {median:.3g}): the loss is exploding; "
+    "lower learning_rate, set max_grad_norm=0.5, or normalise rewards"
+)
+_LASTING, _RECENT = 3, 50  # updates: how long entropy and grad_norm must stay out, how many the median is taken of
+
+
+class AdviceCallback(Callback):
+    """Watches the metrics for the well-known ways in which training goes wrong, and says so once for each.
+
+    ===================  ========================================================
+    explained_variance   below 0 for 20 updates in a row
+    approx_kl            above 0.1 for 10 updates in a row
+    clip_fraction        above 0.5 for 10 updates in a row
+    entropy              of a discrete policy: below 1 % of its start, for 3
+    grad_norm            above 100 times the median of the last 50, for 3
+    ===================  ========================================================
+
+    Parameters
+    ----------
+    tell : callable, optional
+        Given each line: what it means and what to change. None: they go to stderr.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None):
+        self.tell = tell
+        self.told: list[str] = []  # kinds, by their metric
+        self._streaks: dict[str, int] = {}
+        self._entropy_start: float | None = None
+        self._grad_norms: deque[float] = deque(maxlen=_RECENT)
+
+    def on_step(self, *, metrics: dict[str, float], algorithm, **info: Any) -> bool:
+        for advice in _ADVICE:
+            value = metrics.get(advice.metric, math.nan)
+            # Explained variance is NaN where all returns are equal, which says nothing either way.
+            if not math.isnan(value):
+                self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
+        if "entropy" in metrics and algorithm.spec.discrete:
+            value = metrics["entropy"]
+            if self._entropy_start is None:
+                self._entropy_start = value
+            start = self._entropy_start
+            self._judge("entropy", value < 0.01 * start, _LASTING, _ENTROPY, value=value, start=start)
+        if "grad_norm" in metrics:
+            value = metrics["grad_norm"]
+            if len(self._grad_norms) >= _RECENT // 5:
+                median = statistics.median(self._grad_norms)
+                self._judge("grad_norm", value > 100.0 * median > 0.0, _LASTING, _GRAD_NORM, value=value, median=median)
+            self._grad_norms.append(value)
+        return True
+
+    def _judge(self, kind: str, holds: bool, updates: int, line: str, **values: float) -> None:
+        self._streaks[kind] = self._streaks.get(kind, 0) + 1 if holds else 0
+        if self._streaks[kind] == updates and kind not in self.told:
+            self.told.append(kind)
+            text = line.format(**values)
+            if self.tell is None:
+                print(f"advice: {text}", file=sys.stderr)
+            else:
+                self.tell(text)
 
 
 class CheckpointCallback(Callback):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
 from rlox.policies import ActorCritic, check_policy
 from rlox.streams import Stream
+from rlox.vec_normalize import VecNormalize
 
 RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -27,8 +28,9 @@ class RolloutCollector:
 
     Parameters
     ----------
-    env_id : str or callable
-        A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
+    env_id : str, callable or gymnasium.Env
+        A native id, any gymnasium id, a callable that returns a ``gymnasium.Env``, or (with one environment) such an
+        object.
     n_envs : int
         Number of environments N.
     seed : int
@@ -37,11 +39,16 @@ class RolloutCollector:
         Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
     reward_fn : callable, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
-        arrays; what it returns replaces the rewards that are learned from. Episode statistics stay the environment's.
+        arrays in the environment's own units; what it returns replaces the rewards that are learned from. Episode
+        statistics stay the environment's.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
         Where the policy lives and the batches go.
+    normalizer : VecNormalize, optional
+        Normalises observations and (after `reward_fn`) rewards, and learns its statistics on the way.
+    env_wrappers, env_workers
+        gymnasium wrappers and worker processes (see `rlox.envs.make_vec_env`).
     """
 
     def __init__(
@@ -54,17 +61,23 @@ class RolloutCollector:
         reward_fn: RewardFn | None = None,
         env_kwargs: dict[str, Any] | None = None,
         device: str | torch.device = "cpu",
+        normalizer: VecNormalize | None = None,
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
     ):
-        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs)
+        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers)
         self.spec = spec_of(self.env)
         self.n_envs = n_envs
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.reward_fn = reward_fn
+        self.normalizer = normalizer
         self.device = torch.device(device)
         self.rng = Rng(seed, Stream.ACTION)
         self._name = env_name(env_id)
-        self._obs: np.ndarray | None = None  # (N, D), where the next rollout starts
+        self._raw: np.ndarray | None = (
+            None  # (N, *obs_shape), where the next rollout starts, as the environment says it
+        )
 
     def collect(self, policy: nn.Module, n_steps: int) -> RolloutBatch:
         """Take `n_steps` steps in every environment.
@@ -87,17 +100,18 @@ class RolloutCollector:
         check_policy(policy, "RolloutCollector.collect")
         if n_steps < 1:
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
-        n, spec = self.n_envs, self.spec
-        obs = torch.empty(n_steps + 1, n, spec.obs_dim)
-        actions = (
-            torch.empty((n_steps, n), dtype=torch.int64) if spec.discrete else torch.empty(n_steps, n, spec.act_dim)
-        )
+        n, spec, normalizer = self.n_envs, self.spec, self.normalizer
+        normalize_obs = normalizer is not None and normalizer.obs
+        obs_np = np.empty((n_steps + 1, n, *spec.obs_shape), spec.obs_dtype)
+        obs = torch.from_numpy(obs_np)
+        actions_np = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
+        actions = torch.from_numpy(actions_np)
         rewards = np.empty((n_steps, n))
         terminated = np.empty((n_steps, n), np.bool_)
         truncated = np.empty((n_steps, n), np.bool_)
         episode_return = np.empty((n_steps, n))
         episode_length = np.empty((n_steps, n), np.int64)
-        final_obs = np.empty((n, spec.obs_dim), np.float32)
+        final_obs = np.empty((n, *spec.obs_shape), spec.obs_dtype)
 
         ours = isinstance(policy, ActorCritic)
         if ours:
@@ -107,8 +121,12 @@ class RolloutCollector:
         sampled_log_probs = []
         limits: list[tuple[int, np.ndarray, np.ndarray]] = []  # (step, which environments, what they truly reached)
 
-        obs_np, actions_np = obs.numpy(), actions.numpy()
-        obs_np[0] = self.env.reset_all() if self._obs is None else self._obs
+        if self._raw is None:
+            self._raw = self.env.reset_all()
+            if normalizer is not None:
+                normalizer.update(self._raw)
+        obs_np[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
+        before = self._raw  # what `reward_fn` is shown: never normalised
         try:
             with torch.inference_mode():
                 for t in range(n_steps):
@@ -121,11 +139,11 @@ class RolloutCollector:
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action, actions)
                     actions[t] = action
-                    taken = actions_np[t]
+                    taken, after = actions_np[t], obs_np[t + 1]
                     self.env.step_all(
-                        taken if spec.discrete else np.clip(taken, spec.act_low, spec.act_high),
+                        spec.clip(taken),
                         {
-                            "obs": obs_np[t + 1],
+                            "obs": after,
                             "rewards": rewards[t],
                             "terminated": terminated[t],
                             "truncated": truncated[t],
@@ -135,20 +153,28 @@ class RolloutCollector:
                         },
                     )
                     if self.reward_fn is not None:
-                        rewards[t] = self._shaped(obs_np[t], taken, rewards[t])
+                        rewards[t] = self._shaped(before, taken, rewards[t])
+                    before = after
+                    if normalizer is not None:
+                        before = after.copy() if normalize_obs else after
+                        normalizer.update(before)
+                        rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
+                        if normalize_obs:
+                            after[:] = normalizer.normalize(before)
                     if truncated[t].any():
                         which = np.flatnonzero(truncated[t])
-                        limits.append((t, which, final_obs[which]))
+                        reached = final_obs[which]
+                        limits.append((t, which, normalizer.normalize(reached) if normalize_obs else reached))
         except RuntimeError as e:
             if "mat1 and mat2" not in str(e):
                 raise
             raise ValueError(
                 f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
             ) from e
-        self._obs = obs_np[n_steps].copy()
+        self._raw = before.copy()
 
         with torch.no_grad():
-            seen = obs[:n_steps].reshape(-1, spec.obs_dim).to(self.device)
+            seen = obs[:n_steps].flatten(0, 1).to(self.device)
             flat_actions = actions.flatten(0, 1).to(self.device)
             reached = [obs[n_steps], *(torch.from_numpy(states) for _, _, states in limits)]
             rows = torch.cat([seen, torch.cat(reached).to(self.device)])
@@ -201,24 +227,19 @@ class RolloutCollector:
         return shaped
 
     def _refuse_action(self, action: torch.Tensor, expected: torch.Tensor) -> None:
-        kind = (
-            f"{self.spec.n_actions} discrete actions"
-            if self.spec.discrete
-            else f"{self.spec.act_dim} action components"
-        )
         raise ValueError(
             f"RolloutCollector.collect: the policy must act with shape {tuple(expected.shape[1:])} on {self._name} "
-            f"({kind}), got {tuple(action.shape)}"
+            f"({self.spec.describe_actions()}), got {tuple(action.shape)}"
         )
 
     def state(self) -> dict[str, np.ndarray] | None:
         """Exact snapshot of native environments; None for foreign ones, which start fresh episodes after a restore."""
-        return self.env.get_state() if self.exact and self._obs is not None else None
+        return self.env.get_state() if self.exact and self._raw is not None else None
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from what `state` returned."""
         self.env.set_state(state)
-        self._obs = self.env.observe()
+        self._raw = self.env.observe()
 
     @property
     def exact(self) -> bool:

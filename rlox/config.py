@@ -7,6 +7,8 @@ Free of PyTorch and Hydra, so that help, completion and validation answer at onc
 from __future__ import annotations
 
 import difflib
+import math
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -15,6 +17,7 @@ from typing import Any
 
 SCHEDULES = ("constant", "linear")
 ACTIVATIONS = ("tanh", "relu")
+OPTIMIZERS = ("adam", "rmsprop")
 DEVICES = ("auto", "cpu", "cuda")
 WANDB_MODES = ("online", "offline")
 
@@ -24,6 +27,11 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     choices = sorted(choices)
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"try one of {', '.join(choices)}"
+
+
+def _is_below(path: str) -> bool:
+    """Whether `path` names something inside the folder it is joined to."""
+    return bool(path.strip("./")) and not path.startswith("/") and ".." not in path.split("/")
 
 
 def _type_name(kind: Any) -> str:
@@ -88,13 +96,14 @@ class OnPolicyConfig(Config):
     """What every on-policy actor-critic shares."""
 
     n_steps: int = 128  # steps per environment in one rollout
-    learning_rate: float = 2.5e-4  # Adam step size at the start
+    learning_rate: float = 2.5e-4  # step size of the optimiser at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
     gamma: float = 0.99  # discount factor per step, in [0, 1]
     gae_lambda: float = 0.95  # decay of the advantage trace per step, in [0, 1]
     ent_coef: float = 0.01  # weight of the entropy bonus, per nat
     vf_coef: float = 0.5  # weight of the squared value error
     max_grad_norm: float | None = 0.5  # global gradient norm is clipped to this; null: off
+    optimizer: str = "adam"  # adam or rmsprop, both with eps 1e-5
     normalize_advantages: bool = True  # zero mean, unit variance in each minibatch
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])  # units per hidden layer, actor and critic alike
     activation: str = "tanh"  # tanh or relu
@@ -113,6 +122,7 @@ class OnPolicyConfig(Config):
             self.learning_rate_schedule in SCHEDULES,
             f"be one of {', '.join(SCHEDULES)}",
         )
+        yield "optimizer", self.optimizer in OPTIMIZERS, f"be one of {', '.join(OPTIMIZERS)}"
         yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
         yield "gae_lambda", 0 <= self.gae_lambda <= 1, "be in [0, 1]"
         yield "ent_coef", 0 <= self.ent_coef < float("inf"), "be >= 0 and finite"
@@ -157,6 +167,18 @@ class PPOConfig(OnPolicyConfig):
 
 
 @dataclass
+class A2CConfig(OnPolicyConfig):
+    """Advantage Actor-Critic, synchronous (Mnih et al. 2016, arXiv:1602.01783)."""
+
+    n_steps: int = 5  # steps per environment in one rollout, which is one gradient step
+    learning_rate: float = 7e-4  # step size of the optimiser at the start
+    gae_lambda: float = 1.0  # decay of the advantage trace per step, in [0, 1]
+    ent_coef: float = 0.0  # weight of the entropy bonus, per nat
+    optimizer: str = "rmsprop"  # adam or rmsprop, both with eps 1e-5
+    normalize_advantages: bool = False  # zero mean, unit variance in each rollout
+
+
+@dataclass
 class EnvConfig(Config):
     """The environment a run trains on."""
 
@@ -184,6 +206,9 @@ class EvalConfig(Config):
 
     def rules(self):
         yield "n_points", self.n_points >= 0, "be >= 0"
+        stops = self.stop_at is not None or self.patience is not None
+        yield "n_points", self.n_points >= 1 or not stops, "be >= 1 where stop_at or patience is set"
+        yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
         yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
         yield "n_episodes", self.n_episodes >= 1, "be >= 1"
         yield "seed", self.seed is None or 0 <= self.seed < 2**63, "be in [0, 2**63) or null"
@@ -240,12 +265,18 @@ class TensorboardConfig(Config):
 
     folder: str = "tensorboard"  # below the run folder
 
+    def rules(self):
+        yield "folder", _is_below(self.folder), "be a relative path without .."
+
 
 @dataclass
 class CsvConfig(Config):
     """A table of the run's metrics, one row a step, mirrored from the record into the run folder."""
 
     file: str = "metrics.csv"  # below the run folder
+
+    def rules(self):
+        yield "file", _is_below(self.file) and self.file.endswith(".csv"), "be a relative path to a .csv, without .."
 
 
 @dataclass
@@ -279,8 +310,16 @@ class RunConfig(Config):
     def rules(self):
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
         yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
+        timed = self.max_time is None or bool(self.max_seconds)
+        yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
         yield "threads", self.threads >= 0, "be >= 0"
+
+    @property
+    def max_seconds(self) -> int | None:
+        """`max_time` in seconds; None where it is null, or no time."""
+        found = re.fullmatch(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time or "")
+        return sum(unit * int(n or 0) for unit, n in zip((3600, 60, 1), found.groups(), strict=True)) if found else None
 
     @property
     def eval_seed(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlox.envs import make_vec_env, spec_of
-from rlox.gym_vec_env import make_gym_env
+from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
 from rlox.policies import ActorCritic
@@ -81,27 +81,56 @@ def evaluate(
     deterministic: bool = True,
     env_kwargs: dict[str, Any] | None = None,
     device: str | torch.device = "cpu",
+    wrappers: Sequence[Any] = (),
+    transform: Callable[[np.ndarray], np.ndarray] | None = None,
+    frames: Callable[[np.ndarray], None] | None = None,
+    render: bool = False,
 ) -> Evaluation:
     """Play `n_episodes` episodes of one fresh environment seeded `seed`.
 
     Nothing that training draws from is touched. Native episodes are played side by side: each starts exactly where one
     environment, played through, would start it.
 
+    Parameters
+    ----------
+    policy : Module
+        Acts by ``mode``, or by sampling if not `deterministic`.
+    env_id : str, callable or gymnasium.Env
+        An environment object is left as it is: another is made from its spec.
+    n_episodes, seed : int
+        How many episodes, and what decides their starts.
+    deterministic : bool
+        Whether the policy's ``mode`` acts, or a sample.
+    env_kwargs, wrappers
+        As `rlox.envs.make_vec_env` takes them.
+    device : str
+        Where the policy lives.
+    transform : callable, optional
+        What (B, …) observations go through before the policy sees them, such as a frozen normalisation.
+    frames : callable, optional
+        Given each picture of the first episode, (H, W, 3) uint8. The environment is gymnasium's then, for native ids
+        too.
+    render : bool
+        Show the episodes in a window, likewise in gymnasium's environment.
+
     Raises
     ------
     TypeError
         If `deterministic` and the policy has no ``mode``.
     ValueError
-        If `n_episodes` < 1 or the environment is unknown.
+        If `n_episodes` < 1, the environment is unknown, or it cannot be rendered as asked for.
     """
     if n_episodes < 1:
         raise ValueError(f"evaluate: n_episodes must be >= 1, got {n_episodes}")
+    if render and frames is not None:
+        raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
     mode = require_mode(policy, "evaluate") if deterministic else None
     rng = Rng(seed, Stream.EVALUATION)
     device = torch.device(device)
 
     def act(obs: np.ndarray) -> np.ndarray:
-        rows = torch.from_numpy(obs).to(device)
+        seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
+        rows = torch.from_numpy(seen).to(device)
         if mode is not None:
             actions = mode(rows)
         elif isinstance(policy, ActorCritic):
@@ -112,14 +141,17 @@ def evaluate(
             actions = policy.get_action_and_logprob(rows)[0]
         return actions.cpu().numpy()
 
-    native = isinstance(env_id, str) and env_id in NATIVE_ENVS and not env_kwargs
-    play = _play_native if native else _play_gym
+    native = isinstance(env_id, str) and env_id in NATIVE_ENVS
     with torch.inference_mode():
-        returns, lengths = play(act, env_id, n_episodes, seed, env_kwargs)
+        if native and not (env_kwargs or wrappers or render or frames is not None):
+            returns, lengths = _play_native(act, env_id, n_episodes, seed)
+        else:
+            mode_name = "human" if render else None if frames is None else "rgb_array"
+            returns, lengths = _play_gym(act, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames)
     return Evaluation(returns, lengths, seed, deterministic)
 
 
-def _play_native(act, env_id, n_episodes, seed, _kwargs) -> tuple[np.ndarray, np.ndarray]:
+def _play_native(act, env_id, n_episodes, seed) -> tuple[np.ndarray, np.ndarray]:
     returns, lengths = np.empty(n_episodes), np.empty(n_episodes, np.int64)
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
@@ -135,7 +167,7 @@ def _play_native(act, env_id, n_episodes, seed, _kwargs) -> tuple[np.ndarray, np
         running = np.ones(n, bool)
         while running.any():
             actions = act(obs)
-            step = env.step_all(actions if spec.discrete else np.clip(actions, spec.act_low, spec.act_high))
+            step = env.step_all(spec.clip(actions))
             ended = running & (step["terminated"] | step["truncated"])
             at = first + np.flatnonzero(ended)
             returns[at] = step["episode_return"][ended]
@@ -145,19 +177,34 @@ def _play_native(act, env_id, n_episodes, seed, _kwargs) -> tuple[np.ndarray, np
     return returns, lengths
 
 
-def _play_gym(act, env_id, n_episodes, seed, kwargs) -> tuple[np.ndarray, np.ndarray]:
-    env = make_gym_env(env_id, kwargs)
-    space = env.action_space
-    discrete = not space.shape and space.dtype.kind == "i"
+def _play_gym(act, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames) -> tuple[np.ndarray, np.ndarray]:
+    if render_mode is not None:
+        kwargs = {**(kwargs or {}), "render_mode": render_mode}
+    env = make_fresh_gym_env(env_id, kwargs, wrappers)
     returns, lengths = np.zeros(n_episodes), np.zeros(n_episodes, np.int64)
     try:
+        if env.render_mode != render_mode and render_mode is not None:
+            modes = env.metadata.get("render_modes") or ["none"]
+            raise ValueError(
+                f"evaluate: {env_name(env_id)} must offer the render mode {render_mode}, it has {', '.join(modes)}"
+            )
+        adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
+        spec = adapter.spec
+
+        def show(episode: int) -> None:
+            if frames is not None and episode == 0:
+                frames(np.asarray(env.render()))
+
         for i in range(n_episodes):
-            obs, _ = env.reset(seed=seed % 2**31 if i == 0 else None)
+            raw, _ = env.reset(seed=seed % 2**31 if i == 0 else None)
+            show(i)
             over = False
             while not over:
-                action = act(np.asarray(obs, np.float32)[None])[0]
-                action = int(action) + int(space.start) if discrete else np.clip(action, space.low, space.high)
-                obs, reward, terminated, truncated, _ = env.step(action)
+                # A copy, whose rows the policy may keep; an environment may use its array again.
+                obs = np.array(adapter.observe(raw), spec.obs_dtype, order="C")[None]
+                actions = checked_actions(spec, spec.clip(act(obs)), 1, "evaluate")
+                raw, reward, terminated, truncated, _ = env.step(adapter.to_env(actions[0]))
+                show(i)
                 returns[i] += float(reward)
                 lengths[i] += 1
                 over = terminated or truncated

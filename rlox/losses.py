@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rlox.policies import policy_outputs
+
 
 def ppo_clip(
     log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor, clip_eps: float
@@ -32,6 +34,22 @@ def ppo_clip(
         approx_kl = (ratio - 1.0 - log_ratio).mean()
         clip_fraction = (ratio != clipped).float().mean()
     return loss, {"approx_kl": approx_kl, "clip_fraction": clip_fraction}
+
+
+def policy_gradient(log_probs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """The policy-gradient surrogate ``-mean(log_prob * advantage)`` (Mnih et al. 2016, arXiv:1602.01783, sec. 4).
+
+    Both (B,); the advantages are constants.
+    """
+    return -(log_probs * advantages.detach()).mean()
+
+
+def normalized(advantages: torch.Tensor) -> torch.Tensor:
+    """`advantages` (B,) with zero mean and unit variance; a single one stays as it is, having no variance."""
+    if len(advantages) < 2:
+        return advantages
+    std, mean = torch.std_mean(advantages)
+    return (advantages - mean) / (std + 1e-8)
 
 
 def value_loss(
@@ -95,9 +113,9 @@ class PPOLoss:
         metrics : dict of Tensor ()
             ``policy_loss value_loss entropy approx_kl clip_fraction``, detached; a number only where one is asked for.
         """
-        log_probs, entropy = policy.get_logprob_and_entropy(obs, actions)
+        log_probs, entropy, values = policy_outputs(policy, obs, actions)
         policy_loss, metrics = ppo_clip(log_probs, old_log_probs, advantages, self.clip_eps)
-        v_loss = value_loss(policy.get_value(obs), returns, old_values, self.clip_vf)
+        v_loss = value_loss(values, returns, old_values, self.clip_vf)
         mean_entropy = entropy.mean()
         loss = policy_loss + self.vf_coef * v_loss - self.ent_coef * mean_entropy
         return loss, {

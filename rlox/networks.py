@@ -28,16 +28,19 @@ def _orthogonal(rows: int, cols: int, gain: float, rng: Rng) -> np.ndarray:
 
 
 @torch.no_grad()
-def init_linear_(layer: nn.Linear, gain: float, orthogonal: bool, rng: Rng) -> nn.Linear:
-    """Set weights in place: orthogonal with zero bias, or U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias."""
-    rows, cols = layer.weight.shape
+def init_layer_(layer: nn.Linear | nn.Conv2d, gain: float, orthogonal: bool, rng: Rng) -> nn.Module:
+    """Set weights in place: orthogonal with zero bias, or U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias.
+
+    A convolution's kernel counts as the matrix (channels out, channels in * height * width).
+    """
+    rows, cols = layer.weight.flatten(1).shape
     if orthogonal:
         weight, bias = _orthogonal(rows, cols, gain, rng), np.zeros(rows)
     else:
         bound = 1.0 / math.sqrt(cols)
         weight = bound * (2.0 * rng.uniform((rows, cols), dtype=np.float64) - 1.0)
         bias = bound * (2.0 * rng.uniform((rows,), dtype=np.float64) - 1.0)
-    layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
+    layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)).view_as(layer.weight))
     layer.bias.copy_(torch.from_numpy(bias))
     return layer
 
@@ -65,7 +68,28 @@ def mlp(
         last = i == len(sizes) - 2
         # skip_init: nn.Linear would draw its own weights from PyTorch's global generator, which belongs to the user.
         layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-        layers.append(init_linear_(layer, out_gain if last else math.sqrt(2.0), orthogonal, rng))
+        layers.append(init_layer_(layer, out_gain if last else math.sqrt(2.0), orthogonal, rng))
         if not last:
             layers.append(nonlinearity())
     return nn.Sequential(*layers)
+
+
+def nature_cnn(shape: tuple[int, int, int], orthogonal: bool, rng: Rng) -> tuple[nn.Sequential, int]:
+    """The convolutional network of Mnih et al. 2015 (doi:10.1038/nature14236) for images (C, H, W), and its 512
+    features.
+
+    Raises
+    ------
+    ValueError
+        If the image is smaller than the 36 x 36 pixels that its three convolutions need.
+    """
+    channels, height, width = shape
+    if min(height, width) < 36:
+        raise ValueError(f"nature_cnn: an image must have at least 36 x 36 pixels, got {height} x {width}")
+    gain, layers = math.sqrt(2.0), []
+    for n_out, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        convolution = nn.utils.skip_init(nn.Conv2d, channels, n_out, size, stride)
+        layers += [init_layer_(convolution, gain, orthogonal, rng), nn.ReLU()]
+        channels, height, width = n_out, (height - size) // stride + 1, (width - size) // stride + 1
+    linear = nn.utils.skip_init(nn.Linear, channels * height * width, 512)
+    return nn.Sequential(*layers, nn.Flatten(), init_layer_(linear, gain, orthogonal, rng), nn.ReLU()), 512

@@ -1,4 +1,4 @@
-"""Actor-critics with separate actor and critic networks.
+"""Actor-critics for every action space.
 
 The three methods that any policy must have, ours or a user's module:
 
@@ -7,7 +7,7 @@ The three methods that any policy must have, ours or a user's module:
 - ``get_logprob_and_entropy(obs, actions) -> (log_probs, entropy)``
 
 and ``mode(obs) -> actions`` where the policy is to be evaluated deterministically. Letters: B rows, D observation size,
-A action size.
+A action size, K components of a multi-discrete action. Observations are (B, D) f32 or (B, C, H, W) uint8 images.
 """
 
 from __future__ import annotations
@@ -20,17 +20,56 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.networks import mlp, rng_from_torch
+from rlox.networks import mlp, nature_cnn, rng_from_torch
 
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActorCritic(nn.Module):
-    """Base of the policies that take their noise from outside, so that rlox's generator decides the actions."""
+    """Base of the policies that take their noise from outside, so that rlox's generator decides the actions.
 
-    actor: nn.Module
-    critic: nn.Module
+    Vector observations go to an actor and a critic network that share nothing. Images go through one convolutional
+    `body` (Mnih et al. 2015) whose features both heads read.
+
+    Parameters
+    ----------
+    obs_dim : int or (C, H, W)
+        Observation size D, or the shape of an image.
+    n_outputs : int
+        Outputs of the actor's head.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves; after the features of an image they may be ``()``.
+    activation : str
+        ``tanh`` or ``relu``.
+    ortho_init : bool
+        Orthogonal initial weights, 0.01 times smaller at the actor's head, else uniform 1/sqrt(fan_in).
+    rng : Rng, optional
+        Generator of the initial weights; by default seeded from PyTorch's.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int | Sequence[int],
+        n_outputs: int,
+        hidden: int | Sequence[int] = 64,
+        activation: str = "tanh",
+        ortho_init: bool = True,
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        widths = [hidden, hidden] if isinstance(hidden, int) else list(hidden)
+        rng = rng or rng_from_torch()
+        self.body: nn.Module | None = None
+        n_inputs = obs_dim
+        if not isinstance(obs_dim, int):
+            self.body, n_inputs = nature_cnn(tuple(obs_dim), ortho_init, rng)
+        self.actor = mlp([n_inputs, *widths, n_outputs], activation, 0.01, ortho_init, rng)
+        self.critic = mlp([n_inputs, *widths, 1], activation, 1.0, ortho_init, rng)
+
+    def features(self, obs: torch.Tensor) -> torch.Tensor:
+        """What both heads read: the observation itself, or the body's features of an image."""
+        return obs if self.body is None else self.body(obs.float() / 255.0)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         """Shape of the noise that `act` takes for `n` observations."""
@@ -48,13 +87,17 @@ class ActorCritic(nn.Module):
         """The most likely action."""
         raise NotImplementedError
 
-    def get_logprob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of `actions` and entropy of the distribution, both (B,), in nats."""
+    def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of `actions` and entropy, both (B,) in nats, from the actor's outputs."""
         raise NotImplementedError
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
-        """Values (B,) of observations (B, D), in units of discounted return."""
-        return self.critic(obs).squeeze(-1)
+        """Values (B,), in units of discounted return."""
+        return self.critic(self.features(obs)).squeeze(-1)
+
+    def get_logprob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of `actions` and entropy of the distribution, both (B,), in nats."""
+        return self.distribution(self.actor(self.features(obs)), actions)
 
     @torch.no_grad()
     def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,38 +108,36 @@ class ActorCritic(nn.Module):
         return actions, self.get_logprob_and_entropy(obs, actions)[0]
 
 
-class DiscretePolicy(ActorCritic):
-    """Categorical policy over `n_actions` actions.
+def policy_outputs(
+    policy: nn.Module, obs: torch.Tensor, actions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities, entropies and values, each (B,); a shared body is run once."""
+    if isinstance(policy, ActorCritic):
+        features = policy.features(obs)
+        return *policy.distribution(policy.actor(features), actions), policy.critic(features).squeeze(-1)
+    return *policy.get_logprob_and_entropy(obs, actions), policy.get_value(obs)
 
-    Parameters
-    ----------
-    obs_dim, n_actions : int
-        Observation size D and number of actions.
-    hidden : int or sequence of int
-        Width of both hidden layers, or the widths themselves; actor and critic share the widths, not the weights.
-    activation : str
-        ``tanh`` or ``relu``.
-    ortho_init : bool
-        Orthogonal initial weights, 0.01 times smaller at the actor's head, else uniform 1/sqrt(fan_in).
-    rng : Rng, optional
-        Generator of the initial weights; by default seeded from PyTorch's.
-    """
+
+def _categorical(logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    log_p = F.log_softmax(logits, -1)
+    log_prob = log_p.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+    return log_prob, -(log_p.exp() * log_p).sum(-1)
+
+
+class DiscretePolicy(ActorCritic):
+    """Categorical policy over `n_actions` actions; further parameters as in `ActorCritic`."""
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | Sequence[int],
         n_actions: int,
         hidden: int | Sequence[int] = 64,
         activation: str = "tanh",
         ortho_init: bool = True,
         rng: Rng | None = None,
     ):
-        super().__init__()
-        widths = [hidden, hidden] if isinstance(hidden, int) else list(hidden)
-        rng = rng or rng_from_torch()
+        super().__init__(obs_dim, n_actions, hidden, activation, ortho_init, rng)
         self.n_actions = n_actions
-        self.actor = mlp([obs_dim, *widths, n_actions], activation, 0.01, ortho_init, rng)
-        self.critic = mlp([obs_dim, *widths, 1], activation, 1.0, ortho_init, rng)
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
         return (n, self.n_actions)
@@ -106,15 +147,50 @@ class DiscretePolicy(ActorCritic):
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Actions (B,) int64. argmax(logits + Gumbel noise) samples softmax(logits) without computing it."""
-        return (self.actor(obs) + noise).argmax(-1)
+        return (self.actor(self.features(obs)) + noise).argmax(-1)
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.actor(obs).argmax(-1)
+        return self.actor(self.features(obs)).argmax(-1)
 
-    def get_logprob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        log_p = F.log_softmax(self.actor(obs), -1)
-        log_prob = log_p.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
-        return log_prob, -(log_p.exp() * log_p).sum(-1)
+    def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _categorical(outputs, actions)
+
+
+class MultiDiscretePolicy(ActorCritic):
+    """K independent categorical choices, `n_choices[k]` each; further parameters as in `ActorCritic`."""
+
+    def __init__(
+        self,
+        obs_dim: int | Sequence[int],
+        n_choices: Sequence[int],
+        hidden: int | Sequence[int] = 64,
+        activation: str = "tanh",
+        ortho_init: bool = True,
+        rng: Rng | None = None,
+    ):
+        super().__init__(obs_dim, sum(n_choices), hidden, activation, ortho_init, rng)
+        self.n_choices = list(n_choices)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, sum(self.n_choices))
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.gumbel(out=out)
+
+    def _argmax(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.argmax(-1) for part in scores.split(self.n_choices, -1)], -1)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (B, K) int64."""
+        return self._argmax(self.actor(self.features(obs)) + noise)
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self._argmax(self.actor(self.features(obs)))
+
+    def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = zip(outputs.split(self.n_choices, -1), actions.unbind(-1), strict=True)
+        log_probs, entropies = zip(*(_categorical(logits, action) for logits, action in parts), strict=True)
+        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
 
 class ContinuousPolicy(ActorCritic):
@@ -122,17 +198,17 @@ class ContinuousPolicy(ActorCritic):
 
     Parameters
     ----------
-    obs_dim, act_dim : int
-        Observation size D and action size A.
-    hidden, activation, ortho_init, rng
-        As in `DiscretePolicy`.
+    obs_dim, hidden, activation, ortho_init, rng
+        As in `ActorCritic`.
+    act_dim : int
+        Action size A.
     log_std_init : float
         Initial log standard deviation of every action component.
     """
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_dim: int | Sequence[int],
         act_dim: int,
         hidden: int | Sequence[int] = 64,
         activation: str = "tanh",
@@ -140,12 +216,8 @@ class ContinuousPolicy(ActorCritic):
         ortho_init: bool = True,
         rng: Rng | None = None,
     ):
-        super().__init__()
-        widths = [hidden, hidden] if isinstance(hidden, int) else list(hidden)
-        rng = rng or rng_from_torch()
+        super().__init__(obs_dim, act_dim, hidden, activation, ortho_init, rng)
         self.act_dim = act_dim
-        self.actor = mlp([obs_dim, *widths, act_dim], activation, 0.01, ortho_init, rng)
-        self.critic = mlp([obs_dim, *widths, 1], activation, 1.0, ortho_init, rng)
         self.log_std = nn.Parameter(torch.full((act_dim,), float(log_std_init)))
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
@@ -156,16 +228,32 @@ class ContinuousPolicy(ActorCritic):
 
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Actions (B, A) f32, not clipped: the environment clips, the log-probability is of what was sampled."""
-        return torch.addcmul(self.actor(obs), noise, self.log_std.exp())
+        return torch.addcmul(self.actor(self.features(obs)), noise, self.log_std.exp())
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.actor(obs)
+        return self.actor(self.features(obs))
 
-    def get_logprob_and_entropy(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        z = (actions - self.actor(obs)) * (-self.log_std).exp()
+    def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = (actions - outputs) * (-self.log_std).exp()
         log_prob = -0.5 * z.square().sum(-1) - (self.log_std.sum() + self.act_dim * _LOG_SQRT_2PI)
         entropy = self.log_std.sum() + self.act_dim * (0.5 + _LOG_SQRT_2PI)
         return log_prob, entropy.expand(len(log_prob))
+
+
+def make_policy(spec, config, rng: Rng) -> ActorCritic:
+    """The default policy for an `rlox.envs.EnvSpec` and an `rlox.config.OnPolicyConfig`."""
+    obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
+    common = {
+        "hidden": config.hidden_sizes,
+        "activation": config.activation,
+        "ortho_init": config.ortho_init,
+        "rng": rng,
+    }
+    if spec.discrete:
+        return DiscretePolicy(obs, spec.n_actions, **common)
+    if spec.n_choices is not None:
+        return MultiDiscretePolicy(obs, spec.n_choices, **common)
+    return ContinuousPolicy(obs, spec.act_dim, log_std_init=config.log_std_init, **common)
 
 
 def check_policy(policy: nn.Module, where: str) -> None:

@@ -7,7 +7,25 @@ from typing import Any
 import numpy as np
 
 
-class PPOTrainer:
+class Trainer:
+    """What the trainers share: the algorithm, and its verbs under the same names."""
+
+    algorithm: Any
+
+    def train(self, total_timesteps: int) -> dict[str, float]:
+        """Train for `total_timesteps` environment steps; returns the last metrics (see `OnlineAlgorithm.train`)."""
+        return self.algorithm.train(total_timesteps)
+
+    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
+        """Action for an observation (see `OnlineAlgorithm.predict`)."""
+        return self.algorithm.predict(obs, deterministic)
+
+    def save(self, path: str) -> None:
+        """Write a checkpoint."""
+        self.algorithm.save(path)
+
+
+class PPOTrainer(Trainer):
     """``PPOTrainer(env="CartPole-v1", seed=42).train(total_timesteps=50_000)``; the algorithm itself is ``.algorithm``.
 
     Parameters
@@ -24,14 +42,11 @@ class PPOTrainer:
 
         self.algorithm = PPO(env, **kwargs)
 
-    def train(self, total_timesteps: int) -> dict[str, float]:
-        """Train for `total_timesteps` environment steps; returns the last metrics (see `OnlineAlgorithm.train`)."""
-        return self.algorithm.train(total_timesteps)
 
-    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Action for an observation (see `OnlineAlgorithm.predict`)."""
-        return self.algorithm.predict(obs, deterministic)
+class A2CTrainer(Trainer):
+    """`A2C` as `PPOTrainer` is PPO; every field of `rlox.config.A2CConfig`."""
 
-    def save(self, path: str) -> None:
-        """Write a checkpoint."""
-        self.algorithm.save(path)
+    def __init__(self, env: Any, **kwargs: Any):
+        from rlox.algorithms.a2c import A2C
+
+        self.algorithm = A2C(env, **kwargs)

@@ -14,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig, nearest, tuned_pairs
 from rlox_cli.env_source import GymEnvSource
 from rlox_cli.errors import UsageError
+from rlox_cli.imports import import_modules
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
@@ -48,6 +52,8 @@ _SECTION_OF = {
     "CheckpointConfig": "checkpoint.",
     "MlflowConfig": "logger.mlflow.",
     "WandbConfig": "logger.wandb.",
+    "TensorboardConfig": "logger.tensorboard.",
+    "CsvConfig": "logger.csv.",
 }
 
 
@@ -61,6 +67,19 @@ class Job:
     tuned: str | None  # "ppo/CartPole-v1" where tuned settings apply
 
 
+class OwnFolderFirst(SearchPathPlugin):
+    """Puts the folder of ``-cd`` before what ships, so that an edited copy of a shipped file is the one that counts.
+
+    Hydra's own ``--config-dir`` comes behind, where a file of the same name is never found.
+    """
+
+    folder: Path | None = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.folder is not None:
+            search_path.prepend("command-line", f"file://{self.folder}")
+
+
 def register() -> None:
     """Make the schemas, the environment source and the resolvers known to Hydra; idempotent."""
     store = ConfigStore.instance()
@@ -68,6 +87,7 @@ def register() -> None:
     for name, entry in ALGORITHMS.items():
         store.store(group="algo", name=f"{name}_schema", node=resolve(entry.config))
     Plugins.instance().register(GymEnvSource)
+    Plugins.instance().register(OwnFolderFirst)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
 
@@ -113,6 +133,23 @@ def _flag_value(flags: list[str], *names: str) -> str | None:
     return None
 
 
+def _take_config_dir(flags: list[str]) -> list[str]:
+    """`flags` without ``-cd DIR``, which `OwnFolderFirst` serves from now on."""
+    folder = _flag_value(flags, "--config-dir", "-cd")
+    OwnFolderFirst.folder = None if folder is None else Path(folder).resolve()
+    if folder is None:
+        return flags
+    if not Path(folder).is_dir():
+        raise UsageError(f"--config-dir must be a folder of YAML, got {folder}; `rlox cp conf {folder}` makes one")
+    rest, words = [], iter(flags)
+    for word in words:
+        if word in ("--config-dir", "-cd"):
+            next(words)
+        elif not word.startswith(("--config-dir=", "-cd=")):
+            rest.append(word)
+    return rest
+
+
 def is_multirun(flags: list[str], overrides: list[str]) -> bool:
     return any(flag in ("-m", "--multirun") for flag in flags) or "hydra.mode=MULTIRUN" in overrides
 
@@ -129,10 +166,9 @@ def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
         For the first job that is not valid, naming key, rule, value and the nearest valid name.
     """
     register()
-    config_dir = _flag_value(flags, "--config-dir", "-cd")
+    _take_config_dir(flags)
     config_path = _flag_value(flags, "--config-path", "-cp")
     config_name = _flag_value(flags, "--config-name", "-cn") or CONFIG_NAME
-    extra = [f"hydra.searchpath=[gymenv://,file://{Path(config_dir).resolve()}]"] if config_dir else []
     GlobalHydra.instance().clear()
     context = (
         initialize_config_dir(str(Path(config_path).resolve()), version_base="1.3")
@@ -142,12 +178,13 @@ def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
     with context:
         jobs = [overrides]
         if is_multirun(flags, overrides):
-            jobs = _sweep(overrides)
-        return [_compose_one([*job, *extra], config_name, i if len(jobs) > 1 else None) for i, job in enumerate(jobs)]
+            jobs = _sweep(overrides, config_name)
+        return [_compose_one(job, config_name, i if len(jobs) > 1 else None) for i, job in enumerate(jobs)]
 
 
-def _sweep(overrides: list[str]) -> list[list[str]]:
-    """The jobs of Hydra's basic sweeper; for any other, one job without the swept keys."""
+def _sweep(overrides: list[str], config_name: str) -> list[list[str]]:
+    """The jobs of Hydra's basic sweeper, its ``hydra.sweeper.params`` included; for any other, one job without the
+    swept keys."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     loader = GlobalHydra.instance().config_loader()
@@ -155,16 +192,27 @@ def _sweep(overrides: list[str]) -> list[list[str]]:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
     except HydraException as e:
         raise UsageError(str(e)) from e
+    fixed = [item.input_line for item in parsed if not item.is_sweep_override()]
     if any(item.get_key_element() == "hydra/sweeper" for item in parsed):
-        return [[item.input_line for item in parsed if not item.is_sweep_override()]]
+        return [fixed]
+    params = _composed(fixed, config_name, "").hydra.sweeper.get("params") or {}
+    given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
+    parsed = [*given, *parsed]  # what is typed replaces a preset's
     return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
 def _compose_one(overrides: list[str], config_name: str, number: int | None) -> Job:
     where = "" if number is None else f"job {number} of the sweep ({' '.join(overrides)}): "
+    cfg = _composed(overrides, config_name, where)
     try:
-        cfg = compose(config_name, overrides=overrides, return_hydra_config=True)
         return _validated(cfg, overrides)
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as e:
+        raise UsageError(where + explain(e)) from e
+
+
+def _composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
+    try:
+        return compose(config_name, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
         raise UsageError(where + explain(e)) from e
     except AssertionError as e:
@@ -173,15 +221,19 @@ def _compose_one(overrides: list[str], config_name: str, number: int | None) -> 
         if not below:
             raise
         name = below[0].split(".")[1]
-        raise UsageError(f"{where}{below[0]}: the logger {name} is not chosen; add logger={name} or logger=both") from e
+        raise UsageError(f"{where}{below[0]}: the logger {name} is not chosen; add logger={name}") from e
 
 
 def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     choices = cfg.hydra.runtime.choices
     algo, choice = choices.algo, choices.get("tuned")
     run = to_run_config(cfg)
-    check_env_id(run.env.id, run.env.kwargs)
-    pairs = {f"{a}/{e}" for a, e in tuned_pairs()}
+    module, _, env_id = run.env.id.rpartition(":")
+    import_modules([*run.imports, *([module] if module else [])])
+    check_env_id(env_id, run.env.kwargs)
+    if run.init_from is not None:
+        _check_init_from(Path(run.init_from))
+    pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
     applied = choice if choice in pairs else None
     typed = next((o.split("=", 1)[1] for o in overrides if re.match(r"\+*tuned=", o)), None)
     if typed is not None and typed not in (*pairs, "off"):
@@ -191,6 +243,26 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
             f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
         )
     return Job(overrides, run, algo, applied)
+
+
+def _own_tuned_pairs() -> set[str]:
+    """``<algo>/<env>`` of the tuned settings in the folder of ``-cd``."""
+    if OwnFolderFirst.folder is None:
+        return set()
+    root = OwnFolderFirst.folder / "tuned"
+    return {path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/**/*.yaml")}
+
+
+def _check_init_from(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(
+            f"init_from must be a checkpoint file, got the folder {path}; "
+            f"try init_from={path}/checkpoints/best.safetensors"
+        )
+    try:
+        load_checkpoint(path)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"init_from={path} must be a checkpoint that loads: {e}") from e
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
@@ -208,6 +280,13 @@ def check_env_id(env_id: str, kwargs: dict[str, Any]) -> None:
     import gymnasium
     from gymnasium import error
 
+    from rlox.gym_vec_env import register_atari
+
+    if env_id.startswith("ALE/"):
+        try:
+            register_atari()
+        except ImportError as e:
+            raise ValueError(f"env={env_id} is not available: {e}") from e
     try:
         gymnasium.spec(env_id)
     except (error.Error, ImportError) as e:
@@ -223,8 +302,10 @@ def explain(e: BaseException) -> str:
         root = root.__cause__
     if isinstance(e, MissingConfigException) and e.missing_cfg_file:
         group, _, choice = e.missing_cfg_file.removesuffix(".yaml").rpartition("/")
-        if group and e.options is not None:
-            options = [option for option in e.options if not option.endswith("_schema")]
+        if group:
+            # Hydra names no options for an item of a list, as in logger=[mlflow,cvs].
+            options = e.options or GlobalHydra.instance().config_loader().get_group_options(group)
+            options = [option for option in options if not option.endswith("_schema")]
             more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
             return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
     if isinstance(root, OmegaConfBaseException) and root.full_key:
@@ -254,6 +335,7 @@ def run_hydra(flags: list[str], overrides: list[str], task) -> None:
     import hydra
 
     register()
+    flags = _take_config_dir(flags)
     GlobalHydra.instance().clear()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["rlox train", *overrides, *flags]

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
+from rlox.evaluation import Evaluation
+from rlox.kernels.envs import NATIVE_ENVS
+from rlox.video import VideoWriter, render_fps
+from rlox_cli.errors import UsageError
+from rlox_cli.imports import import_modules
 
 
-def main(path: Path, episodes: int | None, seed: int | None, stochastic: bool, as_json: bool) -> None:
+def main(
+    path: Path,
+    episodes: int | None,
+    seed: int | None,
+    stochastic: bool,
+    as_json: bool,
+    video: Path | None,
+    render: bool,
+    imports: list[str],
+) -> None:
     """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
+    import_modules(imports)
+    if video is not None:
+        VideoWriter(video)  # a wrong ending or a missing package is to be told before anything is played
     if path.is_dir():
         path = best_of(path)
         print(f"evaluating {path}", file=sys.stderr)
@@ -24,9 +43,21 @@ def main(path: Path, episodes: int | None, seed: int | None, stochastic: bool, a
         episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
     if seed is None:
         seed = recorded.get("seed", planned.get("seed"))
-    algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(path)
+    env = header["env"]
+    _require_imports(header, path, imports)
+    # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
+    algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
+        path, env_id=env["id"] if ":" in env["id"] else None, env_wrappers=env["wrappers"] or None
+    )
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic)
     summary = evaluation.summary()
+    # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.
+    if video is not None:
+        with VideoWriter(video, render_fps(env["id"])) as film:
+            shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add)
+        _tell(f"filmed in {video}", shown)
+    if render:
+        _tell("shown", algorithm.evaluate(1, seed, deterministic=not stochastic, render=True))
     if as_json:
         print(jsonlib.dumps(summary))
         return
@@ -43,6 +74,34 @@ def main(path: Path, episodes: int | None, seed: int | None, stochastic: bool, a
     if same:
         exact = summary["mean_return"] == recorded["mean_return"]
         print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+
+
+def _tell(what: str, episode: Evaluation) -> None:
+    print(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", file=sys.stderr)
+
+
+def _needed_modules(header: dict[str, Any]) -> Iterator[str]:
+    """The modules that an environment of the user's came from."""
+    env = header["env"]
+    if module := env["id"].rpartition(":")[0]:
+        yield module
+    for wrapper in env["wrappers"]:
+        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+        if module := name.rpartition(":")[0] or name.rpartition(".")[0]:
+            yield module
+    if env["id"] not in NATIVE_ENVS or env["kwargs"] or env["wrappers"]:
+        yield from (header.get("run") or {}).get("imports", ())
+
+
+def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
+    """A file must not decide what code runs: its modules are imported only where they were typed."""
+    missing = [m for m in dict.fromkeys(_needed_modules(header)) if not any(f"{m}.".startswith(f"{t}.") for t in typed)]
+    if missing:
+        flags = " ".join(f"--import {module}" for module in missing)
+        raise UsageError(
+            f"{path} was trained with code of your own ({', '.join(missing)}), which a file may not load by itself; "
+            f"if you trust it, add {flags}"
+        )
 
 
 def best_of(folder: Path) -> Path:

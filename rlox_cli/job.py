@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlox_cli.compose import to_run_config
+from rlox_cli.imports import import_modules
 from rlox_cli.runner import Outcome, run
 from rlox_cli.terminal import make_console
 
@@ -21,6 +22,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     """Train one composed job; returns the final evaluation, which is what a sweeper may optimise."""
     hydra = HydraConfig.get()
     try:
+        import_modules(cfg.imports)  # a launcher's process has imported nothing yet
         outcome = run(to_run_config(cfg), hydra.runtime.choices.algo, Path(hydra.runtime.output_dir), make_console())
     except Exception as e:
         if FAILURES is None:

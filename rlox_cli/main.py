@@ -17,6 +17,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Import this module of your own first; as often as you like."),
+]
+
 # Everything after `train` belongs to Hydra's grammar, except -h and --help.
 _PASS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -42,17 +47,22 @@ def train(
     rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
     rlox train -m algo=ppo seed=0,1,2,3
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
+    rlox train max_time=30m eval.stop_at=475       'logger=[mlflow,csv]'
+    rlox train init_from=outputs/…/checkpoints/best.safetensors
+    rlox train experiment=ppo-smoke                rlox train -m experiment=cartpole-seeds
+    rlox train --import my_package env=Mine-v0
 
     Tuned settings for (algorithm, environment) are applied where they ship (`rlox ls tuned`) and announced; tuned=off
     turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ with its
     configuration, metrics and checkpoints; Ctrl-C stops it with everything saved.
 
     \b
-    Flags (Hydra's; all of them: --hydra-help):
+    Flags (all but the first are Hydra's; all of those: --hydra-help):
+      --import MODULE       import a module of your own first: environments, wrappers, algorithms; recorded with the run
       -m, --multirun        one job per combination of comma-separated values
       --cfg job|hydra|all   print the composed configuration and stop; -p KEY: only that part; --resolve
       --info [TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins
-      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/
+      -cd, --config-dir DIR a folder of your own YAML, laid out like conf/, looked into first (`rlox cp` fills it)
       -cn, --config-name N  another root than config.yaml
     """
     with reported("train"):
@@ -76,26 +86,33 @@ def eval_(
         typer.Option("--stochastic", help="Sample actions instead of taking the most likely one."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    video: Annotated[Path | None, typer.Option(metavar="FILE", help="Film an episode into this .mp4 or .gif.")] = None,
+    render: Annotated[bool, typer.Option("--render", help="Show an episode in a window.")] = False,
+    imports: _Imports = None,
 ) -> None:
     """Evaluate a checkpoint; it needs nothing beside the file.
 
     Without options this replays the evaluation made in training: on `best` it gives exactly the score that chose it.
+    Code of your own that a run used is imported only if you name it again with --import.
     """
     with reported("eval"):
         from rlox_cli.evaluate import main
 
-        main(checkpoint, episodes, seed, stochastic, json)
+        main(checkpoint, episodes, seed, stochastic, json, video, render, imports or [])
 
 
 @app.command(name="ls")
 def ls(
-    what: Annotated[str, typer.Argument(help="algos, envs, tuned or runs.")],
+    what: Annotated[str, typer.Argument(help="algos, envs, experiments, tuned or runs.")],
     folder: Annotated[Path, typer.Option(help="Where runs lie (for `ls runs`).")] = Path("outputs"),
+    imports: _Imports = None,
 ) -> None:
-    """List algorithms, environments, tuned settings, or the runs made here."""
+    """List algorithms, environments, experiments (presets), tuned settings, or the runs made here."""
     with reported("ls"):
+        from rlox_cli.imports import import_modules
         from rlox_cli.show import list_things
 
+        import_modules(imports or [])
         list_things(what, folder)
 
 
@@ -105,6 +122,7 @@ def show(
         list[str] | None,
         typer.Argument(metavar="TOPIC", help="What to explain."),
     ] = None,
+    imports: _Imports = None,
 ) -> None:
     """Explain the keys of a run: type, default, meaning, and the tuned value where algo= and env= are given.
 
@@ -112,12 +130,30 @@ def show(
     rlox show                            the root and all its sections
     rlox show algo=ppo                   the algorithm's hyper-parameters
     rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
-    rlox show eval                       one section: env, eval, checkpoint, logger.mlflow, logger.wandb
+    rlox show eval                       one section: env, eval, checkpoint, logger.mlflow, logger.wandb,
+                                         logger.tensorboard, logger.csv
     """
     with reported("show"):
+        from rlox_cli.imports import import_modules
         from rlox_cli.show import show_keys
 
+        import_modules(imports or [])
         show_keys(topics or [])
+
+
+@app.command()
+def cp(
+    name: Annotated[
+        str, typer.Argument(help="algo/ppo, tuned/ppo/CartPole-v1, experiment/ppo-smoke, …; conf: everything.")
+    ],
+    dest: Annotated[Path, typer.Argument(help="The folder to copy into.")] = Path("conf"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+) -> None:
+    """Copy configuration that ships into a folder of your own, to edit and use with `rlox train -cd FOLDER`."""
+    with reported("cp"):
+        from rlox_cli.cp import main
+
+        main(name, dest, force)
 
 
 @app.command()

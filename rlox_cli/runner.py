@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import threading
@@ -18,7 +19,14 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.callbacks import Callback, CheckpointCallback, EvalCallback
+from rlox.callbacks import (
+    AdviceCallback,
+    Callback,
+    CheckpointCallback,
+    EvalCallback,
+    TimeLimitCallback,
+    TimingCallback,
+)
 from rlox.checkpoint import versions
 from rlox.config import RunConfig
 from rlox.logging import RecordLogger
@@ -69,6 +77,8 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
     """`config` as plain data, the algorithm's name first in its section; what ``config.yaml`` holds."""
     plain = dataclasses.asdict(config)
     plain["algo"] = {"name": algo, **plain["algo"]}
+    if plain["init_from"] is not None:
+        plain["init_from"] = os.path.abspath(plain["init_from"])
     mlflow = plain["logger"]["mlflow"]
     if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
         # The mirror runs in another process and later: a path must not hang on today's working directory.
@@ -96,12 +106,20 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         device=config.device,
         threads=config.threads,
         env_kwargs=config.env.kwargs,
+        env_wrappers=config.env.wrappers,
+        env_workers=config.env.workers,
         **dataclasses.asdict(config.algo),
     )
+    if config.init_from is not None:
+        algorithm.init_from(config.init_from)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
     stop = StopOnSignal()
-    evaluations = EvalCallback(config.eval.n_points, config.eval.n_episodes, config.eval_seed)
+    timing = TimingCallback()
+    plan = config.eval
+    evaluations = EvalCallback(plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience)
+    time_limit = TimeLimitCallback(config.max_seconds or math.inf, evaluations)
+    advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False))
     checkpoints = CheckpointCallback(folder / "checkpoints", config.checkpoint.every_s, plain)
     label = f"{algo} {config.env.id} seed {config.seed}"
     with Record(folder, versions=versions()) as record, stop.installed():
@@ -109,7 +127,9 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         started = time.perf_counter()
         try:
             with ProgressCallback(console, label, config.total_timesteps) as progress:
-                algorithm.callbacks.extend([RecordLogger(record), evaluations, checkpoints, progress, stop])
+                algorithm.callbacks.extend(
+                    [timing, RecordLogger(record), evaluations, time_limit, checkpoints, advice, progress, stop]
+                )
                 algorithm.train(config.total_timesteps)
         except BaseException as e:
             # On a full disk this fails as well; what is to be told is the first error.
@@ -120,19 +140,28 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
             raise
         seconds = time.perf_counter() - started
         steps = algorithm.counters.env_steps
-        record.end(steps, "interrupted" if stop.signal_number else "finished")
+        early = f"max_time={config.max_time} was over" if time_limit.reached else evaluations.stopped
+        if stop.signal_number:
+            record.end(steps, "interrupted")
+        else:
+            record.end(steps, "finished", f"stopped early: {early}" if early else "")
     final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
         console.print(f"stopped at step {steps:,}; everything up to it is saved")
-        _describe(folder, best is not None, console)
+        _describe(folder, config, best is not None, console)
         raise Stopped(stop.signal_number)
+    if early:
+        console.print(f"stopped early: {early}", soft_wrap=True)
     console.print(
         f"trained {label}: {steps:,} steps in {seconds:.1f} s, final evaluation "
         f"{final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, best {best:.1f}",
         soft_wrap=True,
     )
-    _describe(folder, True, console)
+    _describe(folder, config, True, console)
+    spent = timing.summary()
+    shares = ", ".join(f"{name} {spent[name]:.0%}" for name in ("collect", "update", "other"))
+    console.print(f"  {'time':<12} {shares}")
     return Outcome(folder, steps, seconds, final, best)
 
 
@@ -149,13 +178,15 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _describe(folder: Path, has_best: bool, console: Console) -> None:
+def _describe(folder: Path, config: RunConfig, has_best: bool, console: Console) -> None:
     names = ["best", "last"] if has_best else ["last"]
     checkpoints = [shown(folder / "checkpoints" / f"{name}.safetensors") for name in names]
+    module = config.env.id.rpartition(":")[0]
+    imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
     for name, value in (
         ("checkpoints", ", ".join(checkpoints)),
         ("config", shown(folder / "config.yaml")),
         ("metrics", shown(folder / "metrics.jsonl")),
-        ("evaluate", f"rlox eval {checkpoints[0]}"),
+        ("evaluate", f"rlox eval {checkpoints[0]}{imports}"),
     ):
         console.print(f"  {name:<12} {value}", soft_wrap=True)

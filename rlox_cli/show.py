@@ -18,6 +18,7 @@ from rich.table import Table
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import nearest, tuned, tuned_pairs
+from rlox_cli.cp import shipped
 from rlox_cli.terminal import make_console, make_table
 
 _SECTIONS = {
@@ -26,8 +27,10 @@ _SECTIONS = {
     "checkpoint": configs.CheckpointConfig,
     "logger.mlflow": configs.MlflowConfig,
     "logger.wandb": configs.WandbConfig,
+    "logger.tensorboard": configs.TensorboardConfig,
+    "logger.csv": configs.CsvConfig,
 }
-_THINGS = ("algos", "envs", "tuned", "runs")
+_THINGS = ("algos", "envs", "experiments", "tuned", "runs")
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -137,6 +140,11 @@ def list_things(what: str, folder: Path) -> None:
             settings = tuned(algo, env)
             reference = settings.get("reference", {}).get("mean_return", "")
             table.add_row(f"algo={algo} env={env}", f"{settings['total_timesteps']:,}", str(reference))
+        console.print(table)
+    elif what == "experiments":
+        table = make_table("preset", "what")
+        for name, text in shipped("experiment").items():
+            table.add_row(f"experiment={name}", text.splitlines()[1].lstrip("# "))
         console.print(table)
     elif what == "runs":
         _list_runs(folder, console)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
 from rlox_cli import job
 from rlox_cli.compose import Job, compose_jobs, is_multirun, run_hydra, split_args
-from rlox_cli.errors import paragraph
+from rlox_cli.errors import UsageError, paragraph
+from rlox_cli.imports import import_modules, take_imports
 from rlox_cli.terminal import make_console, make_table
 
 # How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
@@ -17,7 +19,13 @@ _WAIT_S = 120.0
 
 def main(args: list[str]) -> None:
     """Run what `args` (Hydra overrides and flags, as typed) ask for."""
+    modules, args = take_imports(args)
     flags, overrides = split_args(args)
+    if modules:
+        if any(override.lstrip("+").startswith("imports=") for override in overrides):
+            raise UsageError("--import must not stand beside imports=[…], which it sets; type one of them")
+        import_modules(modules)
+        overrides.append(f"imports=[{','.join(modules)}]")
     console = make_console()
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
@@ -81,6 +89,9 @@ def _finish_mirrors(console: Console) -> None:
                 reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` brings the rest"
                 print(f"{name}: {reason}", file=sys.stderr)
             elif report.url and len(folders) == 1:
-                console.print(f"  {name:<12} {report.url}", soft_wrap=True)
+                url = shown(Path(report.url)) if report.url.startswith("/") else report.url
+                console.print(f"  {name:<12} {url}", soft_wrap=True)
     if any("mlflow" in mirrors for mirrors in reports.values()):
         console.print(f"  {'view':<12} rlox ui")
+    if any("tensorboard" in mirrors for mirrors in reports.values()):
+        console.print(f"  {'view':<12} tensorboard --logdir outputs")

@@ -110,3 +110,36 @@ class ExplodingReward(gymnasium.Env):
             False,
             {},
         )
+
+
+class TwoSwitches(gymnasium.Env):
+    """One step, two choices: the first must be the sign's, the second (of three) must be 2; half a point each."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = np.array([self.np_random.choice([-1.0, 1.0])], np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        reward = 0.5 * float((action[0] == 1) == (self.obs[0] > 0)) + 0.5 * float(action[1] == 2)
+        return self.obs, reward, True, False, {}
+
+
+class BrightSide(gymnasium.Env):
+    """One step; the left or the right half of an image is bright, and the action must name it (1: right)."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.right = int(self.np_random.integers(2))
+        image = self.np_random.integers(0, 60, (36, 36, 1)).astype(np.uint8)
+        image[:, 18 * self.right : 18 * (self.right + 1)] += 150
+        return image, {}
+
+    def step(self, action):
+        return np.zeros((36, 36, 1), np.uint8), float(action == self.right), True, False, {}

@@ -1,6 +1,11 @@
 """Callbacks: every hook is called, stopping stops, evaluation and checkpoints happen when they should."""
 
+import io
 import math
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +14,22 @@ from torch import nn
 
 import rlox
 from rlox.algorithms import PPO
-from rlox.callbacks import Callback, CallbackList, CheckpointCallback, EarlyStoppingCallback, EvalCallback
+from rlox.callbacks import (
+    AdviceCallback,
+    Callback,
+    CallbackList,
+    CheckpointCallback,
+    EarlyStoppingCallback,
+    EvalCallback,
+    ProgressCallback,
+    TimeLimitCallback,
+    TimingCallback,
+    VideoCallback,
+)
 from rlox.checkpoint import load_checkpoint
 from rlox.evaluation import evaluate
 from rlox.logging import LoggerCallback, tracker_name
+from rlox.video import VideoWriter
 
 
 class Spy(Callback):
@@ -72,6 +89,198 @@ def test_early_stopping_counts_calls_without_improvement():
         EarlyStoppingCallback(patience=0)
     with pytest.raises(TypeError, match=r"must be rlox\.callbacks\.Callback, got function"):
         CallbackList([lambda **info: True])
+
+
+def test_early_stopping_at_a_threshold():
+    callback = EarlyStoppingCallback(patience=5, threshold=100.0)
+    assert [callback.on_step(reward=r, step=i) for i, r in enumerate([50.0, math.nan, 99.9, 100.0])] == [
+        *(True, True, True, False)
+    ]
+
+
+def test_evaluation_stops_training_at_a_score():
+    callback = EvalCallback(n_points=20, n_episodes=3, stop_at=20.0)
+    ppo = small(callbacks=[callback], learning_rate=3e-3)
+    ppo.train(40_000)
+    step, last = callback.evaluations[-1]
+    assert ppo.counters.env_steps == step < 40_000
+    means = [evaluation.returns.mean() for _, evaluation in callback.evaluations]
+    assert last.returns.mean() >= 20.0 > max(means[:-1], default=0.0)
+    assert callback.best == max(means)
+    assert "reached stop_at=20" in callback.stopped
+    ppo.train(128)  # a further training is not stopped by the last one's reason
+    assert ppo.counters.env_steps == step + 128
+
+
+def test_evaluation_stops_training_that_no_longer_improves():
+    # A constant score: MountainCar with an untrained policy never reaches the hill.
+    callback = EvalCallback(n_points=10, n_episodes=1, patience=2)
+    ppo = PPO("MountainCar-v0", n_envs=2, n_steps=32, n_epochs=1, callbacks=[callback])
+    ppo.train(1280)
+    assert [step for step, _ in callback.evaluations] == [128, 256, 384]
+    assert callback.best == -200.0
+    assert callback.stopped == "2 evaluations in a row were no better than -200.0 (patience=2)"
+    with pytest.raises(ValueError, match="patience must be >= 1"):
+        EvalCallback(patience=0)
+
+
+def test_time_limit_stops_and_has_the_end_evaluated():
+    evaluations = EvalCallback(n_points=0, n_episodes=2)
+    limit = TimeLimitCallback(0.3, evaluations)
+    ppo = small(callbacks=[evaluations, limit])
+    started = time.monotonic()
+    ppo.train(100_000_000)
+    assert 0.3 <= time.monotonic() - started < 10
+    assert limit.reached
+    assert [step for step, _ in evaluations.evaluations] == [ppo.counters.env_steps]
+    unreached = TimeLimitCallback(3600)
+    small(callbacks=[unreached]).train(128)
+    assert not unreached.reached
+    with pytest.raises(ValueError, match="seconds must be > 0, got 0"):
+        TimeLimitCallback(0)
+
+
+def test_timing_shares_add_up_and_name_the_slow_part():
+    class Slow(Callback):
+        def on_step(self, **info):
+            time.sleep(0.1)
+            return True
+
+    class Rows(LoggerCallback):
+        rows = ()
+
+        def log(self, step, metrics):
+            self.rows = [*self.rows, metrics]
+
+    timing, logger = TimingCallback(), Rows()
+    assert timing.summary() == {}
+    started = time.perf_counter()
+    small(callbacks=[timing, Slow()], logger=logger).train(512)
+    passed = time.perf_counter() - started
+    summary = timing.summary()
+    assert summary["collect"] + summary["update"] + summary["other"] == pytest.approx(1.0)
+    assert 0.4 < summary["total_s"] <= passed
+    assert summary["other"] * summary["total_s"] >= 0.4
+    assert len(logger.rows) == 4
+    for row in logger.rows:
+        shares = [row[f"time/{name}_share"] for name in ("collect", "update", "other")]
+        assert sum(shares) == pytest.approx(1.0)
+        assert min(shares[:2]) > 0
+    assert logger.rows[-1]["time/other_share"] > 0.5
+
+
+def test_progress_prints_plain_lines(capsys):
+    out = io.StringIO()
+    small(callbacks=[ProgressCallback(every_s=0.0, file=out), EvalCallback(1, 2)]).train(256)
+    lines = out.getvalue().splitlines()
+    assert [line.split(" steps: ")[0] for line in lines] == ["128/256", "256/256", "256/256", "256/256"]
+    assert "steps/s, return" in lines[0]
+    assert "evaluation" in lines[2]
+    assert lines[3].split(": ")[1].startswith("done, ")
+    small(callbacks=[ProgressCallback(every_s=1e9)]).train(128)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("128/128 steps: done")
+    assert captured.out == ""
+
+
+needs_video = pytest.mark.skipif(
+    find_spec("imageio_ffmpeg") is None or find_spec("pygame") is None, reason='pip install "rlox-cli[video]"'
+)
+
+
+@needs_video
+@pytest.mark.parametrize("kind", ["mp4", "gif"])
+def test_video_of_evaluations(tmp_path, kind):
+    import imageio.v2 as imageio
+    from PIL import Image, ImageSequence
+
+    callback = VideoCallback(tmp_path / "films", every_evaluations=2, kind=kind)
+    evaluations = EvalCallback(3, 2)
+    ppo = small(callbacks=[evaluations, callback])
+    ppo.train(384)
+    assert callback.paths == [tmp_path / "films" / f"step-{step:09d}.{kind}" for step in (128, 384)]
+    assert sorted((tmp_path / "films").iterdir()) == callback.paths
+    frames = []
+    filmed = ppo.evaluate(1, evaluations.evaluations[-1][1].seed, frames=frames.append)
+    assert len(frames) == filmed.lengths[0] + 1
+    if kind == "mp4":
+        with imageio.get_reader(callback.paths[-1]) as film:
+            assert film.get_data(0).shape == (400, 600, 3)
+            assert film.count_frames() == len(frames)
+            assert film.get_meta_data()["fps"] == 50  # CartPole's own
+    else:
+        with Image.open(callback.paths[-1]) as film:
+            assert film.size == (600, 400)
+            # Equal pictures become one that stands longer.
+            assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(film)) == 20 * len(frames)
+    # The training is the same without a camera.
+    plain = small(callbacks=[EvalCallback(3, 2)])
+    plain.train(384)
+    for a, b in zip(ppo.policy.parameters(), plain.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@needs_video
+def test_videos_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in \.mp4 or \.gif"):
+        VideoCallback(tmp_path, kind="avi")
+    with pytest.raises(ValueError, match="every_evaluations must be >= 1"):
+        VideoCallback(tmp_path, every_evaluations=0)
+    with suppress(RuntimeError), VideoWriter(tmp_path / "a.mp4") as film:
+        film.add(np.zeros((31, 33, 3), np.uint8))
+        raise RuntimeError("broken")
+    assert film.n_frames == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def advised(rows, discrete=True):
+    """What is told about fabricated metrics, as (update, line)."""
+    lines = []
+    callback = AdviceCallback(lambda line: lines.append((i, line)))
+    algorithm = SimpleNamespace(spec=SimpleNamespace(discrete=discrete))
+    normal = {"explained_variance": 0.5, "approx_kl": 0.01, "clip_fraction": 0.1, "entropy": 0.6, "grad_norm": 1.0}
+    for i, row in enumerate(rows, 1):
+        assert callback.on_step(step=i, reward=0.0, metrics={**normal, **row}, algorithm=algorithm) is True
+    return lines
+
+
+ADVICE = [
+    ("explained_variance", -0.1, 20, "the critic"),
+    ("approx_kl", 0.2, 10, "target_kl=0.02"),
+    ("clip_fraction", 0.6, 10, "no gradient"),
+    ("entropy", 0.001, 3, "stopped exploring"),
+    ("grad_norm", 200.0, 3, "exploding"),
+]
+
+
+@pytest.mark.parametrize(("metric", "value", "updates", "words"), ADVICE)
+def test_advice_is_given_once_and_only_when_it_lasts(metric, value, updates, words):
+    bad = {metric: value}
+    ((when, line),) = advised([*[{}] * 10, *[bad] * 100])
+    assert when == 10 + updates
+    assert words in line
+    assert line.startswith(("explained variance", metric, "the policy's entropy"))
+    assert any(word in line for word in ("lower", "raise"))
+    assert advised([*[{}] * 10, *([bad] * (updates - 1) + [{}]) * 5]) == []
+
+
+def test_advice_knows_what_is_not_a_symptom():
+    assert advised([{}] * 200) == []
+    # Continuous entropy is a differential one, which may be anything; equal returns have no explained variance.
+    assert advised([{"entropy": 3.0}, *[{"entropy": -9.0}] * 50], discrete=False) == []
+    assert advised([{"explained_variance": math.nan}] * 100) == []
+    assert len(advised([{"explained_variance": v} for v in [-1.0, math.nan] * 20])) == 1
+    assert advised([{"grad_norm": 1e-3 * 1.2**i} for i in range(30)]) == []
+
+
+def test_advice_is_silent_on_a_healthy_run_and_heard_on_a_sick_one(capsys):
+    tuned = rlox.tuned("ppo", "CartPole-v1")
+    PPO("CartPole-v1", tuned["env"]["n_envs"], 0, callbacks=[AdviceCallback()], **tuned["algo"]).train(15_000)
+    assert capsys.readouterr().err == ""
+    sick = AdviceCallback()
+    small(callbacks=[sick], learning_rate=0.1, n_epochs=20).train(4_000)
+    assert sick.told
+    assert capsys.readouterr().err.count("advice: ") == len(sick.told)
 
 
 def test_evaluations_are_evenly_spaced_and_end_at_the_end():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rlox.checkpoint import load_checkpoint
+from rlox_cli.main import app
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["total_timesteps=1500", "eval.n_episodes=3", "eval.n_points=3"]
@@ -110,16 +113,27 @@ def test_lists_and_explanations(trained):
     assert "Acrobot-v1" in envs
     assert re.search(r"algo=ppo env=Pendulum-v1 +100,000 +-200", rlox("ls", "tuned", cwd=cwd).stdout)
     assert re.search(rf"{run.name} +ppo +CartPole-v1 +0 +1,536 +finished", rlox("ls", "runs", cwd=cwd).stdout)
+    presets = rlox("ls", "experiments", cwd=cwd).stdout
+    assert re.search(r"^experiment=ppo-smoke +Does everything work\?", presets, re.MULTILINE)
     shown = rlox("show", "algo=ppo", "env=CartPole-v1", cwd=cwd).stdout
     assert re.search(r"algo\.clip_eps_schedule +str +constant +linear +constant, or linear", shown)
     everything = rlox("show", cwd=cwd).stdout
-    for key in ("total_timesteps", "env.n_envs", "eval.n_episodes", "checkpoint.every_s", "logger.wandb.mode"):
+    for key in (
+        "total_timesteps",
+        "env.n_envs",
+        "eval.n_episodes",
+        "checkpoint.every_s",
+        "logger.wandb.mode",
+        "max_time",
+    ):
+        assert key in everything
+    for key in ("eval.stop_at", "init_from", "imports", "env.wrappers", "logger.tensorboard.folder", "logger.csv.file"):
         assert key in everything
 
 
 def test_help_is_quick_and_complete(tmp_path):
     out = rlox("--help", cwd=tmp_path).stdout
-    for verb in ("train", "eval", "ls", "show", "sync", "ui"):
+    for verb in ("train", "eval", "ls", "show", "cp", "sync", "ui"):
         assert re.search(rf"\b{verb}\b", out)
         assert "Usage" in rlox(verb, "--help", cwd=tmp_path).stdout
     program = (
@@ -153,7 +167,8 @@ def test_completion_of_overrides(tmp_path):
         )
         return done.stdout.split()
 
-    assert complete("algo=") == ["algo=ppo"]
+    assert "algo=ppo" in complete("algo=")
+    assert complete("experiment=ppo") == ["experiment=ppo-smoke"]
     assert "algo.clip_eps=" in complete("algo.clip")
     assert complete("env=Cart") == ["env=CartPole-v1"]
 
@@ -170,25 +185,63 @@ BAD_INPUT = [
     (["env=CartPole"], "env=CartPole does not exist; did you mean 'CartPole-v1'?"),
     (["tuned=best"], "tuned=best does not exist"),
     (["env.id=Pendulum-v1"], "type env=Pendulum-v1, or tuned=off"),
-    (["logger=tensorbored"], "logger=tensorbored does not exist"),
+    (["logger=tensorbored"], "logger=tensorbored does not exist; did you mean 'tensorboard'?"),
+    (["logger=[mlflow,cvs]"], "logger=cvs does not exist; did you mean 'csv'?"),
+    (["logger=csv", "logger.csv.file=../m.csv"], "logger.csv.file must be a relative path to a .csv, without .., got"),
+    (["experiment=smoke"], "experiment=smoke does not exist; did you mean 'ppo-smoke'?"),
+    (["max_time=30"], "max_time must be a time above 0 such as 90s, 30m, 2h or 1h30m, or null, got '30'"),
+    (["max_time=1h30", "--cfg", "job"], "max_time must be a time above 0"),
+    (["eval.stop_at=high"], "eval.stop_at must be a number, got 'high'"),
+    (["eval.patience=0"], "eval.patience must be >= 1 or null, got 0"),
+    (["eval.n_points=0", "eval.stop_at=9"], "eval.n_points must be >= 1 where stop_at or patience is set"),
+    (["init_from=absent.safetensors"], "init_from=absent.safetensors must be a checkpoint that loads: "),
+    (["init_from=blocked"], "init_from=blocked must be a checkpoint that loads: "),
+    (["init_from=."], "init_from must be a checkpoint file, got the folder ."),
+    (["-cd", "absent"], "--config-dir must be a folder of YAML, got absent"),
+    (["--import"], "--import must be followed by a module's name, got nothing"),
+    (["--import", "absent_package"], "--import absent_package: there is no such module in "),
+    (["--import", "./mine.py"], "--import must be a module's dotted name, got './mine.py'; try --import mine"),
+    (["imports=[absent_package]"], "--import absent_package: there is no such module in "),
+    (["env=absent_package:Mine-v0"], "--import absent_package: there is no such module in "),
     (["logger.wandb.mode=offline"], "the logger wandb is not chosen; add logger=wandb"),
     (["seed=-1"], "seed must be in [0, 2**63), got -1"),
     (["fast"], "'fast' must be KEY=VALUE or a flag"),
     (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in [0, 1]"),
     (["-m", "env=CartPole-v1,Acrobot-v1,Nope-v1"], "job 2 of the sweep (env=Nope-v1): env=Nope-v1 is no environment"),
-    (["env=Taxi-v4", "logger=none"], "the observation space must be a Box of one dimension"),
-    (["hydra.run.dir=blocked/run", "logger=none"], "Not a directory: blocked/run"),
 ]
 
 
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT, ids=[" ".join(args) for args, _ in BAD_INPUT])
-def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path):
+def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, monkeypatch, capsys):
+    """In this process, since a start of Python for each would be a minute."""
     (tmp_path / "blocked").touch()
-    done = rlox("train", *args, cwd=tmp_path, check=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code = app(["train", *args], prog_name="rlox", standalone_mode=False)
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert code == 2
+    assert captured.err.startswith("rlox train: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["env.kwargs.nonsense=1"], "does not take kwargs {'nonsense': 1}"),
+        (["hydra.run.dir=blocked/run"], "Not a directory: blocked/run"),
+        (["algo.gamma=1.5"], "algo.gamma must be in [0, 1], got 1.5"),
+    ],
+)
+def test_what_cannot_be_run_leaves_a_paragraph_and_an_exit_code(args, message, tmp_path):
+    (tmp_path / "blocked").touch()
+    done = rlox("train", *args, "logger=none", cwd=tmp_path, check=False)
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert done.stderr.startswith("rlox train: ")
-    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
@@ -290,6 +343,184 @@ def test_own_config_folder_and_foreign_environment(tmp_path):
     rlox("train", "-cd", "mine", "env=short", "logger=none", *SMALL, cwd=tmp_path)
     (run,) = run_folders(tmp_path)
     assert max(row["episode/length"] for row in rows(run) if row.get("episode/length")) <= 20
+
+
+MINE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Mine(CartPoleEnv):
+    pass
+
+gymnasium.register("Mine-v0", Mine, max_episode_steps=25)
+print("imported", __name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """One run on an environment of a module in the working directory."""
+    cwd = tmp_path_factory.mktemp("imported")
+    (cwd / "my_envs.py").write_text(MINE)
+    done = rlox("train", "--import", "my_envs", "env=Mine-v0", "logger=none", *SMALL, cwd=cwd)
+    (run,) = run_folders(cwd)
+    return cwd, run, done
+
+
+def test_import_brings_an_environment_and_is_recorded(imported):
+    cwd, run, done = imported
+    assert done.stdout.count("imported my_envs") == 1
+    assert f"rlox eval {run.relative_to(cwd)}/checkpoints/best.safetensors --import my_envs\n" in done.stdout
+    assert yaml.safe_load((run / "config.yaml").read_text())["imports"] == ["my_envs"]
+    assert max(row["episode/length"] for row in rows(run) if row.get("episode/length")) <= 25
+    assert "Mine-v0" in rlox("ls", "envs", "--import", "my_envs", cwd=cwd).stdout
+    assert "Mine-v0" not in rlox("ls", "envs", cwd=cwd).stdout
+    assert "imported my_envs" in rlox("show", "eval", "--import=my_envs", cwd=cwd).stdout
+    both = rlox("train", "--import", "my_envs", "imports=[os]", cwd=cwd, check=False)
+    assert "--import must not stand beside imports=" in both.stderr
+
+
+def test_a_checkpoint_imports_nothing_unless_it_is_typed(imported):
+    cwd, run, _ = imported
+    refused = rlox("eval", str(run), cwd=cwd, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("which a file may not load by itself; if you trust it, add --import my_envs\n")
+    assert "imported" not in refused.stdout
+    assert "reproduced exactly" in rlox("eval", str(run), "--import", "my_envs", cwd=cwd).stdout
+
+
+def test_import_of_broken_code_says_whose_it_is(tmp_path):
+    (tmp_path / "broken.py").write_text("import absent_dependency\n")
+    done = rlox("ls", "algos", "--import", "broken", cwd=tmp_path, check=False)
+    assert done.stderr == "rlox ls: --import broken: it needs the module absent_dependency, which is not installed\n"
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    done = rlox("show", "--import", "broken", cwd=tmp_path, check=False)
+    assert done.stderr == "rlox show: --import broken: its code failed with ZeroDivisionError: division by zero\n"
+
+
+def test_environment_named_with_its_module(tmp_path):
+    (tmp_path / "my_envs.py").write_text(MINE)
+    rlox("train", "env=my_envs:Mine-v0", "logger=none", *SMALL, cwd=tmp_path)
+    (run,) = run_folders(tmp_path)
+    refused = rlox("eval", str(run), cwd=tmp_path, check=False)
+    assert "add --import my_envs" in refused.stderr
+    assert "imported" not in refused.stdout
+    assert "reproduced exactly" in rlox("eval", str(run), "--import", "my_envs", cwd=tmp_path).stdout
+
+
+def test_wrappers_reach_the_environment(tmp_path):
+    wrappers = "env.wrappers=[{TimeLimit: {max_episode_steps: 12}}]"
+    rlox("train", wrappers, "logger=none", *SMALL, cwd=tmp_path)
+    (run,) = run_folders(tmp_path)
+    assert max(row["episode/length"] for row in rows(run) if row.get("episode/length")) <= 12
+    assert "reproduced exactly" in rlox("eval", str(run), cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["eval.stop_at=5"], "the evaluation's mean return .* reached stop_at=5"),
+        (["eval.patience=1", "algo.learning_rate=1e-30"], "1 evaluations in a row were no better than .*"),
+        (["max_time=1s", "eval.n_points=0"], "max_time=1s was over"),
+    ],
+    ids=["stop_at", "patience", "max_time"],
+)
+def test_a_run_that_stops_early_is_finished_and_says_why(args, reason, tmp_path):
+    size = ["total_timesteps=1_000_000_000", "eval.n_episodes=3", "eval.n_points=500_000", "logger=none"]
+    done = rlox("train", *size, *args, cwd=tmp_path)
+    assert re.search(f"^stopped early: {reason}$", done.stdout, re.MULTILINE)
+    (run,) = run_folders(tmp_path)
+    record = rows(run)
+    assert record[-1]["status"] == "finished"
+    assert re.fullmatch(f"stopped early: {reason}", record[-1]["message"])
+    # Saved and evaluated where it stopped.
+    end = record[-1]["step"]
+    assert [row["step"] for row in record if "eval/mean_return" in row][-1] == end
+    assert load_checkpoint(run / "checkpoints" / "last.safetensors").header["counters"]["env_steps"] == end
+
+
+def test_init_from_starts_where_another_run_ended(trained, tmp_path):
+    _, run, _ = trained
+    best = run / "checkpoints" / "best.safetensors"
+    frozen = ["algo.learning_rate=1e-30", "algo.learning_rate_schedule=constant", "logger=none", "eval.n_points=1"]
+    rlox("train", f"init_from={os.path.relpath(best, tmp_path)}", *frozen, *SMALL[:2], cwd=tmp_path)
+    (child,) = run_folders(tmp_path)
+    recorded = load_checkpoint(best).header["evaluation"]
+    (evaluation,) = [row for row in rows(child) if "eval/mean_return" in row]
+    assert evaluation["eval/mean_return"] == recorded["mean_return"]
+    assert yaml.safe_load((child / "config.yaml").read_text())["init_from"] == str(best)
+    assert rows(child)[-1]["step"] == 1536
+    unfit = rlox("train", f"init_from={best}", "env=Pendulum-v1", "logger=none", cwd=tmp_path, check=False)
+    assert unfit.returncode == 1
+    assert "does not fit the checkpoint" in unfit.stderr
+    assert len(run_folders(tmp_path)) == 1
+
+
+def test_experiment_csv_and_tensorboard_together(tmp_path):
+    done = rlox("train", "experiment=ppo-smoke", "logger=[csv,tensorboard]", *SMALL, cwd=tmp_path)
+    (run,) = run_folders(tmp_path)
+    with open(run / "metrics.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    losses = [(row["step"], row["loss/value"]) for row in rows(run) if "loss/value" in row]
+    assert [(int(row["step"]), float(row["loss/value"])) for row in table if row["loss/value"]] == losses
+    assert len(list((run / "tensorboard").glob("events.out.tfevents.*"))) == 1
+    assert str((run / "metrics.csv").relative_to(tmp_path)) in done.stdout
+    assert "tensorboard --logdir outputs" in done.stdout
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+    assert re.search(r"time +collect \d+%, update \d+%, other \d+%", done.stdout)
+
+
+def test_advice_is_printed_once_and_only_to_the_sick(trained, tmp_path):
+    assert "advice:" not in trained[2].stdout
+    sick = ["algo.learning_rate=0.1", "algo.learning_rate_schedule=constant", "total_timesteps=10_000"]
+    done = rlox("train", *sick, "logger=none", "eval.n_points=0", "eval.n_episodes=1", cwd=tmp_path)
+    advice = re.findall(r"^advice: (.*)$", done.stdout, re.MULTILINE)
+    assert any("lower learning_rate" in line for line in advice)
+    assert len(advice) == len(set(advice))
+
+
+def test_a_preset_of_seeds_is_swept(tmp_path):
+    done = rlox("train", "-m", "experiment=cartpole-seeds", "seed=3,4", "logger=none", *SMALL, cwd=tmp_path)
+    assert "2 jobs, all valid" in done.stdout
+    assert [run.name for run in run_folders(tmp_path)] == ["0-ppo-CartPole-v1-s3", "1-ppo-CartPole-v1-s4"]
+    done = rlox("train", "-m", "experiment=cartpole-seeds", "algo.gamma=7", cwd=tmp_path, check=False)
+    assert "job 0 of the sweep (seed=0 experiment=cartpole-seeds algo.gamma=7): algo.gamma must be" in done.stderr
+
+
+def test_cp_fills_a_folder_that_goes_before_what_ships(tmp_path):
+    done = rlox("cp", "tuned/ppo/CartPole-v1", "mine", cwd=tmp_path)
+    assert "rlox train -cd mine algo=ppo env=CartPole-v1" in done.stdout
+    copy = tmp_path / "mine" / "tuned" / "ppo" / "CartPole-v1.yaml"
+    copy.write_text(copy.read_text().replace("total_timesteps: 100_000", "total_timesteps: 512"))
+    rlox("train", "-cd", "mine", "eval.n_points=0", "eval.n_episodes=1", "logger=none", cwd=tmp_path)
+    (run,) = run_folders(tmp_path)
+    assert rows(run)[-1]["step"] == 512
+    again = rlox("cp", "tuned/ppo/CartPole-v1", "mine", cwd=tmp_path, check=False)
+    assert again.returncode == 2
+    assert "must not exist yet; --force overwrites" in again.stderr
+    rlox("cp", "tuned/ppo/CartPole-v1", "mine", "--force", cwd=tmp_path)
+    assert "total_timesteps: 100_000" in copy.read_text()
+    unknown = rlox("cp", "algo/ppu", cwd=tmp_path, check=False)
+    assert "got 'algo/ppu'; did you mean 'algo/ppo'?" in unknown.stderr
+    assert "rlox train -cd all" in rlox("cp", "conf", "all", cwd=tmp_path).stdout
+    assert (tmp_path / "all" / "config.yaml").is_file()
+    assert (tmp_path / "all" / "env" / "CartPole-v1.yaml").is_file()
+
+
+@pytest.mark.skipif(find_spec("imageio_ffmpeg") is None, reason='pip install "rlox-cli[video]"')
+def test_eval_films_and_shows(trained, tmp_path):
+    import imageio.v2 as imageio
+
+    _, run, _ = trained
+    done = rlox("eval", str(run), "--video", "film.mp4", "--render", cwd=tmp_path, SDL_VIDEODRIVER="dummy")
+    filmed, shown = re.findall(r"an episode (filmed in film.mp4|shown): return [\d.]+, (\d+) steps", done.stderr)
+    assert filmed[1] == shown[1]
+    with imageio.get_reader(tmp_path / "film.mp4") as film:
+        assert film.count_frames() == int(filmed[1]) + 1
+    assert "reproduced exactly" in done.stdout  # the score is not the film's
+    bad = rlox("eval", str(run), "--video", "film.avi", cwd=tmp_path, check=False)
+    assert "path must end in .mp4 or .gif, got 'film.avi'" in bad.stderr
+    assert bad.stdout == ""
 
 
 def test_wandb_offline_and_none(tmp_path):

@@ -53,15 +53,88 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env):
 @pytest.mark.parametrize("logger", [path.stem for path in (CONF / "logger").glob("*.yaml")])
 def test_loggers_compose(logger):
     config = compose_jobs([], [f"logger={logger}"])[0].config.logger
-    assert (config.mlflow is not None) is (logger in ("mlflow", "both"))
-    assert (config.wandb is not None) is (logger in ("wandb", "both"))
+    chosen = {item.name for item in fields(config) if getattr(config, item.name) is not None}
+    assert chosen == {"both": {"mlflow", "wandb"}, "none": set()}.get(logger, {logger})
+
+
+def test_several_loggers_side_by_side():
+    (job,) = compose_jobs([], ["logger=[mlflow,csv]", "logger.csv.file=tables/m.csv"])
+    both = configs.LoggerConfig(mlflow=configs.MlflowConfig(), csv=configs.CsvConfig("tables/m.csv"))
+    assert job.config.logger == both
+    assert compose_jobs([], [])[0].config.logger == configs.LoggerConfig(mlflow=configs.MlflowConfig())
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONF / "experiment").glob("*.yaml")])
+def test_experiments_compose_and_say_what_they_are(name):
+    (job,) = compose_jobs([], [f"experiment={name}"])
+    assert job.algo == "ppo"
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert len(lines[1]) > 20
+
+
+def test_an_experiment_goes_before_what_is_tuned_and_is_overridden_by_what_is_typed():
+    (job,) = compose_jobs([], ["experiment=ppo-smoke"])
+    assert (job.config.total_timesteps, job.config.env.id, job.tuned) == (5_000, "CartPole-v1", "ppo/CartPole-v1")
+    assert job.config.logger == configs.LoggerConfig()
+    (typed,) = compose_jobs([], ["experiment=ppo-smoke", "total_timesteps=7", "logger=csv"])
+    assert typed.config.total_timesteps == 7
+    assert typed.config.logger.csv is not None
+
+
+def test_the_sweep_of_a_preset_is_composed_and_typed_values_replace_it():
+    jobs = compose_jobs(["-m"], ["experiment=cartpole-seeds", "algo.gamma=0.9,0.99"])
+    assert [(job.config.seed, job.config.algo.gamma) for job in jobs] == [(s, g) for s in range(5) for g in (0.9, 0.99)]
+    assert [job.config.seed for job in compose_jobs(["-m"], ["experiment=cartpole-seeds", "seed=7,8"])] == [7, 8]
+
+
+def test_own_folder_goes_before_what_ships(tmp_path):
+    (tmp_path / "tuned" / "ppo").mkdir(parents=True)
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "ppo.yaml").write_text("defaults: [ppo_schema, _self_]\nclip_eps: 0.33\n")
+    text = "# @package _global_\ntotal_timesteps: 11\nreference: {mean_return: 1.0, source: mine}\n"
+    (tmp_path / "tuned" / "ppo" / "MountainCar-v0.yaml").write_text(text)
+    (job,) = compose_jobs(["-cd", str(tmp_path)], ["env=MountainCar-v0"])
+    assert (job.config.algo.clip_eps, job.config.total_timesteps, job.tuned) == (0.33, 11, "ppo/MountainCar-v0")
+    assert compose_jobs([], ["env=MountainCar-v0"])[0].config.algo.clip_eps == 0.2
+
+
+@pytest.mark.parametrize("text", ["90s", "30m", "2h", "1h30m", "1h1s"])
+def test_times(text):
+    seconds = {"90s": 90, "30m": 1_800, "2h": 7_200, "1h30m": 5_400, "1h1s": 3_601}[text]
+    assert RunConfig(max_time=text).max_seconds == seconds
+    assert compose_jobs([], [f"max_time={text}"])[0].config.max_seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "30", "1.5h", "30m1h", "-5s", "5 s", "h", "1d"])
+def test_times_that_are_none(text):
+    with pytest.raises(ValueError, match="max_time must be a time above 0 such as 90s, 30m, 2h or 1h30m"):
+        RunConfig(max_time=text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: configs.CsvConfig("../m.csv"),
+        lambda: configs.CsvConfig("/m.csv"),
+        lambda: configs.CsvConfig("metrics.jsonl"),
+        lambda: configs.TensorboardConfig(""),
+        lambda: configs.TensorboardConfig("."),
+        lambda: configs.EvalConfig(stop_at=float("nan")),
+        lambda: configs.EvalConfig(patience=0),
+        lambda: configs.EvalConfig(n_points=0, stop_at=5.0),
+    ],
+)
+def test_settings_around_training_have_rules(wrong):
+    with pytest.raises(ValueError, match="must "):
+        wrong()
 
 
 def test_any_gymnasium_id_needs_no_yaml():
-    jobs = compose_jobs(["-m"], ["env=Acrobot-v1,MountainCarContinuous-v0", "seed=0,1"])
+    jobs = compose_jobs(["-m"], ["env=MountainCar-v0,MountainCarContinuous-v0", "seed=0,1"])
     assert [(job.config.env.id, job.config.seed) for job in jobs] == [
-        ("Acrobot-v1", 0),
-        ("Acrobot-v1", 1),
+        ("MountainCar-v0", 0),
+        ("MountainCar-v0", 1),
         ("MountainCarContinuous-v0", 0),
         ("MountainCarContinuous-v0", 1),
     ]
@@ -69,7 +142,7 @@ def test_any_gymnasium_id_needs_no_yaml():
 
 
 def test_tuned_of_the_library():
-    with pytest.raises(ValueError, match="there are: ppo/CartPole-v1"):
+    with pytest.raises(ValueError, match=r"there are: .*ppo/CartPole-v1"):
         tuned("ppo", "Nothing-v0")
     with pytest.raises(ValueError, match="no settings ship"):
         tuned("ppo", "../ppo/CartPole-v1")

@@ -76,12 +76,16 @@ def test_same_seed_same_training_bit_for_bit(name, env):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_generator_and_thread_count_are_the_users(name):
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    torch.manual_seed(11)
-    before = torch.get_rng_state()
-    make(name).train(100)
-    assert torch.get_num_threads() == 2
-    assert torch.equal(torch.get_rng_state(), before)
+    try:
+        torch.manual_seed(11)
+        before = torch.get_rng_state()
+        make(name).train(100)
+        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.get_rng_state(), before)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,13 +129,31 @@ def test_solves_the_continuous_probe(name):
         name,
         probes.ReachTheTarget,
         n_envs=8,
-        n_steps=64,
+        n_steps=16,
         learning_rate=3e-3,
         gamma=0.9,
         ent_coef=0.0,
     )
-    algorithm.train(40_000)
+    algorithm.train(60_000)
     assert algorithm.evaluate(50).returns.mean() > -0.02  # acting 0 gives -0.21
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solves_the_multi_discrete_probe(name):
+    algorithm = make(name, probes.TwoSwitches, n_envs=8, n_steps=16, learning_rate=3e-3, gamma=0.9)
+    algorithm.train(20_000)
+    assert algorithm.evaluate(50).returns.mean() == 1.0
+    assert algorithm.predict([1.0]).tolist() == [1, 2]
+    assert algorithm.predict([[1.0], [-1.0]]).tolist() == [[1, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solves_the_image_probe(name):
+    algorithm = make(name, probes.BrightSide, n_envs=8, n_steps=8, learning_rate=1e-3, gamma=0.9, hidden_sizes=[])
+    algorithm.train(3_000)
+    assert algorithm.evaluate(30).returns.mean() > 0.95
+    with pytest.raises(ValueError, match="normalize_obs must be false for images"):
+        make(name, probes.BrightSide, normalize_obs=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

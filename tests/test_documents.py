@@ -242,3 +242,110 @@ def test_a_counting_bonus_keeps_its_state():
     )
     assert sum(curiosity.counts.values()) == 2 * 8 * 64
     assert first > later > 1.0
+
+
+# Announcement: the trainer and the primitives
+
+
+def test_announcement():
+    from rlox.trainers import PPOTrainer
+
+    metrics = PPOTrainer(env="CartPole-v1", seed=42).train(total_timesteps=5_000)
+    assert f"{metrics['mean_reward']:.1f}"
+    env = rlox.VecEnv(n=256, seed=42, env_id="CartPole-v1")
+    result = env.step_all(np.zeros(256, np.int64))
+    assert result["obs"].shape == (256, 4)
+
+
+# Tutorial, 2.1: custom stopping and curriculum
+
+
+def test_a_loop_may_stop_itself():
+    policy = DiscretePolicy(obs_dim=4, n_actions=2)
+    collector = RolloutCollector("CartPole-v1", n_envs=8, seed=42, gamma=0.99, gae_lambda=0.95)
+    for update in range(100):
+        batch = collector.collect(policy, n_steps=128)
+        mean_reward = batch.rewards.sum().item() / 8
+        line = (
+            f"[{update:3d}] {mean_reward:.1f} {batch.advantages.mean().item():.3f} {batch.advantages.std().item():.3f}"
+        )
+        if mean_reward > 127:  # 450 as the text has it cannot be: 128 steps pay at most 128
+            break
+    assert update == 0
+    assert line.startswith("[  0] 128.0")
+
+
+def test_a_curriculum_keeps_the_policy_and_changes_the_environment():
+    """Stages with equal spaces work; the text's second one has four observations for a policy of three, and says so."""
+    policy = ContinuousPolicy(obs_dim=3, act_dim=1)
+    optimizer, loss_fn = torch.optim.Adam(policy.parameters(), lr=3e-4), PPOLoss()
+    before = policy.actor[0].weight.clone()
+    for stage, kwargs in enumerate(({"g": 5.0}, {"g": 10.0})):
+        collector = RolloutCollector("Pendulum-v1", n_envs=8, seed=42 + stage, env_kwargs=kwargs)
+        batch = collector.collect(policy, n_steps=64)
+        for mb in batch.sample_minibatches(256, shuffle=True):
+            adv = (mb.advantages - mb.advantages.mean()) / (mb.advantages.std() + 1e-8)
+            loss, _ = loss_fn(policy, mb.obs, mb.actions, mb.log_probs, adv, mb.returns, mb.values)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert not torch.equal(policy.actor[0].weight, before)
+    with pytest.raises(ValueError, match="the policy must take the 4 observations of CartPole-v1"):
+        RolloutCollector("CartPole-v1", n_envs=8).collect(policy, n_steps=4)
+
+
+# Tutorial, 2.2: REINFORCE from primitives
+
+
+def test_reinforce_from_primitives_learns():
+    from rlox import GymVecEnv
+    from rlox.callbacks import CallbackList, EarlyStoppingCallback
+
+    n_envs, n_steps = 8, 128
+    torch.manual_seed(0)
+    env = GymVecEnv("CartPole-v1", n_envs=n_envs, seed=42)
+    policy = DiscretePolicy(obs_dim=4, n_actions=2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
+    callbacks = CallbackList([EarlyStoppingCallback(patience=1000)])
+    callbacks.on_training_start()
+    obs, lengths = env.reset_all(), []
+    for update in range(40):
+        rows = []
+        for _ in range(n_steps):
+            seen = torch.as_tensor(obs, dtype=torch.float32)
+            with torch.no_grad():
+                actions, _ = policy.get_action_and_logprob(seen)
+                values = policy.get_value(seen)
+            result = env.step_all(actions.numpy().astype(np.uint32).tolist())
+            dones = result["terminated"].astype(bool) | result["truncated"].astype(bool)
+            lengths.append(result["episode_length"][dones])
+            rows.append((seen, actions, values, result["rewards"].astype(np.float32), dones.astype(np.float32)))
+            obs = result["obs"].copy()
+        with torch.no_grad():
+            last_values = policy.get_value(torch.as_tensor(obs, dtype=torch.float32))
+        returns = []
+        for i in range(n_envs):
+            _, ret = compute_gae(
+                rewards=np.array([row[3][i] for row in rows], np.float64),
+                values=np.array([row[2][i] for row in rows], np.float64),
+                dones=np.array([row[4][i] for row in rows], np.float64),
+                last_value=float(last_values[i]),
+                gamma=0.99,
+                lam=1.0,
+            )
+            returns.append(torch.as_tensor(ret, dtype=torch.float32))
+        flat = [torch.stack([row[k] for row in rows]).flatten(0, 1) for k in range(3)]
+        advantage = torch.stack(returns).T.reshape(-1) - flat[2]
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_probs, entropy = policy.get_logprob_and_entropy(flat[0], flat[1])
+        value_error = (policy.get_value(flat[0]) - torch.stack(returns).T.reshape(-1)).square().mean()
+        optimizer.zero_grad()
+        (-(log_probs * advantage).mean() - 0.01 * entropy.mean() + 1e-3 * value_error).backward()
+        optimizer.step()
+        reward = float(sum(row[3].sum() for row in rows) / n_envs)
+        assert reward == n_steps  # the text's "mean reward" of CartPole, which no policy changes
+        if not callbacks.on_step(reward=reward, step=update + 1):
+            break
+    callbacks.on_training_end()
+    first, last = np.concatenate(lengths[:256]).mean(), np.concatenate(lengths[-512:]).mean()
+    assert last > 2 * first

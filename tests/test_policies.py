@@ -9,8 +9,8 @@ import torch
 from rlox.kernels.rng import Rng
 from rlox.losses import PPOLoss, ppo_clip, value_loss
 from rlox.networks import mlp
-from rlox.optimizers import FlatAdam
-from rlox.policies import ContinuousPolicy, DiscretePolicy
+from rlox.optimizers import FlatOptimizer
+from rlox.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy, policy_outputs
 
 
 def _scaled(policy, factor=50.0):
@@ -119,30 +119,65 @@ def test_ppo_loss_combines_its_parts():
 
 
 @pytest.mark.parametrize("max_norm", [0.5, None])
-def test_flat_adam_equals_torch_adam_with_clipping(max_norm):
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_flat_optimizer_equals_torch_with_clipping(kind, max_norm):
     torch.manual_seed(0)
     ours, theirs = mlp([4, 16, 1], rng=Rng(1)), mlp([4, 16, 1], rng=Rng(1))
-    theirs[0].weight.requires_grad_(True)
-    flat = FlatAdam(ours.parameters(), 1e-2)
-    adam = torch.optim.Adam(theirs.parameters(), lr=1e-2, eps=1e-5)
+    flat = FlatOptimizer(ours.parameters(), 1e-2, kind=kind)
+    cls = torch.optim.Adam if kind == "adam" else torch.optim.RMSprop
+    reference = cls(theirs.parameters(), lr=1e-2, eps=1e-5)
     for _ in range(20):
         x = torch.randn(8, 4)
         norm = flat.step(ours(x).square().mean() * 10, max_norm)
-        adam.zero_grad()
+        reference.zero_grad()
         (theirs(x).square().mean() * 10).backward()
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm or float("inf"))
-        adam.step()
-        torch.testing.assert_close(norm, expected)
+        reference.step()
+        # The two sum in another order, and f32 rounding compounds over the steps.
+        torch.testing.assert_close(norm, expected, rtol=1e-4, atol=1e-5)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    fresh = FlatOptimizer(mlp([4, 16, 1]).parameters(), 1e-2, kind=kind)
+    fresh.set_state(flat.state())
+    for name, value in flat.state().items():
+        np.testing.assert_array_equal(fresh.state()[name], value)
+    other = FlatOptimizer(mlp([4, 16, 1]).parameters(), 1e-2, kind="adam" if kind == "rmsprop" else "rmsprop")
+    with pytest.raises(ValueError, match="state must hold"):
+        other.set_state(flat.state())
 
 
-def test_flat_adam_leaves_frozen_parameters_alone():
+def test_flat_optimizer_leaves_frozen_parameters_alone():
     net = mlp([4, 8, 1], rng=Rng(1))
     net[0].weight.requires_grad_(False)
     frozen, moving = net[0].weight.clone(), net[2].weight.clone()
-    FlatAdam(net.parameters(), 1e-2).step(net(torch.randn(8, 4)).square().mean(), 1.0)
+    FlatOptimizer(net.parameters(), 1e-2).step(net(torch.randn(8, 4)).square().mean(), 1.0)
     assert torch.equal(net[0].weight, frozen)
     assert not torch.equal(net[2].weight, moving)
     with pytest.raises(ValueError, match="at least one"):
-        FlatAdam([], 1e-2)
+        FlatOptimizer([], 1e-2)
+
+
+def test_multi_discrete_policy_is_a_product_of_categoricals():
+    policy, obs = _scaled(MultiDiscretePolicy(4, [2, 3, 5])), torch.randn(64, 4)
+    actions, log_probs = policy.get_action_and_logprob(obs)
+    assert actions.shape == (64, 3)
+    assert (actions.amax(0) < torch.tensor([2, 3, 5])).all()
+    parts = [torch.distributions.Categorical(logits=part) for part in policy.actor(obs).split([2, 3, 5], -1)]
+    torch.testing.assert_close(log_probs, sum(d.log_prob(actions[:, k]) for k, d in enumerate(parts)).detach())
+    _, entropy = policy.get_logprob_and_entropy(obs, actions)
+    torch.testing.assert_close(entropy, sum(d.entropy() for d in parts))
+    assert torch.equal(policy.mode(obs), torch.stack([d.probs.argmax(-1) for d in parts], -1))
+
+
+def test_images_go_through_one_body_for_both_heads():
+    policy = DiscretePolicy((4, 84, 84), 6, hidden=(), rng=Rng(0))
+    # The network of Mnih et al. 2015 has 1,684,128 weights before its head (4 input frames).
+    assert sum(p.numel() for p in policy.body.parameters()) == 1_684_128
+    obs = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    actions, log_probs = policy.get_action_and_logprob(obs)
+    together = policy_outputs(policy, obs, actions)
+    torch.testing.assert_close(together[0].detach(), log_probs)
+    torch.testing.assert_close(together[2], policy.get_value(obs))
+    assert policy.get_value(obs).std() > 0
+    with pytest.raises(ValueError, match="at least 36 x 36 pixels, got 20 x 84"):
+        DiscretePolicy((1, 20, 84), 2)

@@ -1,5 +1,6 @@
-"""The record and its mirrors, against real stores: MLflow on SQLite, W&B offline."""
+"""The record and its mirrors, against real stores: MLflow on SQLite, W&B offline, event files, CSV tables."""
 
+import csv
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from rlox.tracking import Record, durable_rows, is_alive, read_rows, start_mirro
 from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, LOCK
 
+needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason='pip install "rlox-cli[tensorboard]"')
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason='pip install "rlox-cli[mlflow]"')
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason='pip install "rlox-cli[wandb]"')
 
@@ -540,6 +542,167 @@ def test_wandb_online_without_a_key(tmp_path, monkeypatch):
         record.end(3, "finished")
 
 
+# --- mirrors: TensorBoard ----------------------------------------------------------------------------------------
+
+
+def tensorboard_scalars(folder):
+    """What TensorBoard itself reads: (tag, step, time, value), sorted."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return sorted(
+        (tag, event.step, event.wall_time, event.value)
+        for tag in events.Tags()["scalars"]
+        for event in events.Scalars(tag)
+    ), events
+
+
+def expected_scalars(run):
+    return [(name, step, ms / 1000, pytest.approx(value, rel=1e-6)) for name, step, ms, value in expected(run)]
+
+
+@needs_tensorboard
+def test_tensorboard_holds_the_record_whatever_was_killed(tmp_path):
+    run = make_run(tmp_path, "run", {"tensorboard": {"folder": "events"}})
+    (run / "events").mkdir()
+    (run / "events" / "events.out.tfevents.1.someone.else").touch()
+    with Record(run) as record:
+        start_mirrors(run)
+        for step in range(0, 3000, 10):
+            record.metrics(step, {"loss/policy": step / 7, "nan": float("nan")}, time=1000.0 + step)
+            record.metrics(step, {"eval/mean_return": -float(step)}, time=1000.5 + step)
+        checkpoint(record, 2990)
+        deadline = time.monotonic() + 30
+        while stores.read_state(run, "tensorboard").step < 2990 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        live, _ = tensorboard_scalars(run / "events")  # a running TensorBoard sees what is durable
+        assert live == expected_scalars(run)
+        os.kill(tracking._children[-1].pid, signal.SIGKILL)
+        tracking._children[-1].wait()
+        write(record, [3000])
+        record.end(3000, "finished")
+    report = sync(run)["tensorboard"]
+    assert report.complete, report
+    assert report.url == str(run / "events")
+    found, events = tensorboard_scalars(run / "events")
+    assert found == expected_scalars(run)
+    assert len(found) == 601
+    assert len(list((run / "events").glob("events.out.tfevents.*.rlox"))) == 1
+    assert (run / "events" / "events.out.tfevents.1.someone.else").exists()
+    assert (
+        events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].startswith(b"    env:\n      id: CartPole")
+    )
+    assert events.Tensors("status/text_summary")[0].tensor_proto.string_val[0] == b"    finished"
+
+
+@needs_tensorboard
+def test_tensorboard_needs_neither_torch_nor_tensorflow(tmp_path):
+    run = make_run(tmp_path, "run", {"tensorboard": {}})
+    with Record(run) as record:
+        write(record, [1])
+        record.end(1, "finished")
+    code = """
+        import sys
+        from pathlib import Path
+        from rlox.tracking import logger_class, writer, store
+        run = Path(sys.argv[1])
+        place = logger_class("tensorboard").store({}, run)
+        (run / "mirrors").mkdir()
+        store.register(place, run)
+        writer.drain("tensorboard", place)
+        print([m for m in ("torch", "tensorflow") if m in sys.modules])
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(run)], capture_output=True, text=True)
+    assert out.stdout.strip() == "[]", out.stderr
+    assert status(run)["tensorboard"].complete
+
+
+# --- mirrors: CSV ------------------------------------------------------------------------------------------------
+
+
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def cells(run):
+    """What the table of `expected` must be: (name, step, value), None where a cell is empty."""
+    return sorted((name, step, value) for name, step, _, value in expected(run))
+
+
+def test_csv_holds_the_record(tmp_path):
+    run = make_run(tmp_path, "run", {"csv": {"file": "tables/all.csv"}})
+    rng = random.Random(3)
+    with Record(run) as record:
+        start_mirrors(run)
+        for step in range(0, 1000, 10):
+            record.metrics(step, {"loss/policy": rng.gauss(0, 1e-9), "loss/x,y": float("nan") if step % 20 else 1e300})
+            if step % 100 == 0:
+                record.metrics(step, {"eval/mean_return": rng.random()})
+        checkpoint(record, 990)
+        write(record, [1000])
+        record.end(1000, "finished")
+    report = finished(run)
+    assert report.complete, report
+    rows = table(run / "tables" / "all.csv")
+    assert [int(row["step"]) for row in rows] == list(range(0, 1001, 10))
+    assert list(rows[0]) == ["step", "time", "a", "eval/mean_return", "loss/policy", "loss/x,y"]
+    found = sorted(
+        (name, int(row["step"]), float(value))
+        for row in rows
+        for name, value in row.items()
+        if name not in ("step", "time") and value != ""
+    )
+    assert found == cells(run)  # to the last bit
+    assert rows[1]["loss/x,y"] == rows[1]["eval/mean_return"] == ""
+    assert [path.name for path in (run / "tables").iterdir()] == ["all.csv"]
+
+
+def test_csv_of_a_live_run_grows_and_is_whole_at_any_moment(tmp_path, monkeypatch):
+    from rlox.tracking import csv as module
+    from rlox.tracking.writer import Job, Logger
+
+    run = make_run(tmp_path, "run", {"csv": {"file": "metrics.csv"}})
+    (run / "mirrors").mkdir()
+    with Record(run) as record:
+        write(record, range(10))
+        checkpoint(record, 9)
+        job, logger = Job(run, "csv"), Logger("csv")
+        job.round(logger)
+        assert not (run / "metrics.csv").exists()  # at most once a minute while the run is alive
+        monkeypatch.setattr(module.time, "monotonic", lambda: clock() + 61.0)
+        record.metrics(10, {"new": 1.0})
+        checkpoint(record, 10)
+        job.round(logger)
+        assert len(table(run / "metrics.csv")) == 11
+        first = (run / "metrics.csv").read_bytes()
+        record.metrics(11, {"a": 1.0})
+        checkpoint(record, 11)
+        job.round(logger)
+        assert (run / "metrics.csv").read_bytes() == first
+    # Killed, and continued from an older checkpoint: what the lost steps had written is gone.
+    with Record(run, resume_step=5) as record:
+        write(record, [6, 7], value=100.0)
+        record.end(7, "finished")
+    assert sync(run)["csv"].complete
+    assert [float(row["a"]) for row in table(run / "metrics.csv")] == [0, 1, 2, 3, 4, 5, 106, 107]
+
+
+clock = time.monotonic
+
+
+def test_several_mirrors_of_one_run(tmp_path):
+    run = make_run(tmp_path, "run", {"csv": {}, "tensorboard": {}, "wandb": None})
+    with Record(run) as record:
+        assert start_mirrors(run) == ["csv", "tensorboard"]
+        write(record, range(5))
+        record.end(4, "finished")
+    reports = wait([run], 60)[run]
+    assert {name: report.state for name, report in reports.items()} == {"csv": "complete", "tensorboard": "complete"}
+    assert len(table(run / "metrics.csv")) == 5
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
@@ -552,9 +715,9 @@ def test_folders_that_are_no_runs(tmp_path):
 
 
 def test_unknown_logger_and_relative_database(tmp_path):
-    run = make_run(tmp_path, "run", {"tensorboard": {}})
+    run = make_run(tmp_path, "run", {"comet": {}})
     Record(run).close()
-    with pytest.raises(ValueError, match="one of mlflow, wandb, got 'tensorboard'"):
+    with pytest.raises(ValueError, match="one of csv, mlflow, tensorboard, wandb, got 'comet'"):
         start_mirrors(run)
     run = make_run(
         tmp_path, "other", {"mlflow": mlflow_settings(tmp_path, tracking_uri="sqlite:///x.db"), "wandb": None}

@@ -15,6 +15,7 @@ class Entry(NamedTuple):
 
 
 ALGORITHMS: dict[str, Entry] = {
+    "a2c": Entry("rlox.algorithms.a2c:A2C", "rlox.config:A2CConfig"),
     "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config:PPOConfig"),
 }
 

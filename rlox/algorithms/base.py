@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,9 +19,10 @@ from rlox.envs import env_name
 from rlox.evaluation import Evaluation, evaluate, require_mode, torch_threads
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
-from rlox.optimizers import FlatAdam
-from rlox.policies import ActorCritic, ContinuousPolicy, DiscretePolicy, check_policy
+from rlox.optimizers import FlatOptimizer
+from rlox.policies import ActorCritic, check_policy, make_policy
 from rlox.streams import Stream
+from rlox.vec_normalize import VecNormalize
 
 # Below this many parameters a GPU's launch latency costs more than its arithmetic saves.
 _CUDA_PAYS_FROM = 1_000_000
@@ -54,6 +55,10 @@ class OnlineAlgorithm:
         Keyword arguments of ``gymnasium.make``.
     reward_fn : callable, optional
         Replaces the rewards that are learned from (see `RolloutCollector`).
+    env_wrappers : sequence, optional
+        gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
+    env_workers : int
+        Processes that step foreign environments; 0: this one does.
     **config
         Any field of the algorithm's ``Config``.
 
@@ -79,6 +84,8 @@ class OnlineAlgorithm:
         threads: int = 1,
         env_kwargs: dict[str, Any] | None = None,
         reward_fn: RewardFn | None = None,
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
         **config: Any,
     ):
         where = type(self).__name__
@@ -90,46 +97,50 @@ class OnlineAlgorithm:
         self.env_kwargs = dict(env_kwargs or {})
         self.callbacks = CallbackList([*(callbacks or ()), *([logger] if logger is not None else ())])
         self.counters = loops.Counters()
+        self.env_wrappers = list(env_wrappers)
+        self.env_workers = env_workers
+        c = self.config
         self.collector = RolloutCollector(
             env_id,
             n_envs,
             seed,
-            self.config.gamma,
-            self.config.gae_lambda,
+            c.gamma,
+            c.gae_lambda,
             reward_fn,
             self.env_kwargs,
+            env_wrappers=self.env_wrappers,
+            env_workers=env_workers,
         )
         self.spec = self.collector.spec
+        self.normalizer = self._make_normalizer()
+        self.collector.normalizer = self.normalizer
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
         if policy is None:
-            policy = self._default_policy()
+            policy = make_policy(self.spec, c, Rng(seed, Stream.INIT))
         check_policy(policy, where)
         self.device = _choose_device(device, policy, where)
         self.collector.device = self.device
         self.policy = policy.to(self.device)
-        self.optimizer = FlatAdam(self.policy.parameters(), self.config.learning_rate)
+        self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
         self.rng = Rng(seed, Stream.PERMUTATION)
 
-    def _default_policy(self) -> ActorCritic:
-        c, rng = self.config, Rng(self.seed, Stream.INIT)
-        if self.spec.discrete:
-            return DiscretePolicy(
-                self.spec.obs_dim,
-                self.spec.n_actions,
-                c.hidden_sizes,
-                c.activation,
-                c.ortho_init,
-                rng,
+    def _make_normalizer(self) -> VecNormalize | None:
+        c = self.config
+        if not (c.normalize_obs or c.normalize_rewards):
+            return None
+        if c.normalize_obs and self.spec.image:
+            raise ValueError(
+                f"{type(self).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
             )
-        return ContinuousPolicy(
-            self.spec.obs_dim,
-            self.spec.act_dim,
-            c.hidden_sizes,
-            c.activation,
-            c.log_std_init,
-            c.ortho_init,
-            rng,
+        return VecNormalize(
+            self.n_envs,
+            self.spec.obs_shape,
+            c.gamma,
+            c.normalize_obs,
+            c.normalize_rewards,
+            c.clip_obs,
+            c.clip_rewards,
         )
 
     def update(self, batch) -> dict[str, torch.Tensor]:
@@ -178,30 +189,33 @@ class OnlineAlgorithm:
         TypeError
             If `deterministic` and the policy is a user's module without ``mode``.
         """
-        rows = np.asarray(obs, np.float32)
-        single = rows.ndim == 1
+        spec = self.spec
+        rows = np.asarray(obs, spec.obs_dtype)
+        single = rows.ndim == len(spec.obs_shape)
         rows = rows[None] if single else rows
-        if rows.ndim != 2 or rows.shape[1] != self.spec.obs_dim:
+        if rows.shape[1:] != spec.obs_shape:
+            shape = ", ".join(map(str, spec.obs_shape))
             raise ValueError(
-                f"{type(self).__name__}.predict: obs must have shape ({self.spec.obs_dim},) or "
-                f"(B, {self.spec.obs_dim}), got {np.shape(obs)}"
+                f"{type(self).__name__}.predict: obs must have shape ({shape}) or (B, {shape}), got {np.shape(obs)}"
             )
+        if self.normalizer is not None:
+            rows = self.normalizer.normalize(rows)
         tensor = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
         if deterministic:
             actions = require_mode(self.policy, f"{type(self).__name__}.predict")(tensor)
         else:
             actions = self.policy.get_action_and_logprob(tensor)[0]
-        actions = actions.cpu().numpy()
-        if not self.spec.discrete:
-            actions = np.clip(actions, self.spec.act_low, self.spec.act_high)
+        actions = spec.clip(actions.cpu().numpy())
         if single:
-            return int(actions[0]) if self.spec.discrete else actions[0]
+            return int(actions[0]) if spec.discrete else actions[0]
         return actions
 
-    def evaluate(self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True) -> Evaluation:
-        """Play whole episodes on a fresh environment, without disturbing training.
+    def evaluate(
+        self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
+    ) -> Evaluation:
+        """Play whole episodes on a fresh environment, without disturbing training; statistics are frozen.
 
-        `seed` None stands for 10_000 + the algorithm's own.
+        `seed` None stands for 10_000 + the algorithm's own; `options` go to `rlox.evaluation.evaluate`.
         """
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self.threads):
@@ -213,6 +227,9 @@ class OnlineAlgorithm:
                 deterministic,
                 self.env_kwargs,
                 self.device,
+                wrappers=self.env_wrappers,
+                transform=None if self.normalizer is None else self.normalizer.normalize,
+                **options,
             )
 
     def save(self, path: str | os.PathLike, **header: Any) -> None:
@@ -222,7 +239,13 @@ class OnlineAlgorithm:
         reward_fn = self.collector.reward_fn
         info = {
             "algorithm": self.name,
-            "env": {"id": env_name(self.env_id), "n_envs": self.n_envs, "kwargs": self.env_kwargs},
+            "env": {
+                "id": env_name(self.env_id),
+                "n_envs": self.n_envs,
+                "kwargs": self.env_kwargs,
+                "wrappers": self.env_wrappers,
+                "workers": self.env_workers,
+            },
             "seed": self.seed,
             "threads": self.threads,
             "config": self.config.to_dict(),
@@ -236,6 +259,7 @@ class OnlineAlgorithm:
         tensors = {
             "policy": {name: value.detach().cpu().numpy() for name, value in self.policy.state_dict().items()},
             "optimizer": self.optimizer.state(),
+            "normalization": {} if self.normalizer is None else self.normalizer.state(),
             "environment": self.collector.state() or {},
             "statistics": {
                 "episode_returns": np.asarray(c.recent_returns, np.float64),
@@ -256,6 +280,7 @@ class OnlineAlgorithm:
         callbacks: Iterable[Callback] | None = None,
         device: str = "auto",
         reward_fn: RewardFn | None = None,
+        env_wrappers: Sequence[Any] | None = None,
     ):
         """Restore an algorithm; on a native environment it continues as if it had never stopped.
 
@@ -269,6 +294,8 @@ class OnlineAlgorithm:
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
         reward_fn : callable, optional
             Needed to train on, where the checkpoint was trained with one.
+        env_wrappers : sequence, optional
+            Needed where the checkpoint names wrappers from outside gymnasium: a file must not decide what is imported.
 
         Raises
         ------
@@ -285,6 +312,13 @@ class OnlineAlgorithm:
                 f"{cls.__name__}.from_checkpoint: {path} holds a policy of your own; pass policy=YourPolicy(...)"
             )
         env = header["env"]
+        wrappers = env["wrappers"] if env_wrappers is None else list(env_wrappers)
+        names = [name if isinstance(name, str) else next(iter(name), "") for name in env["wrappers"]]
+        if env_wrappers is None and any(":" in name or "." in name for name in names):
+            raise ValueError(
+                f"{cls.__name__}.from_checkpoint: the wrappers {names} of {path} name a module to import; "
+                "if you trust it, pass env_wrappers=[...]"
+            )
         if env_id is None and ":" in env["id"]:
             # gymnasium imports the part before the colon, and a file must not decide what code runs.
             raise ValueError(
@@ -302,6 +336,8 @@ class OnlineAlgorithm:
             threads=header["threads"],
             env_kwargs=env["kwargs"],
             reward_fn=reward_fn,
+            env_wrappers=wrappers,
+            env_workers=env["workers"],
             **header["config"],
         )
         algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
@@ -310,13 +346,7 @@ class OnlineAlgorithm:
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
         header, tensors = checkpoint.header, checkpoint.tensors
-        weights = {name: torch.from_numpy(array.copy()) for name, array in tensors["policy"].items()}
-        try:
-            self.policy.load_state_dict(weights)
-        except RuntimeError as e:
-            raise ValueError(
-                f"{type(self).__name__}.from_checkpoint: the policy does not fit the checkpoint: {e}"
-            ) from e
+        self._load_weights(tensors["policy"], "from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
         for name, value in header["counters"].items():
             setattr(self.counters, name, value)
@@ -326,8 +356,31 @@ class OnlineAlgorithm:
         self.rng.set_state(header["generators"]["permutation"])
         if "torch" in tensors["generators"]:
             torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
-        if same_env and tensors["environment"] and self.collector.exact:
+        exact = same_env and bool(tensors["environment"]) and self.collector.exact
+        if self.normalizer is not None:
+            self.normalizer.set_state(tensors["normalization"], returns=exact)
+        if exact:
             self.collector.set_state(tensors["environment"])
+
+    def init_from(self, path: str | os.PathLike) -> None:
+        """Start from the weights and the normalisation of a checkpoint; everything else stays new.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            See `rlox.checkpoint.load_checkpoint`; also if the policy or the observations have another shape.
+        """
+        tensors = load_checkpoint(path).tensors
+        self._load_weights(tensors["policy"], f"init_from {path}")
+        if self.normalizer is not None and tensors["normalization"]:
+            self.normalizer.set_state(tensors["normalization"], returns=False)
+
+    def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
+        weights = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        try:
+            self.policy.load_state_dict(weights)
+        except RuntimeError as e:
+            raise ValueError(f"{type(self).__name__}: {where}: the policy does not fit the checkpoint: {e}") from e
 
 
 def _choose_device(device: str, policy: nn.Module, where: str) -> torch.device:

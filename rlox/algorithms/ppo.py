@@ -12,7 +12,7 @@ from rlox.algorithms.base import OnlineAlgorithm
 from rlox.batch import RolloutBatch
 from rlox.config import PPOConfig
 from rlox.loops import scheduled
-from rlox.losses import PPOLoss
+from rlox.losses import PPOLoss, normalized
 
 
 class PPO(OnlineAlgorithm):
@@ -26,15 +26,12 @@ class PPO(OnlineAlgorithm):
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf)
-        self.optimizer.set_learning_rate(scheduled(c.learning_rate, c.learning_rate_schedule, progress))
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
         history: list[dict[str, torch.Tensor]] = []
         for _ in range(c.n_epochs):
             for mb in batch.sample_minibatches(c.batch_size, rng=self.rng):
-                advantages = mb.advantages
-                if c.normalize_advantages and len(mb) > 1:
-                    std, mean = torch.std_mean(advantages)
-                    advantages = (advantages - mean) / (std + 1e-8)
+                advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
                 loss, metrics = loss_fn(
                     self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
                 )
@@ -47,5 +44,5 @@ class PPO(OnlineAlgorithm):
             break
 
         means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
-        means["explained_variance"] = 1.0 - (batch.returns - batch.values).var() / batch.returns.var()
+        means["explained_variance"] = batch.explained_variance()
         return means

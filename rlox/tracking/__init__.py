@@ -1,8 +1,8 @@
 """Trackers as mirrors of a run's record.
 
 The trainer writes ``metrics.jsonl`` (`Record`) and never imports, calls or waits for a tracker. One
-background writer per store (``rlox.tracking.writer``) copies it to MLflow or W&B. `sync` runs the very
-same writer later, for whatever a dead server or a killed machine left behind.
+background writer per store (``rlox.tracking.writer``) copies it to MLflow, W&B, TensorBoard's event files or a
+CSV table. `sync` runs the very same writer later, for whatever a dead server or a killed machine left behind.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ __all__ = [
 LOGGERS = {
     "mlflow": "rlox.tracking.mlflow:MlflowMirror",
     "wandb": "rlox.tracking.wandb:WandbMirror",
+    "tensorboard": "rlox.tracking.tensorboard:TensorboardMirror",
+    "csv": "rlox.tracking.csv:CsvMirror",
 }
 
 RESPAWNS = 3  # a writer that vanished (killed) is replaced this often by `sync` and `wait`
@@ -51,7 +53,7 @@ class Report:
     """How far one mirror of one run has come."""
 
     run: Path
-    name: str  # mlflow, wandb, …
+    name: str  # mlflow, wandb, tensorboard, csv, …
     state: str  # complete, live, died (killed; mirrored up to its last checkpoint), failed or behind
     mirrored: int  # bytes of metrics.jsonl that are in the tracker
     total: int  # bytes of metrics.jsonl

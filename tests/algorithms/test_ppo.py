@@ -100,7 +100,7 @@ def test_schedules_reach_zero_at_the_horizon():
 
     class Watch(Callback):
         def on_step(self, *, algorithm, **info):
-            rates.append(algorithm.optimizer.adam.param_groups[0]["lr"])
+            rates.append(algorithm.optimizer.learning_rate)
             return True
 
     PPO(

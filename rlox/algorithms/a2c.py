@@ -1,0 +1,40 @@
+"""Advantage Actor-Critic, synchronous (Mnih et al. 2016, arXiv:1602.01783): one gradient step per short rollout.
+
+Departures: advantages are GAE's (lambda 1 by default, which is the paper's n-step return); RMSprop is PyTorch's, with
+eps outside the root, as in Stable-Baselines3's default; time limits bootstrap and are no terminations.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rlox.algorithms.base import OnlineAlgorithm
+from rlox.batch import RolloutBatch
+from rlox.config import A2CConfig
+from rlox.loops import scheduled
+from rlox.losses import normalized, policy_gradient, value_loss
+from rlox.policies import policy_outputs
+
+
+class A2C(OnlineAlgorithm):
+    """A2C with GAE and one optimiser for actor and critic; see `rlox.config.A2CConfig`."""
+
+    name = "a2c"
+    Config = A2CConfig
+
+    def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        """One gradient step on the whole rollout; metrics as tensors ()."""
+        c = self.config
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
+        advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
+        log_probs, entropy, values = policy_outputs(self.policy, batch.obs, batch.actions)
+        p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, batch.returns, batch.values)
+        mean_entropy = entropy.mean()
+        norm = self.optimizer.step(p_loss + c.vf_coef * v_loss - c.ent_coef * mean_entropy, c.max_grad_norm)
+        return {
+            "policy_loss": p_loss.detach(),
+            "value_loss": v_loss.detach(),
+            "entropy": mean_entropy.detach(),
+            "grad_norm": norm,
+            "explained_variance": batch.explained_variance(),
+        }

@@ -1,0 +1,128 @@
+"""Running normalisation of observations and rewards of N environments.
+
+The rules are Stable-Baselines3's VecNormalize's: statistics grow with every observation that is seen, rewards are
+divided
+by the deviation of their discounted sum (not centred, so that their sign stays), and both are clipped. In evaluation
+the statistics are frozen, and returns are always reported in the environment's own units.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class RunningMoments:
+    """Mean and variance of a stream of vectors, merged batch by batch (Chan et al. 1979); float64.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of one sample.
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.mean = np.zeros(shape)
+        self.var = np.ones(shape)
+        self.count = 1e-4  # of a prior N(0, 1), so that the first division is defined
+
+    def update(self, batch: np.ndarray) -> None:
+        """Take in a batch (B, *shape)."""
+        n = len(batch)
+        mean = batch.mean(0, dtype=np.float64)
+        var = batch.var(0, dtype=np.float64)
+        total = self.count + n
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (n / total)
+        squares = self.var * self.count + var * n + delta**2 * (self.count * n / total)
+        self.var = squares / total
+        self.count = total
+
+
+class VecNormalize:
+    """Normalises what N environments return; holds all statistics, and the discounted sums they come from.
+
+    Parameters
+    ----------
+    n_envs : int
+        Number of environments N.
+    obs_shape : tuple of int
+        Shape of one observation.
+    gamma : float
+        Discount of the reward sum.
+    obs, rewards : bool
+        What to normalise.
+    clip_obs, clip_rewards : float
+        Bounds of the result, in standard deviations.
+    """
+
+    EPSILON = 1e-8
+
+    def __init__(
+        self,
+        n_envs: int,
+        obs_shape: tuple[int, ...],
+        gamma: float = 0.99,
+        obs: bool = True,
+        rewards: bool = True,
+        clip_obs: float = 10.0,
+        clip_rewards: float = 10.0,
+    ):
+        self.gamma = gamma
+        self.obs = obs
+        self.rewards = rewards
+        self.clip_obs = clip_obs
+        self.clip_rewards = clip_rewards
+        self.obs_moments = RunningMoments(obs_shape)
+        self.return_moments = RunningMoments(())
+        self.returns = np.zeros(n_envs)  # discounted sum of rewards of each running episode
+
+    def update(self, obs: np.ndarray) -> None:
+        """Take in the observations (N, *obs_shape) of one step."""
+        if self.obs:
+            self.obs_moments.update(obs)
+
+    def normalize(self, obs: np.ndarray) -> np.ndarray:
+        """Observations (B, *obs_shape) as f32 with the statistics as they stand; they do not change."""
+        if not self.obs:
+            return obs
+        scaled = (obs - self.obs_moments.mean) / np.sqrt(self.obs_moments.var + self.EPSILON)
+        return np.clip(scaled, -self.clip_obs, self.clip_obs).astype(np.float32)
+
+    def normalize_rewards(self, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Rewards (N,) of one step, scaled; `ended` (N,) starts the discounted sums of those environments anew."""
+        if not self.rewards:
+            return rewards
+        self.returns = self.returns * self.gamma + rewards
+        self.return_moments.update(self.returns)
+        self.returns[ended] = 0.0
+        scaled = rewards / np.sqrt(self.return_moments.var + self.EPSILON)
+        return np.clip(scaled, -self.clip_rewards, self.clip_rewards)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All statistics, copies; f64."""
+        found = {"returns": self.returns.copy()}
+        for name, moments in (("obs", self.obs_moments), ("return", self.return_moments)):
+            found[f"{name}_mean"] = np.array(moments.mean)
+            found[f"{name}_var"] = np.array(moments.var)
+            found[f"{name}_count"] = np.array(moments.count)
+        return found
+
+    def set_state(self, state: dict[str, np.ndarray], returns: bool = True) -> None:
+        """Restore what `state` returned; `returns` False leaves the running sums, which belong to other episodes.
+
+        Raises
+        ------
+        ValueError
+            If the observations have another shape.
+        """
+        if state["obs_mean"].shape != self.obs_moments.mean.shape:
+            raise ValueError(
+                f"VecNormalize.set_state: obs_mean must have shape {self.obs_moments.mean.shape}, "
+                f"got {state['obs_mean'].shape}; the environment differs"
+            )
+        for name, moments in (("obs", self.obs_moments), ("return", self.return_moments)):
+            moments.mean = state[f"{name}_mean"].copy()
+            moments.var = state[f"{name}_var"].copy()
+            moments.count = float(state[f"{name}_count"])
+        if returns and state["returns"].shape == self.returns.shape:
+            self.returns = state["returns"].copy()

@@ -1,0 +1,96 @@
+"""Films: RGB frames into an MP4 or GIF file, one at a time, so that an episode of any length fits into memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = (".mp4", ".gif")
+
+
+def render_fps(env: str | Callable[..., Any]) -> int:
+    """Frames per second at which a registered environment looks right; 30 where it does not say."""
+    if not isinstance(env, str):
+        return 30
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    entry = gymnasium.spec(env.rpartition(":")[2]).entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    return int(getattr(creator, "metadata", {}).get("render_fps") or 30)
+
+
+class VideoWriter:
+    """Writes frames to `path`, whose ending decides the kind. Use as a context manager.
+
+    The file appears under its name when all of it is written; after an exception there is none.
+
+    Parameters
+    ----------
+    path : path
+        Ends in ``.mp4`` or ``.gif``.
+    fps : int
+        Frames per second.
+
+    Raises
+    ------
+    ValueError
+        For another ending, or `fps` < 1.
+    ImportError
+        If imageio or its ffmpeg is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike, fps: int = 30):
+        self.path = Path(path)
+        if self.path.suffix not in KINDS:
+            raise ValueError(f"VideoWriter: path must end in {' or '.join(KINDS)}, got {str(path)!r}")
+        if fps < 1:
+            raise ValueError(f"VideoWriter: fps must be >= 1, got {fps}")
+        try:
+            import imageio.v2 as imageio
+            import imageio_ffmpeg  # noqa: F401 -- brings its own ffmpeg
+        except ImportError as e:
+            raise ImportError('VideoWriter: a film needs imageio and its ffmpeg; pip install "rlox-cli[video]"') from e
+        self._imageio = imageio
+        self.fps = fps
+        self.n_frames = 0
+        self._partial = self.path.with_name(f".{self.path.stem}.{os.getpid()}{self.path.suffix}")
+        self._writer: Any = None
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        if kind is None:
+            os.replace(self._partial, self.path)
+        else:
+            self._partial.unlink(missing_ok=True)
+
+    def add(self, frame: np.ndarray) -> None:
+        """Append one frame, (H, W, 3) uint8."""
+        if self._writer is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = self._imageio.get_writer(self._partial, mode="I", **self._options())
+        self._writer.append_data(frame)
+        self.n_frames += 1
+
+    def _options(self) -> dict[str, Any]:
+        if self.path.suffix == ".gif":
+            return {"format": "GIF", "duration": 1000 / self.fps, "loop": 0}
+        # What every player shows (yuv420p) has even sides; padding, since scaling would blur.
+        even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]
+        return {
+            "format": "FFMPEG",
+            "fps": self.fps,
+            "macro_block_size": 1,
+            "output_params": even,
+            "ffmpeg_log_level": "error",
+        }

@@ -1,0 +1,57 @@
+"""``--import``: modules of the user's, loaded before anything looks for environments or algorithms."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+
+from rlox_cli.errors import UsageError
+
+
+def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
+    """Part ``--import NAME`` (as often as it is typed, also ``--import=NAME``) from the other words."""
+    modules, rest = [], []
+    words = iter(args)
+    for word in words:
+        if word == "--import":
+            name = next(words, None)
+            if name is None or name.startswith("-"):
+                raise UsageError(f"--import must be followed by a module's name, got {name or 'nothing'}")
+            modules.append(name)
+        elif word.startswith("--import="):
+            modules.append(word.removeprefix("--import="))
+        else:
+            rest.append(word)
+    return modules, rest
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import each module from the working directory or the environment, in this order as ``python -m`` does.
+
+    Raises
+    ------
+    UsageError
+        For a name that is no module's, a module that is not there, and one whose own code fails.
+    """
+    names = list(names)
+    if names and not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            hint = name.removesuffix(".py").strip("./").replace("/", ".")
+            raise UsageError(
+                f"--import must be a module's dotted name, got {name!r}; try --import {hint or 'my_package'}"
+            )
+        try:
+            import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name is None or not f"{name}.".startswith(f"{e.name}."):
+                raise UsageError(f"--import {name}: it needs the module {e.name}, which is not installed") from e
+            raise UsageError(
+                f"--import {name}: there is no such module in {os.getcwd()} or the environment; run rlox from the "
+                "folder that holds it, or install it with pip"
+            ) from e
+        except Exception as e:  # the user's own code
+            raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e

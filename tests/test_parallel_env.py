@@ -1,0 +1,343 @@
+"""Worker processes: the same bits as in one process, and an orderly end whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import probes
+import pytest
+from gymnasium import spaces
+
+from rlox.envs import make_vec_env, spec_of
+from rlox.gym_vec_env import GymVecEnv
+from rlox.parallel_env import ParallelGymVecEnv
+
+# Workers cannot import a test module by its name; a user's main module is sent by value without this.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Parts(gymnasium.Env):
+    """A Dict observation, two choices as action, episodes of random length; all of it drawn from the seed."""
+
+    observation_space = spaces.Dict({"a": spaces.Box(-5, 5, (2,), np.float64), "b": spaces.Discrete(3)})
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def observe(self):
+        return {"a": self.np_random.uniform(-5, 5, 2), "b": self.np_random.integers(3)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = self.np_random.normal() * (1 + action[1])
+        return self.observe(), reward, self.np_random.random() < 0.1, self.np_random.random() < 0.1, {}
+
+
+class Picture(Parts):
+    observation_space = spaces.Box(0, 255, (24, 20, 3), np.uint8)
+
+    def observe(self):
+        return self.np_random.integers(0, 256, (24, 20, 3), np.uint8)
+
+
+class Odd(probes.ConstantReward):
+    """Does what the action says: 0 nothing, 1 raises, 2 is busy for half a minute, 3 leaves, 4 takes half a second."""
+
+    action_space = spaces.Discrete(5)
+
+    def step(self, action):
+        if action == 1:
+            raise KeyError("the environment's own words")
+        if action == 3:
+            os._exit(7)
+        time.sleep({2: 30, 4: 0.5}.get(action, 0))
+        return super().step(action)
+
+
+def gone(pids, within=5.0):
+    """Whether all of these processes end in time."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(running(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids(vec):
+    return [worker.process.pid for worker in vec._workers]
+
+
+def trajectory(vec, n_steps):
+    spec, rng, rows = spec_of(vec), np.random.default_rng(0), [vec.reset_all()]
+    for t in range(n_steps):
+        if spec.continuous:
+            actions = rng.uniform(-1, 1, (len(vec), *spec.action_shape)).astype(np.float32)
+        else:
+            actions = rng.integers(0, spec.n_actions or spec.n_choices, (len(vec), *spec.action_shape))
+        rows += vec.step_all(actions).values()
+        if t == n_steps // 2:
+            rows += [vec.reset_all(), vec.reset_all(seed=8)]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("env", "n_envs", "workers", "kwargs", "wrappers"),
+    [
+        ("Acrobot-v1", 3, 1, None, ()),
+        ("MountainCarContinuous-v0", 3, 3, {"max_episode_steps": 50}, ["TimeAwareObservation"]),
+        ("Pendulum-v1", 5, 2, {"g": 9.0}, [{"FrameStackObservation": {"stack_size": 2}}]),
+        (Parts, 5, 3, None, ()),
+        (lambda: Picture(), 3, 2, None, ()),
+    ],
+)
+def test_same_bits_as_in_one_process(env, n_envs, workers, kwargs, wrappers):
+    with make_vec_env(env, n_envs, 3, kwargs, wrappers, workers) as vec:
+        assert isinstance(vec, ParallelGymVecEnv)
+        alone = GymVecEnv(env, n_envs, 3, kwargs, wrappers)
+        assert vec.spec == alone.spec
+        expected, got = trajectory(alone, 200), trajectory(vec, 200)
+        assert len(expected) == len(got)
+        for a, b in zip(expected, got, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+        other = trajectory(GymVecEnv(env, n_envs, 4, kwargs, wrappers), 1)
+        assert (other[0] != got[0]).any()
+
+
+def test_fills_the_given_arrays_only_and_keeps_what_it_returned():
+    with ParallelGymVecEnv(lambda: probes.Countdown(3), 4, workers=2) as vec:
+        assert len(vec) == 4
+        first = vec.step_all([0] * 4)
+        out = {"final_obs": np.zeros((4, 1), np.float32)}
+        assert vec.step_all([0] * 4, out) is out
+        assert out["final_obs"].ravel().tolist() == [2] * 4
+        assert first["final_obs"].ravel().tolist() == [1] * 4
+        assert [vec.n_actions, vec.discrete, vec.obs_dim, vec.act_dim] == [2, True, 1, None]
+        for actions, match in (([0] * 3, "shape"), ([0, 0, 0, 2], r"in \[0, 2\)")):
+            with pytest.raises(ValueError, match=f"ParallelGymVecEnv.step_all: .*{match}"):
+                vec.step_all(actions)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "wrappers", "error"),
+    [
+        ("Acrobat-v1", None, (), ValueError),
+        ("Acrobot-v1", {"colour": 3}, (), ValueError),
+        ("Acrobot-v1", None, ["FlatenObservation"], ValueError),
+        (lambda: probes, None, (), TypeError),
+        ("Acrobot-v1", None, ["no_such_package:Mine"], ImportError),
+    ],
+)
+def test_wrong_arguments_are_refused_in_the_same_words(env, kwargs, wrappers, error):
+    with pytest.raises(error) as alone:
+        GymVecEnv(env, 2, 0, kwargs, wrappers)
+    with pytest.raises(error) as workers:
+        ParallelGymVecEnv(env, 2, 0, kwargs, wrappers, 2)
+    assert type(workers.value) is type(alone.value)
+    assert str(workers.value) == str(alone.value)
+
+
+def test_what_cannot_be_sent_is_refused(tmp_path):
+    lock = __import__("threading").Lock()
+    with pytest.raises(TypeError, match=r"cloudpickle can send them.*pass an id, or a function"):
+        ParallelGymVecEnv(lambda: lock and Parts(), 1)
+    with pytest.raises(TypeError, match="must be an id or a callable"):
+        ParallelGymVecEnv(Parts(), 1)
+    with pytest.raises(ValueError, match="workers must be between 1 and n_envs"):
+        ParallelGymVecEnv(Parts, 1, workers=2)
+
+    def differs():
+        try:
+            os.mkdir(tmp_path / "the first one")
+        except FileExistsError:
+            return Parts()
+        return gymnasium.make("CartPole-v1")
+
+    with pytest.raises(ValueError, match="the same spaces"):
+        ParallelGymVecEnv(differs, 2, workers=2)
+
+
+def test_an_id_registered_here_is_known_to_the_workers():
+    gymnasium.register("MyOwnParts-v0", entry_point=Parts, max_episode_steps=3)
+    try:
+        with ParallelGymVecEnv("MyOwnParts-v0", 2, workers=2) as vec:
+            assert vec.reset_all().shape == (2, 5)
+    finally:
+        del gymnasium.registry["MyOwnParts-v0"]
+
+
+def test_an_exception_comes_back_with_its_traceback_and_ends_the_workers():
+    vec = ParallelGymVecEnv(Odd, 5, workers=2)
+    processes = pids(vec)
+    vec.step_all([0] * 5)
+    with pytest.raises(RuntimeError, match=r"environment 3 \(Odd\) failed in worker 1 \(pid \d+\)") as failed:
+        vec.step_all([0, 0, 0, 1, 0])
+    assert 'raise KeyError("the environment\'s own words")' in str(failed.value)
+    assert gone(processes)
+    with pytest.raises(RuntimeError, match="Odd is closed"):
+        vec.step_all([0] * 5)
+
+
+def test_a_killed_worker_is_noticed_though_another_is_busy():
+    vec = ParallelGymVecEnv(Odd, 6, workers=3)
+    vec.reset_all()
+    processes = pids(vec)
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {processes[2]}"])
+    started = time.monotonic()
+    with pytest.raises(
+        RuntimeError,
+        match=rf"worker 2 \(pid {processes[2]}\) died \(signal 9\) with environments 4 to 5 of Odd; .*memory",
+    ):
+        vec.step_all([2, 0, 0, 0, 0, 2])
+    assert time.monotonic() - started < 2.0  # 0.3 s of it until the kill, and 30 s would be the busy step
+    killer.wait()
+    assert gone(processes)
+
+
+def test_a_worker_that_died_between_steps_is_noticed_at_the_next():
+    vec = ParallelGymVecEnv(Odd, 2, workers=2)
+    vec.reset_all()
+    os.kill(pids(vec)[1], signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"worker 1 .*died \(signal 9\)"):
+        vec.step_all([0, 0])
+    assert time.monotonic() - started < 1.0
+    vec = ParallelGymVecEnv(Odd, 2, workers=2)
+    with pytest.raises(RuntimeError, match=r"worker 0 .*died \(exit code 7\)"):
+        vec.step_all([3, 0])
+
+
+def test_workers_end_with_close_with_the_object_and_without_a_fuss():
+    vec = ParallelGymVecEnv(Odd, 2, workers=2)
+    first = pids(vec)
+    vec.close()
+    vec.close()
+    assert gone(first, 0.0 + 0.1)
+    vec = ParallelGymVecEnv(Odd, 2, workers=2)
+    second = pids(vec)
+    del vec
+    gc.collect()
+    assert gone(second, 0.1)
+
+
+def test_a_forked_child_leaves_its_parents_workers_alone():
+    vec = ParallelGymVecEnv(Odd, 1)
+    vec.reset_all()
+    child = os.fork()
+    if child == 0:
+        del vec
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert vec.step_all([0])["rewards"] == [1.0]
+    vec.close()
+
+
+SCRIPT = """
+import os, sys, time
+import gymnasium
+from gymnasium import spaces
+import numpy as np
+from rlox.envs import make_vec_env
+
+print("main", flush=True)  # no guard: workers must not run this again
+
+class Slow(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        time.sleep(60 * int(action))
+        return np.zeros(1, np.float32), float(os.environ["OMP_NUM_THREADS"]), False, False, {}
+
+vec = make_vec_env(Slow, 2, 0, workers=2)
+assert (vec.step_all([0, 0])["rewards"] == 1).all()
+print(*(worker.process.pid for worker in vec._workers), flush=True)
+"""
+
+
+def start(rest, **kwargs):
+    env = {**os.environ, "OMP_NUM_THREADS": "7"}
+    command = [sys.executable, "-c", SCRIPT + rest]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **kwargs)
+    assert parent.stdout.readline() == "main\n"
+    return parent, [int(word) for word in parent.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("rest", ["time.sleep(60)", "vec.step_all([1, 0])"], ids=["idle", "busy"])
+def test_no_worker_outlives_a_killed_parent(rest):
+    parent, workers = start(rest)
+    assert len(workers) == 2
+    time.sleep(0.2)
+    assert all(running(pid) for pid in workers)
+    parent.kill()
+    parent.wait()
+    assert gone(workers, 3.0)
+
+
+def test_a_script_without_main_guard_and_without_close_ends_by_itself():
+    parent, workers = start("")
+    assert parent.stdout.read() == ""
+    assert parent.wait(20) == 0
+    assert gone(workers, 0.5)
+
+
+def test_ctrl_c_is_the_parents_business():
+    """The terminal sends it to the whole group; workers go on, and the parent may catch it and step again."""
+    parent, workers = start(
+        """
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    assert vec.step_all([0, 0])["rewards"].sum() == 2
+    print("stepped", flush=True)
+""",
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(0.2)
+    os.killpg(parent.pid, signal.SIGINT)
+    out, err = parent.communicate(timeout=20)
+    assert out == "stepped\n"
+    assert err == ""
+    assert gone(workers, 0.5)
+
+
+def test_an_interrupted_step_does_not_mix_up_the_next_ones():
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    vec = ParallelGymVecEnv(lambda: Odd(limit=100), 4, workers=2)
+    vec.reset_all()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupt):
+            vec.step_all([4, 4, 4, 4])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    # The workers finish the step whose results nobody read; the next one is the second, everywhere.
+    assert vec.step_all([0] * 4)["episode_length"].tolist() == [2] * 4
+    assert vec.step_all([0] * 4)["episode_length"].tolist() == [3] * 4
+    vec.close()

@@ -1,0 +1,129 @@
+"""Normalisation: the running moments, frozen in evaluation, exact through a checkpoint, and what it does to
+learning."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlox import PPO, RolloutCollector, VecNormalize
+from rlox.checkpoint import load_checkpoint
+from rlox.policies import DiscretePolicy
+from rlox.vec_normalize import RunningMoments
+
+
+def test_running_moments_equal_those_of_the_whole_stream():
+    rng = np.random.default_rng(0)
+    stream = rng.normal(3.0, 2.0, (1000, 4))
+    moments = RunningMoments((4,))
+    for part in np.split(stream, [1, 7, 300, 999]):
+        moments.update(part)
+    np.testing.assert_allclose(moments.mean, stream.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moments.var, stream.var(0), rtol=1e-4)
+    assert moments.count == pytest.approx(1000)
+
+
+def test_rewards_are_scaled_by_the_deviation_of_their_discounted_sum():
+    """An oracle that keeps every discounted sum; sums start anew where an episode ended, and the sign stays."""
+    rng, gamma, n = np.random.default_rng(1), 0.9, 3
+    normalizer = VecNormalize(n, (1,), gamma)
+    sums, seen = np.zeros(n), []
+    for _ in range(200):
+        rewards, ended = rng.normal(5, 1, n), rng.random(n) < 0.1
+        sums = sums * gamma + rewards
+        seen.append(sums.copy())
+        scaled = normalizer.normalize_rewards(rewards, ended)
+        if len(seen) > 5:  # until then the prior N(0, 1) still counts
+            np.testing.assert_allclose(scaled, rewards / np.sqrt(np.var(seen) + 1e-8), rtol=2e-3, atol=1e-4)
+        sums[ended] = 0
+    assert (scaled > 0).all()
+
+
+def test_observations_are_normalised_as_seen_and_clipped():
+    normalizer = VecNormalize(2, (3,), clip_obs=1.5)
+    stream = np.random.default_rng(2).normal(10, 4, (500, 2, 3)).astype(np.float32)
+    for obs in stream:
+        normalizer.update(obs)
+    out = normalizer.normalize(stream.reshape(-1, 3))
+    assert out.dtype == np.float32
+    assert np.abs(out).max() == 1.5
+    before = normalizer.state()
+    normalizer.normalize(stream[0])
+    for name, value in normalizer.state().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+class Far(gymnasium.Env):
+    """CartPole-like sizes at an awkward scale: the informative component is tiny, another one huge and constant-ish."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sign = self.np_random.choice([-1.0, 1.0])
+        return np.array([1e-4 * self.sign, 5e3 + self.np_random.normal()], np.float32), {}
+
+    def step(self, action):
+        reward = 1e3 * float((action == 1) == (self.sign > 0))
+        return np.zeros(2, np.float32) + np.float32(5e3), reward, True, False, {}
+
+
+def test_normalisation_is_what_makes_an_awkward_scale_learnable():
+    settings = {"n_envs": 8, "n_steps": 32, "seed": 0, "learning_rate": 3e-3}
+    plain, normalized = PPO(Far, **settings), PPO(Far, normalize_obs=True, normalize_rewards=True, **settings)
+    plain.train(6000)
+    normalized.train(6000)
+    assert normalized.evaluate(50).returns.mean() > 950 > 750 > plain.evaluate(50).returns.mean()
+
+
+def test_episode_statistics_and_reward_fn_see_the_environments_own_units():
+    seen = []
+
+    def reward_fn(obs, actions, raw):
+        seen.append((obs.copy(), raw.copy()))
+        return raw
+
+    normalizer = VecNormalize(4, (4,))
+    collector = RolloutCollector("CartPole-v1", n_envs=4, seed=0, reward_fn=reward_fn, normalizer=normalizer)
+    plain = RolloutCollector("CartPole-v1", n_envs=4, seed=0)
+    policy = DiscretePolicy(4, 2)
+    batch = collector.collect(policy, 64)
+    assert (batch.episode_returns == batch.episode_lengths).all()
+    assert all((raw == 1).all() for _, raw in seen)
+    np.testing.assert_array_equal(seen[0][0], plain.env.reset_all())
+    assert batch.obs.abs().max() > 1
+    assert batch.rewards.unique().numel() > 5
+
+
+def test_statistics_are_frozen_in_evaluation_and_kept_in_the_checkpoint(tmp_path):
+    ppo = PPO("CartPole-v1", n_envs=4, n_steps=32, seed=0, normalize_obs=True, normalize_rewards=True)
+    ppo.train(1024)
+    before = ppo.normalizer.state()
+    first = ppo.evaluate(5)
+    for name, value in ppo.normalizer.state().items():
+        np.testing.assert_array_equal(value, before[name])
+    ppo.save(tmp_path / "n.safetensors")
+    assert set(load_checkpoint(tmp_path / "n.safetensors").tensors["normalization"]) == set(before)
+    again = PPO.from_checkpoint(tmp_path / "n.safetensors")
+    np.testing.assert_array_equal(again.evaluate(5).returns, first.returns)
+    obs = np.array([0.1, -0.2, 0.05, 0.3], np.float32)
+    assert again.predict(obs) == ppo.predict(obs)
+    # Exactly as if it had never stopped: environment, statistics and running sums.
+    ppo.train(512)
+    again.train(512)
+    for a, b in zip(ppo.policy.parameters(), again.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_init_from_takes_weights_and_statistics(tmp_path):
+    ppo = PPO("CartPole-v1", n_envs=4, n_steps=32, seed=0, normalize_obs=True)
+    ppo.train(1024)
+    ppo.save(tmp_path / "n.safetensors")
+    fresh = PPO("CartPole-v1", n_envs=2, n_steps=16, seed=9, normalize_obs=True)
+    fresh.init_from(tmp_path / "n.safetensors")
+    assert fresh.counters.env_steps == 0
+    np.testing.assert_array_equal(fresh.evaluate(3, seed=5).returns, ppo.evaluate(3, seed=5).returns)
+    with pytest.raises(ValueError, match="does not fit"):
+        PPO("Acrobot-v1", n_envs=2, n_steps=16).init_from(tmp_path / "n.safetensors")
