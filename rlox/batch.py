@@ -61,8 +61,13 @@ class RolloutBatch:
             self.rewards,
         ]
         if shuffle:
-            # One gather for the whole epoch; the minibatches are then slices of it, without a copy.
             order = torch.from_numpy((rng or rng_from_torch()).permutation(len(self))).to(self.obs.device)
+            if self.obs.dim() > 2:
+                # Images: no second copy of the whole rollout.
+                for rows in order.split(batch_size):
+                    yield RolloutBatch(*(column[rows] for column in columns))
+                return
+            # One gather for the whole epoch; the minibatches are then slices of it, without a copy.
             columns = [column[order] for column in columns]
         for parts in zip(*(column.split(batch_size) for column in columns), strict=True):
             yield RolloutBatch(*parts)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -41,6 +42,9 @@ class Callback:
 
     def on_checkpoint(self, **info: Any) -> None:
         """After a checkpoint is safely on disk. info: step, kind ("last" or "best"), path, algorithm."""
+
+    def on_collection_error(self, **info: Any) -> None:
+        """When an environment raised while experience was gathered, before training ends. info: algorithm, error."""
 
     def on_training_end(self, **info: Any) -> None:
         """After the last update, also when a callback stopped training; not after an exception. info: algorithm."""
@@ -82,6 +86,10 @@ class CallbackList(Callback):
     def on_checkpoint(self, **info: Any) -> None:
         for callback in self.callbacks:
             callback.on_checkpoint(**info)
+
+    def on_collection_error(self, **info: Any) -> None:
+        for callback in self.callbacks:
+            callback.on_collection_error(**info)
 
     def on_training_end(self, **info: Any) -> None:
         for callback in self.callbacks:
@@ -505,6 +513,11 @@ class CheckpointCallback(Callback):
             self.best = summary["mean_return"]
             kept = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
             self._save(algorithm, "best", evaluation=kept)
+
+    def on_collection_error(self, *, algorithm, **info: Any) -> None:
+        # A disk that is full as well must not hide what the environment said.
+        with suppress(OSError):
+            self.save_last(algorithm)
 
     def on_training_end(self, *, algorithm, **info: Any) -> None:
         self.save_last(algorithm)

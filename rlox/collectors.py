@@ -20,7 +20,7 @@ from rlox.vec_normalize import VecNormalize
 RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 # Values and log-probabilities of a rollout are computed at once, this many rows at a time so that memory stays bounded.
-_CHUNK = 8192
+_CHUNK, _IMAGE_CHUNK = 8192, 512
 
 
 class RolloutCollector:
@@ -176,11 +176,12 @@ class RolloutCollector:
         with torch.no_grad():
             seen = obs[:n_steps].flatten(0, 1).to(self.device)
             flat_actions = actions.flatten(0, 1).to(self.device)
-            reached = [obs[n_steps], *(torch.from_numpy(states) for _, _, states in limits)]
-            rows = torch.cat([seen, torch.cat(reached).to(self.device)])
-            values = torch.cat([policy.get_value(part).reshape(-1) for part in rows.split(_CHUNK)])
+            reached = torch.cat([obs[n_steps], *(torch.from_numpy(states) for _, _, states in limits)]).to(self.device)
+            # One pass over vectors; images are not copied together.
+            blocks, chunk = ([seen, reached], _IMAGE_CHUNK) if spec.image else ([torch.cat([seen, reached])], _CHUNK)
+            values = torch.cat([policy.get_value(part).reshape(-1) for rows in blocks for part in rows.split(chunk)])
             if ours:
-                pairs = zip(seen.split(_CHUNK), flat_actions.split(_CHUNK), strict=True)
+                pairs = zip(seen.split(chunk), flat_actions.split(chunk), strict=True)
                 log_probs = torch.cat([policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
             else:
                 log_probs = torch.stack(sampled_log_probs).reshape(-1).clone()
@@ -240,6 +241,11 @@ class RolloutCollector:
         """Continue from what `state` returned."""
         self.env.set_state(state)
         self._raw = self.env.observe()
+
+    def close(self) -> None:
+        """End foreign environments and their worker processes; native ones hold nothing."""
+        if not self.exact:
+            self.env.close()
 
     @property
     def exact(self) -> bool:

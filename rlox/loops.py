@@ -70,7 +70,12 @@ def on_policy(algorithm) -> dict[str, float]:
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < end:
         started = time.perf_counter()
-        batch = algorithm.collector.collect(algorithm.policy, algorithm.config.n_steps)
+        try:
+            batch = algorithm.collector.collect(algorithm.policy, algorithm.config.n_steps)
+        except Exception as e:
+            # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+            callbacks.on_collection_error(algorithm=algorithm, error=e)
+            raise
         collected = time.perf_counter()
         c.env_steps += len(batch)
         c.episodes += len(batch.episode_returns)

@@ -135,9 +135,11 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
             # On a full disk this fails as well; what is to be told is the first error.
             with suppress(OSError):
                 record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__)
-            if isinstance(e, FloatingPointError):
+            if isinstance(e, (FloatingPointError, RuntimeError)):
                 e.args = (f"{e}. {_last_good(folder)}",)
             raise
+        finally:
+            algorithm.close()
         seconds = time.perf_counter() - started
         steps = algorithm.counters.env_steps
         early = f"max_time={config.max_time} was over" if time_limit.reached else evaluations.stopped

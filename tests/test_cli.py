@@ -546,3 +546,40 @@ def test_sync_after_the_fact(tmp_path):
     assert "must be a run folder" in done.stderr
     done = rlox("ui", "--store", "absent.db", cwd=tmp_path, check=False)
     assert "no MLflow database absent.db" in done.stderr
+
+
+def test_a_killed_worker_ends_the_run_with_a_checkpoint_and_no_orphans(tmp_path):
+    process = subprocess.Popen(
+        [
+            *RLOX,
+            "train",
+            "env=Acrobot-v1",
+            "env.workers=2",
+            "total_timesteps=10_000_000",
+            "logger=none",
+            "eval.n_points=0",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any("loss/policy" in f.read_text() for f in tmp_path.rglob("metrics.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith("rlox train: ")
+    assert err.count("\n") == 1
+    assert children[0] in err
+    assert "last.safetensors" in err
+    (run,) = run_folders(tmp_path)
+    header = load_checkpoint(run / "checkpoints" / "last.safetensors").header
+    assert header["counters"]["env_steps"] == rows(run)[-1]["step"] > 0
+    assert rows(run)[-1]["status"] == "failed"
+    time.sleep(1)
+    assert not any(Path(f"/proc/{child}").exists() for child in children)

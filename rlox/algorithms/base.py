@@ -362,6 +362,10 @@ class OnlineAlgorithm:
         if exact:
             self.collector.set_state(tensors["environment"])
 
+    def close(self) -> None:
+        """End the environments' worker processes, if there are any; what was learned stays usable."""
+        self.collector.close()
+
     def init_from(self, path: str | os.PathLike) -> None:
         """Start from the weights and the normalisation of a checkpoint; everything else stays new.
 
