@@ -1,6 +1,6 @@
 """Does it learn as well as Stable-Baselines3? `rlox train` with tuned settings against SB3's recorded curves.
 
-usage: learning.py --reference FOLDER [--cells ppo-CartPole-v1 ...] [--seeds 100 101 102 103 104] [--out FILE]
+usage: learning.py --reference FOLDER [--cells ppo-CartPole-v1 ...] [--seeds 100 101 102 103 104] [--runs DIR] [--out FILE]
        FOLDER holds one JSON a run, CELL-sSEED.json, with "evaluations": [{"step", "mean", "std", ...}, ...]
 
 Protocol: deterministic evaluation on 20 episodes of one fresh environment seeded 10_000 + seed, at ten evenly spaced
@@ -16,7 +16,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -25,7 +24,10 @@ from train_speed import cpu_model
 
 from rlox.checkpoint import versions
 
-CELLS = ["ppo-CartPole-v1", "ppo-Pendulum-v1"]
+CELLS = [
+    *("ppo-CartPole-v1", "ppo-Acrobot-v1", "ppo-Pendulum-v1", "ppo-LunarLander-v3", "ppo-Hopper-v5"),
+    *("a2c-CartPole-v1", "a2c-Acrobot-v1", "a2c-Pendulum-v1"),
+]
 RESAMPLES = 20_000
 
 
@@ -45,11 +47,13 @@ def difference(ours: list[float], theirs: list[float]) -> dict[str, float]:
 
 
 def train(cell: str, seed: int, folder: Path) -> list[dict]:
-    """One run through the command line; its evaluations."""
-    algo, env = cell.split("-", 1)
-    command = [sys.executable, "-m", "rlox_cli.main", "train", f"algo={algo}", f"env={env}", f"seed={seed}"]
-    subprocess.run([*command, "logger=none", f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
-    rows = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    """One run through the command line, or what a finished one left in `folder`; its evaluations."""
+    record = folder / "metrics.jsonl"
+    if not (record.is_file() and '"finished"' in record.read_text()):
+        algo, env = cell.split("-", 1)
+        command = [sys.executable, "-m", "rlox_cli.main", "train", f"algo={algo}", f"env={env}", f"seed={seed}"]
+        subprocess.run([*command, "logger=none", f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+    rows = (json.loads(line) for line in record.read_text().splitlines())
     return [
         {"step": row["step"], "mean": row["eval/mean_return"], "std": row["eval/std_return"]}
         for row in rows
@@ -57,19 +61,50 @@ def train(cell: str, seed: int, folder: Path) -> list[dict]:
     ]
 
 
+def plot(cells: dict[str, dict], path: Path) -> None:
+    """Learning curves: the IQM over seeds, and the range of all seeds behind it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(4, len(cells))
+    lines = -(-len(cells) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False)
+    for axis in axes.flat[len(cells) :]:
+        axis.set_visible(False)
+    for axis, (cell, of) in zip(axes.flat, cells.items(), strict=False):
+        for name, curves, colour in (("rlox", of["curves"], "C0"), ("Stable-Baselines3", of["curves_sb3"], "C1")):
+            # The last two points of SB3 lie on one another: its evaluation at the end follows that at 100 %.
+            length = min(len(rows) for rows in curves.values())
+            steps = [row["step"] for row in next(iter(curves.values()))[:length]]
+            means = np.array([[row["mean"] for row in rows[:length]] for rows in curves.values()])
+            axis.fill_between(steps, means.min(0), means.max(0), color=colour, alpha=0.2, linewidth=0)
+            axis.plot(steps, iqm(means.T), color=colour, label=name)
+        axis.set_title(cell, fontsize=10)
+        axis.set_xlabel("environment steps", fontsize=8)
+        axis.tick_params(labelsize=7)
+    axes[0][0].set_ylabel("evaluation return", fontsize=8)
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--cells", nargs="+", default=CELLS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--runs", type=Path, default=Path("outputs/learning"), help="run folders; finished ones are kept"
+    )
+    parser.add_argument("--out", type=Path, help="JSON; the curves go beside it as a PNG")
     args = parser.parse_args()
     cells = {}
     for cell in args.cells:
         ours, theirs = {}, {}
         for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                ours[seed] = train(cell, seed, Path(folder) / "run")
+            ours[seed] = train(cell, seed, args.runs / f"{cell}-s{seed}")
             theirs[seed] = json.loads((args.reference / f"{cell}-s{seed}.json").read_text())["evaluations"]
             scores = f"{ours[seed][-1]['mean']:.2f} (SB3 {theirs[seed][-1]['mean']:.2f})"
             print(f"{cell} seed {seed}: {scores}", file=sys.stderr)
@@ -83,6 +118,10 @@ def main() -> None:
             "final": dict(zip(map(str, args.seeds), final[0], strict=True)),
             "final_sb3": dict(zip(map(str, args.seeds), final[1], strict=True)),
             "curves": {str(seed): rows for seed, rows in ours.items()},
+            "curves_sb3": {
+                str(seed): [{key: row[key] for key in ("step", "mean", "std")} for row in rows]
+                for seed, rows in theirs.items()
+            },
         }
     result = {
         "command": f"python benchmarks/learning.py --reference FOLDER --cells {' '.join(args.cells)} "
@@ -93,7 +132,8 @@ def main() -> None:
         "cells": cells,
     }
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(json.dumps(result) + "\n")
+        plot(cells, args.out.with_suffix(".png"))
     for cell, of in cells.items():
         print(
             f"{cell}: IQM {of['iqm']:.2f}, SB3 {of['iqm_sb3']:.2f}, difference {of['difference']:.2f} "
