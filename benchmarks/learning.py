@@ -1,6 +1,6 @@
 """Does it learn as well as Stable-Baselines3? `rlox train` with tuned settings against SB3's recorded curves.
 
-usage: learning.py --reference FOLDER [--cells ppo-CartPole-v1 ...] [--seeds 100 101 102 103 104] [--runs DIR] [--out FILE]
+usage: learning.py --reference FOLDER [--cells CELL ...] [--seeds 100 101 102 103 104] [--runs DIR] [--out FILE]
        FOLDER holds one JSON a run, CELL-sSEED.json, with "evaluations": [{"step", "mean", "std", ...}, ...]
 
 Protocol: deterministic evaluation on 20 episodes of one fresh environment seeded 10_000 + seed, at ten evenly spaced

@@ -47,8 +47,8 @@ class RolloutCollector:
         Where the policy lives and the batches go.
     normalizer : VecNormalize, optional
         Normalises observations and (after `reward_fn`) rewards, and learns its statistics on the way.
-    env_wrappers, env_workers
-        gymnasium wrappers and worker processes (see `rlox.envs.make_vec_env`).
+    env_wrappers, env_workers, env_backend
+        gymnasium wrappers, worker processes and what implements the environments (see `rlox.envs.make_vec_env`).
     """
 
     def __init__(
@@ -64,8 +64,9 @@ class RolloutCollector:
         normalizer: VecNormalize | None = None,
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
+        env_backend: str = "auto",
     ):
-        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers)
+        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend)
         self.spec = spec_of(self.env)
         self.n_envs = n_envs
         self.gamma = gamma

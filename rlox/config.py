@@ -20,6 +20,7 @@ ACTIVATIONS = ("tanh", "relu")
 OPTIMIZERS = ("adam", "rmsprop")
 DEVICES = ("auto", "cpu", "cuda")
 WANDB_MODES = ("online", "offline")
+ENV_BACKENDS = ("auto", "gymnasium", "envpool")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -187,11 +188,16 @@ class EnvConfig(Config):
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
     workers: int = 0  # processes that step foreign environments; 0: the training process does
+    backend: str = "auto"  # auto (native where there is one, else gymnasium), gymnasium or envpool
 
     def rules(self):
         yield "id", bool(self.id), "not be empty"
         yield "n_envs", self.n_envs >= 1, "be >= 1"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
+        yield "backend", self.backend in ENV_BACKENDS, f"be one of {', '.join(ENV_BACKENDS)}"
+        pool = self.backend == "envpool"
+        yield "workers", not (pool and self.workers), "be 0 with envpool, which takes env.kwargs.num_threads"
+        yield "wrappers", not (pool and self.wrappers), "be empty with envpool"
 
 
 @dataclass

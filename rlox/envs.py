@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.config import ENV_BACKENDS, nearest
 from rlox.kernels.envs import NATIVE_ENVS
 
 
@@ -85,6 +86,7 @@ def make_vec_env(
     kwargs: dict[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
     workers: int = 0,
+    backend: str = "auto",
 ):
     """N environments behind ``reset_all`` and ``step_all(actions, out=None)``, whatever implements them.
 
@@ -95,28 +97,45 @@ def make_vec_env(
     n_envs, seed : int
         Number of copies N, and what decides their randomness.
     kwargs : dict, optional
-        Arguments of ``gymnasium.make`` or of the callable.
+        Arguments of ``gymnasium.make``, of the callable or of ``envpool.make``.
     wrappers : sequence
         See `rlox.gym_vec_env.make_gym_env`.
     workers : int
         Processes that step the copies; 0: this one does.
+    backend : str
+        ``gymnasium``, ``envpool`` (see `rlox.envpool_env`), or ``auto``: native where there is one, else gymnasium.
 
     Returns
     -------
-    VecEnv, GymVecEnv or ParallelGymVecEnv
-        The native one where `env` is a native id and comes without arguments, wrappers and workers. A seed gives the
-        same trajectories with and without workers.
+    VecEnv, GymVecEnv, ParallelGymVecEnv or EnvPoolVecEnv
+        With ``auto`` the native one where `env` is a native id and comes without arguments, wrappers and
+        workers. A seed gives the same trajectories with and without workers.
 
     Raises
     ------
     ValueError
-        For an id that gymnasium does not know either, or a space that no policy serves.
+        For an id that gymnasium does not know either, a space that no policy serves, an unknown backend, or wrappers
+        or workers with ``envpool``.
     """
     if n_envs < 1:
         raise ValueError(f"make_vec_env: n_envs must be >= 1, got {n_envs}")
     if not 0 <= workers <= n_envs:
         raise ValueError(f"make_vec_env: workers must be between 0 and n_envs ({n_envs}), got {workers}")
-    if isinstance(env, str) and env in NATIVE_ENVS and not (kwargs or wrappers or workers):
+    if backend not in ENV_BACKENDS:
+        raise ValueError(
+            f"make_vec_env: backend must be one of {', '.join(ENV_BACKENDS)}, got {backend!r}; "
+            f"{nearest(str(backend), ENV_BACKENDS)}"
+        )
+    if backend == "envpool":
+        if wrappers or workers:
+            raise ValueError(
+                "make_vec_env: wrappers must be empty and workers 0 with envpool, which has threads of its own "
+                f"(kwargs num_threads), got {list(wrappers)} and {workers}; or pass backend='gymnasium'"
+            )
+        from rlox.envpool_env import EnvPoolVecEnv
+
+        return EnvPoolVecEnv(env, n_envs, seed, kwargs)
+    if backend == "auto" and isinstance(env, str) and env in NATIVE_ENVS and not (kwargs or wrappers or workers):
         from rlox.kernels.envs.vec_env import VecEnv
 
         return VecEnv(n_envs, seed, env)

@@ -230,7 +230,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     run = to_run_config(cfg)
     module, _, env_id = run.env.id.rpartition(":")
     import_modules([*run.imports, *([module] if module else [])])
-    check_env_id(env_id, run.env.kwargs)
+    check_env_id(env_id, run.env.kwargs, run.env.backend)
     if run.init_from is not None:
         _check_init_from(Path(run.init_from))
     pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
@@ -271,10 +271,21 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), plain))
 
 
-def check_env_id(env_id: str, kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError unless `env_id` is native or registered with gymnasium, which is only then imported."""
+def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> None:
+    """Raise a ValueError unless `env_id` is native or registered with gymnasium, which is only then imported.
+
+    With the backend envpool it must be one of EnvPool's.
+    """
     from rlox.kernels.envs import NATIVE_ENVS
 
+    if backend == "envpool":
+        from rlox.envpool_env import check_envpool_id
+
+        try:
+            check_envpool_id(env_id)
+        except ImportError as e:
+            raise ValueError(f"env.backend=envpool is not available: {e}") from e
+        return
     if env_id in NATIVE_ENVS and not kwargs:
         return
     import gymnasium

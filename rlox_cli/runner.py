@@ -108,6 +108,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         env_kwargs=config.env.kwargs,
         env_wrappers=config.env.wrappers,
         env_workers=config.env.workers,
+        env_backend=config.env.backend,
         **dataclasses.asdict(config.algo),
     )
     if config.init_from is not None:

@@ -29,6 +29,7 @@ FLOORS = {
     ),
     "rlox.gym_vec_env": 1,
     "rlox.parallel_env": 1,
+    "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
     "rlox.logging": 2,
     "rlox.vec_normalize": 1,

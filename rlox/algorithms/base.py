@@ -15,6 +15,7 @@ from rlox.callbacks import Callback, CallbackList
 from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, versions
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.config import Config
+from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
 from rlox.evaluation import Evaluation, evaluate, require_mode, torch_threads
 from rlox.kernels.rng import Rng
@@ -59,6 +60,9 @@ class OnlineAlgorithm:
         gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
     env_workers : int
         Processes that step foreign environments; 0: this one does.
+    env_backend : str
+        ``gymnasium``, ``envpool``, or ``auto``: native where there is one, else gymnasium. Evaluation is on one
+        environment of ``auto`` in any case, which must exist.
     **config
         Any field of the algorithm's ``Config``.
 
@@ -86,6 +90,7 @@ class OnlineAlgorithm:
         reward_fn: RewardFn | None = None,
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
+        env_backend: str = "auto",
         **config: Any,
     ):
         where = type(self).__name__
@@ -99,6 +104,7 @@ class OnlineAlgorithm:
         self.counters = loops.Counters()
         self.env_wrappers = list(env_wrappers)
         self.env_workers = env_workers
+        self.env_backend = env_backend
         c = self.config
         self.collector = RolloutCollector(
             env_id,
@@ -110,8 +116,11 @@ class OnlineAlgorithm:
             self.env_kwargs,
             env_wrappers=self.env_wrappers,
             env_workers=env_workers,
+            env_backend=env_backend,
         )
         self.spec = self.collector.spec
+        pool = env_backend == "envpool"
+        self._eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
         self.normalizer = self._make_normalizer()
         self.collector.normalizer = self.normalizer
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
@@ -225,7 +234,7 @@ class OnlineAlgorithm:
                 n_episodes,
                 seed,
                 deterministic,
-                self.env_kwargs,
+                self._eval_kwargs,
                 self.device,
                 wrappers=self.env_wrappers,
                 transform=None if self.normalizer is None else self.normalizer.normalize,
@@ -245,6 +254,7 @@ class OnlineAlgorithm:
                 "kwargs": self.env_kwargs,
                 "wrappers": self.env_wrappers,
                 "workers": self.env_workers,
+                "backend": self.env_backend,
             },
             "seed": self.seed,
             "threads": self.threads,
@@ -281,6 +291,7 @@ class OnlineAlgorithm:
         device: str = "auto",
         reward_fn: RewardFn | None = None,
         env_wrappers: Sequence[Any] | None = None,
+        env_backend: str | None = None,
     ):
         """Restore an algorithm; on a native environment it continues as if it had never stopped.
 
@@ -296,6 +307,8 @@ class OnlineAlgorithm:
             Needed to train on, where the checkpoint was trained with one.
         env_wrappers : sequence, optional
             Needed where the checkpoint names wrappers from outside gymnasium: a file must not decide what is imported.
+        env_backend : str, optional
+            By default the one it was trained on.
 
         Raises
         ------
@@ -338,6 +351,7 @@ class OnlineAlgorithm:
             reward_fn=reward_fn,
             env_wrappers=wrappers,
             env_workers=env["workers"],
+            env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
             **header["config"],
         )
         algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
