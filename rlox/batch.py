@@ -12,6 +12,47 @@ from rlox.kernels.rng import Rng
 from rlox.networks import rng_from_torch
 
 
+class FrameStacks:
+    """B images that are stacks of K frames, each frame stored once however many stacks it is in.
+
+    Behaves as the tensor (B, K * C, H, W) where a rollout's observations are read: ``len``, ``shape``, ``dim()``,
+    ``device``, ``split(n)`` and indexing with rows or a slice, which puts the stacks together.
+
+    Parameters
+    ----------
+    frames : Tensor (M, C, H, W)
+        All frames.
+    index : Tensor (B, K) int64
+        The frames of each stack, oldest first.
+    """
+
+    def __init__(self, frames: torch.Tensor, index: torch.Tensor):
+        self.frames = frames
+        self.index = index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows: torch.Tensor | slice) -> torch.Tensor:
+        return self.frames[self.index[rows]].flatten(1, 2)
+
+    @property
+    def shape(self) -> torch.Size:
+        stacked = self.index.shape[1] * self.frames.shape[1]
+        return torch.Size((len(self), stacked, *self.frames.shape[2:]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.frames.device
+
+    def dim(self) -> int:
+        return 4
+
+    def split(self, n: int) -> Iterator[torch.Tensor]:
+        """The stacks in order, `n` at a time."""
+        return (self[start : start + n] for start in range(0, len(self), n))
+
+
 @dataclass
 class RolloutBatch:
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
@@ -20,7 +61,7 @@ class RolloutBatch:
     this rollout, in the order in which they ended, from the environment's own statistics (before any ``reward_fn``).
     """
 
-    obs: torch.Tensor  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    obs: torch.Tensor | FrameStacks  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
     actions: torch.Tensor  # (B,) or (B, K) int64, or (B, A) f32, as sampled
     log_probs: torch.Tensor  # (B,) f32, nats
     values: torch.Tensor  # (B,) f32

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlox.batch import RolloutBatch
+from rlox.batch import FrameStacks, RolloutBatch
 from rlox.envs import env_name, make_vec_env, spec_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
@@ -21,6 +21,49 @@ RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 # Values and log-probabilities of a rollout are computed at once, this many rows at a time so that memory stays bounded.
 _CHUNK, _IMAGE_CHUNK = 8192, 512
+
+
+class _FrameStore:
+    """Keeps a rollout's stacked images by their frames: one new frame a step, a whole stack where an episode starts."""
+
+    def __init__(self, n_steps: int, first: np.ndarray, n_stacked: int):
+        n, channels, *size = first.shape
+        self._k = n_stacked
+        self._frames = np.empty((n * (n_steps + 2 * n_stacked), channels // n_stacked, *size), first.dtype)
+        self._used = 0
+        self._index = np.empty((n_steps + 1, n, n_stacked), np.int64)
+        self._t = 0
+        self._index[0] = self._put(self._split(first))
+
+    def _split(self, stacks: np.ndarray) -> np.ndarray:
+        """(m, K * C, H, W) -> (m, K, C, H, W)."""
+        return stacks.reshape(len(stacks), self._k, -1, *stacks.shape[2:])
+
+    def _put(self, frames: np.ndarray) -> np.ndarray:
+        """Store (m, j, C, H, W) frames; returns where each is, (m, j)."""
+        count = frames.shape[0] * frames.shape[1]
+        if self._used + count > len(self._frames):
+            # Only where many episodes start within one rollout.
+            more = np.empty((max(count, len(self._frames) // 2), *self._frames.shape[1:]), self._frames.dtype)
+            self._frames = np.concatenate([self._frames[: self._used], more])
+        at = np.arange(self._used, self._used + count)
+        self._frames[at] = frames.reshape(count, *frames.shape[2:])
+        self._used += count
+        return at.reshape(frames.shape[:2])
+
+    def append(self, stacks: np.ndarray, started: np.ndarray) -> None:
+        """Take in the next step's images (N, K * C, H, W); `started` (N,) marks those that begin an episode."""
+        split, row = self._split(stacks), self._index[self._t + 1]
+        on = ~started
+        row[on, :-1] = self._index[self._t][on, 1:]
+        row[on, -1:] = self._put(split[on, -1:])
+        row[started] = self._put(split[started])
+        self._t += 1
+
+    def rows(self, device: torch.device) -> FrameStacks:
+        """All steps' images but the last, row t * N + n."""
+        frames = torch.from_numpy(self._frames[: self._used]).to(device)
+        return FrameStacks(frames, torch.from_numpy(self._index[:-1].reshape(-1, self._k)).to(device))
 
 
 class RolloutCollector:
@@ -103,7 +146,10 @@ class RolloutCollector:
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
         normalize_obs = normalizer is not None and normalizer.obs
-        obs_np = np.empty((n_steps + 1, n, *spec.obs_shape), spec.obs_dtype)
+        stacked = spec.n_stacked > 1
+        # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
+        kept = 2 if stacked else n_steps + 1
+        obs_np = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
         obs = torch.from_numpy(obs_np)
         actions_np = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
         actions = torch.from_numpy(actions_np)
@@ -127,11 +173,12 @@ class RolloutCollector:
             if normalizer is not None:
                 normalizer.update(self._raw)
         obs_np[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
+        frames = _FrameStore(n_steps, obs_np[0], spec.n_stacked) if stacked else None
         before = self._raw  # what `reward_fn` is shown: never normalised
         try:
             with torch.inference_mode():
                 for t in range(n_steps):
-                    here = obs[t].to(self.device)
+                    here = obs[t % kept].to(self.device)
                     if ours:
                         action = policy.act(here, noise[t])
                     else:
@@ -140,7 +187,7 @@ class RolloutCollector:
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action, actions)
                     actions[t] = action
-                    taken, after = actions_np[t], obs_np[t + 1]
+                    taken, after = actions_np[t], obs_np[(t + 1) % kept]
                     self.env.step_all(
                         spec.clip(taken),
                         {
@@ -162,6 +209,8 @@ class RolloutCollector:
                         rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
                         if normalize_obs:
                             after[:] = normalizer.normalize(before)
+                    if frames is not None:
+                        frames.append(after, terminated[t] | truncated[t])
                     if truncated[t].any():
                         which = np.flatnonzero(truncated[t])
                         reached = final_obs[which]
@@ -175,9 +224,10 @@ class RolloutCollector:
         self._raw = before.copy()
 
         with torch.no_grad():
-            seen = obs[:n_steps].flatten(0, 1).to(self.device)
+            last = obs[n_steps % kept]
+            seen = obs[:n_steps].flatten(0, 1).to(self.device) if frames is None else frames.rows(self.device)
             flat_actions = actions.flatten(0, 1).to(self.device)
-            reached = torch.cat([obs[n_steps], *(torch.from_numpy(states) for _, _, states in limits)]).to(self.device)
+            reached = torch.cat([last, *(torch.from_numpy(states) for _, _, states in limits)]).to(self.device)
             # One pass over vectors; images are not copied together.
             blocks, chunk = ([seen, reached], _IMAGE_CHUNK) if spec.image else ([torch.cat([seen, reached])], _CHUNK)
             values = torch.cat([policy.get_value(part).reshape(-1) for rows in blocks for part in rows.split(chunk)])

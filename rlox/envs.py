@@ -22,6 +22,7 @@ class EnvSpec:
 
     obs_shape: tuple[int, ...]  # (D,), or (C, H, W) for images
     obs_dtype: type = np.float32  # np.float32, or np.uint8 for images
+    n_stacked: int = 1  # frames in an image that moves on by one frame a step (gymnasium's FrameStackObservation)
     n_actions: int | None = None  # Discrete: how many actions
     n_choices: tuple[int, ...] | None = None  # MultiDiscrete: how many choices each of the K components has
     act_dim: int | None = None  # Box: length A of an action

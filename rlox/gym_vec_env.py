@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -368,6 +369,8 @@ class EnvGroup:
     """
 
     def __init__(self, env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any], n: int, where: str):
+        from gymnasium.wrappers import FrameStackObservation
+
         self.where = f"{where}: {env_name(env)}"
         self.at = 0  # the environment that is being made, reset or stepped
         self.envs: list[Any] = []
@@ -381,6 +384,8 @@ class EnvGroup:
                     f"{where}: all environments must have the spaces {obs_space} and {act_space} of the first, got "
                     f"{other.observation_space} and {other.action_space}"
                 )
+        if self.adapter.spec.image and all(isinstance(e, FrameStackObservation) for e in self.envs):
+            self.adapter.spec = replace(self.adapter.spec, n_stacked=self.envs[0].stack_size)
         self._returns = [0.0] * n
         self._lengths = [0] * n
 

@@ -1,9 +1,12 @@
 """Collection: time limits, auto-reset, statistics, reward functions, custom policies."""
 
+from dataclasses import replace
+
 import numpy as np
 import probes
 import pytest
 import torch
+from gymnasium.wrappers import FrameStackObservation
 from torch import nn
 
 from rlox import RolloutCollector
@@ -167,3 +170,39 @@ def test_minibatches_cover_every_transition_once():
         torch.testing.assert_close(together.sum(0), batch.obs.sum(0))
     with pytest.raises(ValueError, match="batch_size"):
         next(batch.sample_minibatches(0))
+
+
+def test_stacked_frames_are_stored_once_and_read_back_whole():
+    """The same rollout with and without the frame store, over many short episodes, and with padding of another kind."""
+
+    class Film(probes.BrightSide):
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            self.t += 1
+            image = self.np_random.integers(0, 256, (36, 36, 1)).astype(np.uint8)
+            return image, 1.0, self.t == 3, self.t == 7 or self.np_random.random() < 0.1, {}
+
+    policy = DiscretePolicy((4, 36, 36), 2, hidden=())
+    for padding in ("reset", "zero"):
+
+        def make(padding=padding):
+            return FrameStackObservation(Film(), 4, padding_type=padding)
+
+        stored, plain = (RolloutCollector(make, n_envs=3, seed=1) for _ in range(2))
+        assert stored.spec.n_stacked == 4
+        plain.spec = replace(plain.spec, n_stacked=1)
+        for _ in range(3):
+            one, other = stored.collect(policy, 40), plain.collect(policy, 40)
+            assert one.obs.shape == other.obs.shape == (120, 4, 36, 36)
+            assert torch.equal(one.obs[:], other.obs)
+            assert torch.equal(one.returns, other.returns)
+            assert torch.equal(one.log_probs, other.log_probs)
+            # Episodes of three steps: 4 + 2 frames for each three stacks of 4.
+            assert len(one.obs.frames) < 0.6 * 4 * 120
+            for shuffle in (True, False):
+                parts = [mb.obs for mb in one.sample_minibatches(50, shuffle=shuffle)]
+                assert [part.shape for part in parts] == [(50, 4, 36, 36), (50, 4, 36, 36), (20, 4, 36, 36)]
+                assert torch.cat(parts).long().sum() == other.obs.long().sum()

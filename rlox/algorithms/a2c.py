@@ -27,7 +27,7 @@ class A2C(OnlineAlgorithm):
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
-        log_probs, entropy, values = policy_outputs(self.policy, batch.obs, batch.actions)
+        log_probs, entropy, values = policy_outputs(self.policy, batch.obs[:], batch.actions)
         p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, batch.returns, batch.values)
         mean_entropy = entropy.mean()
         norm = self.optimizer.step(p_loss + c.vf_coef * v_loss - c.ent_coef * mean_entropy, c.max_grad_norm)
