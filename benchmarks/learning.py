@@ -67,6 +67,7 @@ def plot(cells: dict[str, dict], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import EngFormatter
 
     columns = min(4, len(cells))
     lines = -(-len(cells) // columns)
@@ -81,6 +82,7 @@ def plot(cells: dict[str, dict], path: Path) -> None:
             means = np.array([[row["mean"] for row in rows[:length]] for rows in curves.values()])
             axis.fill_between(steps, means.min(0), means.max(0), color=colour, alpha=0.2, linewidth=0)
             axis.plot(steps, iqm(means.T), color=colour, label=name)
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.set_title(cell, fontsize=10)
         axis.set_xlabel("environment steps", fontsize=8)
         axis.tick_params(labelsize=7)
