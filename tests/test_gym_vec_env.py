@@ -48,7 +48,7 @@ def true_next(obs, ended, info):
     ],
 )
 def test_equals_gymnasiums_vector_environment(env_id, kwargs):
-    n, n_steps = 3, 1500
+    n, n_steps = 3, 3400
     ours, theirs = GymVecEnv(env_id, n, kwargs=kwargs), vectorised(env_id, n, **kwargs)
     ours.reset_all()
     # The same seeds for both, by resetting each environment explicitly.
