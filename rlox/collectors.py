@@ -119,9 +119,8 @@ class RolloutCollector:
         self.device = torch.device(device)
         self.rng = Rng(seed, Stream.ACTION)
         self._name = env_name(env_id)
-        self._raw: np.ndarray | None = (
-            None  # (N, *obs_shape), where the next rollout starts, as the environment says it
-        )
+        # (N, *obs_shape), where the next rollout starts, as the environment says it.
+        self._raw: np.ndarray | None = None
 
     def collect(self, policy: nn.Module, n_steps: int) -> RolloutBatch:
         """Take `n_steps` steps in every environment.

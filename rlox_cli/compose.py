@@ -183,8 +183,10 @@ def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
 
 
 def _sweep(overrides: list[str], config_name: str) -> list[list[str]]:
-    """The jobs of Hydra's basic sweeper, its ``hydra.sweeper.params`` included; for any other, one job without the
-    swept keys."""
+    """The jobs of Hydra's basic sweeper, its ``hydra.sweeper.params`` included.
+
+    For any other sweeper one job without the swept keys.
+    """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     loader = GlobalHydra.instance().config_loader()

@@ -297,19 +297,25 @@ def test_one_diverging_job_does_not_take_the_sweep_along(tmp_path):
     assert [rows(run)[-1]["status"] for run in run_folders(tmp_path)] == ["failed", "finished"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_stops(number, tmp_path):
+def training(cwd: Path, *args: str) -> subprocess.Popen:
+    """A long training in a process of its own that has made its first update."""
     process = subprocess.Popen(
-        [*RLOX, "train", "total_timesteps=100_000_000", "logger=none", "eval.n_points=0"],
-        cwd=tmp_path,
+        [*RLOX, "train", *args, "total_timesteps=100_000_000", "logger=none", "eval.n_points=0"],
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not any("loss/policy" in f.read_text() for f in tmp_path.rglob("metrics.jsonl")):
+    while not any("loss/policy" in f.read_text() for f in cwd.rglob("metrics.jsonl")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(number, tmp_path):
+    process = training(tmp_path)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
@@ -549,25 +555,7 @@ def test_sync_after_the_fact(tmp_path):
 
 
 def test_a_killed_worker_ends_the_run_with_a_checkpoint_and_no_orphans(tmp_path):
-    process = subprocess.Popen(
-        [
-            *RLOX,
-            "train",
-            "env=Acrobot-v1",
-            "env.workers=2",
-            "total_timesteps=10_000_000",
-            "logger=none",
-            "eval.n_points=0",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not any("loss/policy" in f.read_text() for f in tmp_path.rglob("metrics.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    process = training(tmp_path, "env=Acrobot-v1", "env.workers=2")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 2
     os.kill(int(children[0]), signal.SIGKILL)
