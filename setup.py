@@ -67,7 +67,7 @@ def kernel_extensions() -> list[Extension]:
         return Extension(
             name,
             [source],
-            include_dirs=[numpy.get_include()],
+            include_dirs=[numpy.get_include(), "kernels/include"],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags,
             depends=["setup.py"],
