@@ -1,6 +1,8 @@
 """Build the Cython kernels: each once for every machine, the same C again for newer x86-64 CPUs.
 
-``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on.
+``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on. ``RLOX_SANITIZE=address``
+(or ``address,undefined``) adds the compiler's sanitizers to that; Python then needs their library preloaded, see
+tests/sanitize.sh.
 """
 
 import os
@@ -25,8 +27,15 @@ DIRECTIVES = {
 # No contraction to FMA: the levels then give the same bits. The other two let loops with comparisons,
 # selects and sqrt vectorise (twice as fast), and keep NaN and infinity as IEEE has them, unlike -ffast-math.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+LINK_FLAGS = []
+SANITIZE = os.environ.get("RLOX_SANITIZE", "")
+if SANITIZE and not DEBUG:
+    raise SystemExit("setup.py: RLOX_SANITIZE needs RLOX_CYTHON_DEBUG=1, which builds apart from the release")
 if DEBUG:
     FLAGS = ["-O1", "-ffp-contract=off", "-g", "-UNDEBUG"]
+if SANITIZE:
+    LINK_FLAGS = [f"-fsanitize={SANITIZE}"]
+    FLAGS += [*LINK_FLAGS, "-fno-omit-frame-pointer"]
 BASELINE: list[str] = []
 LEVELS: dict[str, list[str]] = {}
 if sysconfig.get_platform() == "linux-x86_64":
@@ -70,6 +79,7 @@ def kernel_extensions() -> list[Extension]:
             include_dirs=[numpy.get_include(), "kernels/include"],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags,
+            extra_link_args=LINK_FLAGS,
             depends=["setup.py"],
             optional=optional,  # a level that an old compiler does not know is skipped, not an error
         )

@@ -180,6 +180,43 @@ def ui(
         serve(store, port, context.args)
 
 
+bench = typer.Typer(help="Measure rlox against its peers on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command()
+def data(
+    peer_python: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="An interpreter that has peers this one lacks: the original rlox, Stable-Baselines3, TorchRL, "
+            "gymnasium. As often as you like.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Operations or groups to measure: gae, buffers, …")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=3, help="Timings of each system, operation and size.")] = 210,
+    rounds: Annotated[int, typer.Option(min=1, help="Times the systems take turns.")] = 3,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write data.json and data.png there.")] = None,
+) -> None:
+    """Time every operation of the data plane: environments, buffers, advantages, tokens.
+
+    Each system runs in a process of its own with one thread, and they take turns; only ratios of one run mean
+    anything. A ratio is the peer's median time over ours: above 1, rlox is faster.
+
+    \b
+    rlox bench data                              against NumPy and what else is installed here
+    rlox bench data --only 'gae|kl' --rounds 5
+    rlox bench data --peer-python ~/venvs/original/bin/python --out benchmarks
+    """
+    with reported("bench"):
+        from rlox_cli.bench.data import main
+
+        main(peer_python or [], only, samples, rounds, out)
+
+
 def _version(asked: bool) -> None:
     if asked:
         from rlox import __version__

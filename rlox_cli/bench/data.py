@@ -1,0 +1,380 @@
+"""``rlox bench data``: every operation of the data plane, ours against the peers that are installed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlox_cli.bench import systems as worker
+from rlox_cli.bench.machine import provenance
+from rlox_cli.errors import UsageError
+from rlox_cli.terminal import make_console, make_table
+
+Size = int | tuple[int, int]
+
+_SIZES = (1, 8, 64, 512, 4096, 32768, 262_144, 1_000_000)
+_BATCHES = (1, 8, 64, 256, 1024, 4096, 32768, 262_144)
+_GRIDS = ((1, 128), (8, 128), (64, 512), (256, 2048))
+# Of one system, size and round: what takes longer gets fewer samples, and the result says how many.
+_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the benchmark: what is called, at which sizes, and whether systems must agree on the result."""
+
+    name: str  # method of the classes in `systems`
+    title: str
+    group: str
+    sizes: tuple[Size, ...]
+    unit: str  # what a size counts
+    determined: bool = False
+    must: dict[Size, float] = field(default_factory=dict)  # size -> speed over the original, at x86-64-v4
+
+
+OPERATIONS = (
+    Operation("gae", "compute_gae f64", "advantages", (*_SIZES, 128, 2048), "steps", True,
+              {128: 2.2, 2048: 3.0, 32768: 3.5}),
+    Operation("gae_batched", "compute_gae_batched f64", "advantages", _GRIDS, "envs x steps", True,
+              {(8, 128): 6.0, (256, 2048): 3.0}),
+    Operation("gae_batched_f32", "compute_gae_batched_f32", "advantages", _GRIDS, "envs x steps", True,
+              {(8, 128): 6.0, (256, 2048): 3.0}),
+    Operation("gae_out", "compute_gae_batched f64, out=", "advantages", _GRIDS, "envs x steps", True),
+    Operation("vtrace_f32", "compute_vtrace f32", "advantages", _SIZES, "steps", True),
+    Operation("group_advantages", "compute_batch_group_advantages", "tokens", _SIZES[1:], "rewards", True),
+    Operation("token_kl", "compute_token_kl f64", "tokens", (*_SIZES, 2048), "tokens", True, {2048: 6.0}),
+    Operation("token_kl_f32", "compute_token_kl_f32", "tokens", (*_SIZES, 2048), "tokens", True, {2048: 10.0}),
+    Operation("token_kl_schulman", "compute_token_kl_schulman f64", "tokens", (*_SIZES, 2048), "tokens", True,
+              {2048: 6.0}),
+    Operation("token_kl_schulman_f32", "compute_token_kl_schulman_f32", "tokens", (*_SIZES, 2048), "tokens", True,
+              {2048: 10.0}),
+    Operation("batch_token_kl", "compute_batch_token_kl f64", "tokens", _GRIDS, "sequences x tokens", True),
+    Operation("pack_sequences", "pack_sequences into 2048", "tokens", (1, 8, 64, 512, 4096, 32768), "sequences"),
+    Operation("running_stats", "RunningStatsVec.batch_update", "statistics", _SIZES, "rows"),
+    Operation("push", "ReplayBuffer.push", "buffers", (1,), "transitions"),
+    Operation("push_batch", "ReplayBuffer.push_batch", "buffers", _BATCHES, "transitions"),
+    Operation("replay_100k", "ReplayBuffer.sample of 100k", "buffers", _BATCHES, "transitions", must={1024: 3.0}),
+    Operation("replay_packed_100k", "ReplayBuffer.sample_packed of 100k", "buffers", _BATCHES, "transitions",
+              must={1024: 4.5}),
+    Operation("replay_1m", "ReplayBuffer.sample of 1M", "buffers", (256, 1024, 4096), "transitions",
+              must={1024: 3.0}),
+    Operation("per_sample", "PrioritizedReplayBuffer.sample of 100k", "buffers", _BATCHES, "transitions",
+              must={256: 5.0}),
+    Operation("per_update", "PrioritizedReplayBuffer.update_priorities", "buffers", _BATCHES, "priorities",
+              must={256: 3.0}),
+    Operation("per_both", "prioritised sample and update", "buffers", _BATCHES[:-1], "transitions",
+              must={256: 5.0}),
+    Operation("mmap_sample", "MmapReplayBuffer.sample, 10k of 100k hot", "buffers", _BATCHES[:-1], "transitions"),
+    Operation("offline_sample", "OfflineDatasetBuffer.sample of 100k", "buffers", _BATCHES[:-1], "transitions"),
+    Operation("offline_trajectories", "OfflineDatasetBuffer.sample_trajectories of 20", "buffers",
+              (1, 8, 64, 256, 1024), "trajectories"),
+    Operation("table_push", "ExperienceTable.push", "buffers", (1,), "transitions"),
+    Operation("varlen_get", "VarLenStore.get", "buffers", (1, 64, 4096, 262_144), "tokens"),
+    Operation("cartpole", "CartPole-v1 step_all", "environments", (*_SIZES, 256, 1024), "environments",
+              must={8: 7.0, 256: 10.0, 4096: 15.0}),
+    Operation("cartpole_views", "CartPole-v1 step_all, reused arrays", "environments", (*_SIZES, 256, 1024),
+              "environments", must={8: 30.0, 256: 30.0, 4096: 30.0}),
+    Operation("cartpole_list", "CartPole-v1 step_all, actions as a list", "environments", _SIZES[:5], "environments"),
+    Operation("pendulum", "Pendulum-v1 step_all", "environments", (*_SIZES, 1024), "environments"),
+    Operation("mountain_car", "MountainCar-v0 step_all", "environments", (*_SIZES, 1024), "environments"),
+    Operation("mountain_car_continuous", "MountainCarContinuous-v0 step_all", "environments", (*_SIZES, 1024),
+              "environments"),
+    Operation("acrobot", "Acrobot-v1 step_all", "environments", (*_SIZES, 1024), "environments"),
+    Operation("grid_world", "GridWorld-v0 step_all", "environments", _SIZES, "environments"),
+)  # fmt: skip
+
+_COLOURS = {
+    "rlox": "black",
+    "original": "tab:red",
+    "numpy": "tab:blue",
+    "gymnasium": "tab:green",
+    "sb3": "tab:orange",
+    "torchrl": "tab:purple",
+}
+
+# What tells that an interpreter has a system; the original is told from us by its distribution's name.
+_PROBE = """
+import json
+from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
+modules = {"sb3": "stable_baselines3", "torchrl": "torchrl", "gymnasium": "gymnasium"}
+found = [system for system, module in modules.items() if find_spec(module)]
+try:
+    version("rlox")
+    found.append("original")
+except PackageNotFoundError:
+    pass
+print(json.dumps(found))
+"""
+
+
+class Worker:
+    """One system in a process of its own."""
+
+    def __init__(self, system: str, python: str):
+        self.system = system
+        self.python = python
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        # Not from the working directory: in a checkout, ./rlox would stand before the original's package.
+        program = (
+            f"import sys; sys.argv = ['', {system!r}]; exec(compile(open({worker.__file__!r}).read(), 'w', 'exec'))"
+        )
+        self._process = subprocess.Popen(
+            [python, "-c", program],
+            cwd="/",
+            env={**os.environ, **threads},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.versions: dict[str, Any] = self._read()["versions"]
+
+    def _read(self) -> dict[str, Any]:
+        line = self._process.stdout.readline()
+        if not line:
+            said = self._process.stderr.read().strip().splitlines()
+            raise UsageError(
+                f"{self.system} in {self.python} ended with status {self._process.wait()}"
+                + (f": {said[-1]}" if said else "")
+            )
+        return json.loads(line)
+
+    def ask(self, operation: Operation, size: Size, samples: int) -> dict[str, Any]:
+        request = {"op": operation.name, "size": size, "samples": samples, "determined": operation.determined}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+def find_systems(peer_pythons: Iterable[Path]) -> dict[str, str]:
+    """Which interpreter serves each system: this one, then those named; the first that has it."""
+    found = {"rlox": sys.executable, "numpy": sys.executable}
+    for python in (sys.executable, *map(str, peer_pythons)):
+        try:
+            done = subprocess.run([python, "-c", _PROBE], cwd="/", capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {e}") from e
+        if done.returncode:
+            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {done.stderr[-200:]}")
+        for system in json.loads(done.stdout):
+            found.setdefault(system, python)
+    return {system: found[system] for system in worker.SYSTEMS if system in found}
+
+
+def measure(workers: list[Worker], operation: Operation, size: Size, samples: int, rounds: int) -> dict[str, Any]:
+    """Times of every system that offers the operation, round after round in alternation.
+
+    Raises
+    ------
+    UsageError
+        If a system fails, or computes another result than ours.
+    """
+    times: dict[str, list[float]] = {}
+    checks: dict[str, float] = {}
+    present = list(workers)
+    wanted = {}
+    for one in workers:
+        answer = one.ask(operation, size, 3)
+        if "absent" in answer:
+            present.remove(one)
+            continue
+        if "error" in answer:
+            raise UsageError(f"{operation.title} of {one.system} at {_label(size)} failed: {answer['error']}")
+        per_sample = max(worker.SAMPLE_NS, statistics.median(answer["ns"])) / 1e9
+        wanted[one.system] = max(3, min(math.ceil(samples / rounds), int(_SECONDS / per_sample)))
+        if answer["check"] is not None:
+            checks[one.system] = answer["check"]
+    if "rlox" not in wanted:
+        raise UsageError(f"rlox must offer {operation.name}, it does not")
+    ours = checks.get("rlox")
+    for system, theirs in checks.items():
+        count = math.prod(size) if isinstance(size, tuple) else size
+        if not math.isclose(theirs, ours, rel_tol=1e-3, abs_tol=1e-5 * count):
+            raise UsageError(
+                f"{operation.title} at {_label(size)}: {system} and rlox must agree, got {theirs} and {ours}"
+            )
+    for k in range(rounds):
+        # Who begins changes, so that nobody always runs on a cold or a hot machine.
+        turn = present[k % len(present) :] + present[: k % len(present)]
+        for one in turn:
+            times.setdefault(one.system, []).extend(one.ask(operation, size, wanted[one.system])["ns"])
+    row = {
+        one.system: {
+            "median_us": round(statistics.median(times[one.system]) / 1e3, 4),
+            "p99_us": round(_p99(times[one.system]) / 1e3, 4),
+            "samples": len(times[one.system]),
+        }
+        for one in present
+    }
+    mine = row["rlox"]
+    return {
+        "operation": operation.name,
+        "title": operation.title,
+        "group": operation.group,
+        "size": size,
+        "unit": operation.unit,
+        "systems": row,
+        "ratio": {s: round(r["median_us"] / mine["median_us"], 2) for s, r in row.items() if s != "rlox"},
+        "ratio_p99": {s: round(r["p99_us"] / mine["p99_us"], 2) for s, r in row.items() if s != "rlox"},
+        "must": operation.must.get(size),
+    }
+
+
+def _p99(times: list[float]) -> float:
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
+
+
+def _label(size: Size | list[int]) -> str:
+    return " x ".join(f"{part:,}" for part in size) if isinstance(size, (tuple, list)) else f"{size:,}"
+
+
+def _ratio(ratio: float) -> str:
+    if ratio < 0.95:
+        return f"[red]{ratio:.2f}[/red]"
+    return f"{ratio:.3g}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def _time(us: float) -> str:
+    if us < 1000:
+        return f"{us:.3g} µs" if us < 100 else f"{us:.0f} µs"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
+
+
+def print_table(console, rows: list[dict[str, Any]], peers: list[str]) -> None:
+    """One line an operation and size: our time, and how many times longer each peer takes."""
+    table = make_table("operation", "size", "rlox", "p99", *(f"{peer} /rlox" for peer in peers), "must")
+    last = None
+    for row in rows:
+        mine = row["systems"]["rlox"]
+        cells = []
+        for peer in peers:
+            ratio = row["ratio"].get(peer)
+            cells.append("" if ratio is None else _ratio(ratio))
+        must, against = row["must"], row["ratio"].get("original")
+        mark = ""
+        if must is not None and against is not None:
+            mark = f"{must:g} {'met' if against >= must else '[red]missed[/red]'}"
+        title = row["title"] if row["title"] != last else ""
+        last = row["title"]
+        table.add_row(title, _label(row["size"]), _time(mine["median_us"]), _time(mine["p99_us"]), *cells, mark)
+    console.print(table)
+
+
+def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
+    """Small multiples: time per call over size, one line a system."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(row["title"] for row in rows if row["size"] != [1] and len(row["systems"]) > 0))
+    columns = 4
+    lines = math.ceil(len(names) / columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 2.9 * lines), squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=False):
+        of = sorted((row for row in rows if row["title"] == name), key=_magnitude)
+        for system, colour in _COLOURS.items():
+            xs = [_magnitude(r) for r in of if system in r["systems"]]
+            ys = [r["systems"][system]["median_us"] for r in of if system in r["systems"]]
+            if xs:
+                axis.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1.8 if system == "rlox" else 1.0,
+                          label=system)  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlabel=of[0]["unit"])
+        axis.set_title(name, fontsize=9)
+        axis.grid(True, alpha=0.3)
+    for row in axes:
+        row[0].set_ylabel("µs per call")
+    for axis in list(axes.flat)[len(names) :]:
+        axis.axis("off")
+    handles, labels = {}, None
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    labels = [system for system in worker.SYSTEMS if system in handles]
+    inch = 1 / figure.get_figheight()
+    figure.legend([handles[s] for s in labels], labels, loc="upper center", ncols=len(labels), frameon=False)
+    figure.text(0.5, 0.06 * inch, textwrap.fill(caption, 40 * columns), ha="center", fontsize=8)
+    figure.tight_layout(rect=(0, 0.35 * inch, 1, 1 - 0.3 * inch))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _magnitude(row: dict[str, Any]) -> int:
+    return math.prod(row["size"]) if isinstance(row["size"], (tuple, list)) else row["size"]
+
+
+def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, out: Path | None) -> None:
+    """Measure, print the table and, with `out`, write ``data.json`` and ``data.png`` into that folder."""
+    console = make_console()
+    try:
+        pattern = re.compile(only or "")
+    except re.error as e:
+        raise UsageError(f"--only must be a regular expression, got {only!r}: {e}") from e
+    operations = [o for o in OPERATIONS if pattern.search(o.name) or pattern.search(o.group)]
+    if not operations:
+        known = ", ".join(o.name for o in OPERATIONS)
+        raise UsageError(f"--only must match an operation or a group, got {only!r}; operations: {known}")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    systems = find_systems(peer_pythons)
+    workers: list[Worker] = []
+    rows: list[dict[str, Any]] = []
+    try:
+        for system, python in systems.items():
+            workers.append(Worker(system, python))
+        versions = {k: v for one in workers for k, v in one.versions.items()}
+        console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
+        cases = [(o, size) for o in operations for size in sorted(o.sizes, key=_size_key)]
+        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("", total=len(cases))
+            for operation, size in cases:
+                progress.update(task, description=f"{operation.title}, {_label(size)}")
+                rows.append(measure(workers, operation, size, samples, rounds))
+                progress.advance(task)
+    finally:
+        for one in workers:
+            one.close()
+    print_table(console, rows, [one.system for one in workers if one.system != "rlox"])
+    short = [row for row in rows if row["ratio"].get("original", 1.0) < 0.95]
+    if "original" in systems:
+        musts = [row for row in rows if row["must"] is not None]
+        met = sum(row["ratio"].get("original", 0.0) >= row["must"] for row in musts)
+        console.print(
+            f"must (x86-64-v4; half at v3): {met} of {len(musts)} met;  below 0.95 of the original: {len(short)}"
+        )
+    if out is None:
+        return
+    words = ["rlox bench data", *(["--only", shlex.quote(only)] if only else []), f"--samples {samples}",
+             f"--rounds {rounds}", *("--peer-python PYTHON" for _ in peer_pythons)]  # fmt: skip
+    result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
+    (out / "data.json").write_text(json.dumps(result, indent=1) + "\n")
+    said = f"{result['machine']}; median of {samples} samples in {rounds} rounds, one thread; " + ", ".join(
+        f"{name} {version}" for name, version in versions.items()
+    )
+    plot(rows, out / "data.png", said)
+    console.print(f"written: {out / 'data.json'}, {out / 'data.png'}")
+
+
+def _size_key(size: Size) -> int:
+    return math.prod(size) if isinstance(size, tuple) else size
