@@ -7,15 +7,16 @@ import sys
 
 import pytest
 
+FEW = ("--samples", "3", "--rounds", "1")
 
-def bench(*words):
-    return subprocess.run([sys.executable, "-m", "rlox_cli", "bench", *words], capture_output=True, text=True)
+
+def bench(*words, **env):
+    command = [sys.executable, "-m", "rlox_cli.main", "bench", *words]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
 
 
 def test_data_measures_prints_and_writes(tmp_path):
-    done = bench(
-        "data", "--only", "^(token_kl|gae_batched)$", "--samples", "3", "--rounds", "1", "--out", str(tmp_path)
-    )
+    done = bench("data", "--only", "^(token_kl|gae_batched)$", *FEW, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "compute_token_kl f64" in done.stdout
     assert "numpy /rlox" in done.stdout
@@ -48,28 +49,14 @@ def test_data_refuses(words, said):
 
 
 def test_a_system_that_computes_something_else_is_found_out(tmp_path):
-    # A peer's interpreter whose gymnasium-free "sb3" has no such thing would be absent; one whose NumPy lies is caught.
+    # Python runs sitecustomize before anything else: here, in the processes that measure, exp is 1 % off in NumPy's.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if '-c' in sys.orig_argv and 'numpy' in str(sys.orig_argv):\n"
+        "if any(\"'numpy'\" in word for word in sys.orig_argv):\n"
         "    import numpy\n"
-        "    real = numpy.exp\n"
-        "    numpy.exp = lambda x: 1.01 * real(x)\n"
+        "    exact = numpy.exp\n"
+        "    numpy.exp = lambda x: 1.01 * exact(x)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [
-        sys.executable,
-        "-m",
-        "rlox_cli",
-        "bench",
-        "data",
-        "--only",
-        "^token_kl$",
-        "--samples",
-        "3",
-        "--rounds",
-        "1",
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = bench("data", "--only", "^token_kl$", *FEW, PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
     assert "numpy and rlox must agree" in done.stderr
