@@ -7,9 +7,12 @@ from kernels.types cimport i64, u64
 
 cdef inline object as_index(object value, str where, str name):
     """Return `value` as a Python int; TypeError for what is no integer (bool included)."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
-    return value.__index__()
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        try:
+            return value.__index__()
+        except TypeError:  # an array of several numbers has the method too
+            pass
+    raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
 
 
 cdef inline u64 as_seed(object seed, str where, str name) except? 0:
