@@ -15,6 +15,7 @@ _EXPORTS = {
     "A2CConfig": "rlox.config",
     "A2CTrainer": "rlox.trainers",
     "CartPole": "rlox.kernels.envs.vec_env",
+    "VarLenStore": "rlox.kernels.buffers.varlen",
     "VecEnv": "rlox.kernels.envs.vec_env",
     "VecNormalize": "rlox.vec_normalize",
     "compute_gae": "rlox.kernels.advantage.gae",
