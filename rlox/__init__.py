@@ -24,6 +24,8 @@ _EXPORTS = {
     "ContinuousPolicy": "rlox.policies",
     "DiscretePolicy": "rlox.policies",
     "GymVecEnv": "rlox.gym_vec_env",
+    "ExperienceTable": "rlox.kernels.buffers.table",
+    "OfflineDatasetBuffer": "rlox.kernels.buffers.offline",
     "PPO": "rlox.algorithms.ppo",
     "PPOConfig": "rlox.config",
     "PPOLoss": "rlox.losses",

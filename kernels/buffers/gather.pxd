@@ -1,0 +1,102 @@
+"""Drawing many uniform indices at once, and copying the rows that they name."""
+
+from libc.string cimport memcpy, memset
+
+from kernels.philox cimport Block, below, join, philox
+from kernels.types cimport i64, i64_r, u64
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define RLOX_PREFETCH(p) __builtin_prefetch(p)
+    #else
+    #define RLOX_PREFETCH(p) ((void)(p))
+    #endif
+    """
+    void prefetch "RLOX_PREFETCH"(const void* p) noexcept nogil
+
+
+cdef enum:
+    CHUNK = 512            # indices drawn at a time, into the stack; even
+    PREFETCH_AHEAD = 24    # rows; enough to cover a miss to memory
+
+
+cdef inline void draw_pairs(u64 high, u64 key, u64 position, u64 domain, i64_r out, Py_ssize_t n) noexcept nogil:
+    """2n indices in [0, high), high < 2**32, from n blocks: the same as `below` of each block's two halves.
+
+    With a `high` of 32 bits the products fit 64, and the compiler computes several blocks at once; the ten
+    rounds of one are a chain that the processor can only wait for.
+    """
+    cdef Py_ssize_t i
+    cdef Block x
+    for i in range(n):
+        x = philox(key, position + <u64>i, domain)
+        out[2 * i] = <i64>((<u64>x.b * high + ((<u64>x.a * high) >> 32)) >> 32)
+        out[2 * i + 1] = <i64>((<u64>x.d * high + ((<u64>x.c * high) >> 32)) >> 32)
+
+
+cdef inline i64 draw_one(u64 high, u64 key, u64 number, u64 domain) noexcept nogil:
+    """Index `number` of the stream: half (number & 1) of block number // 2."""
+    x = philox(key, number >> 1, domain)
+    if number & 1:
+        return <i64>below(join(x.c, x.d), high)
+    return <i64>below(join(x.a, x.b), high)
+
+
+cdef inline void draw_indices(u64 high, u64 key, u64 first, u64 domain, i64* out,
+                              Py_ssize_t n) noexcept nogil:
+    """Numbers first ... first + n - 1 of the stream of indices in [0, high); `first` must be even.
+
+    What a number is depends on nothing but (high, key, its place, domain).
+    """
+    cdef Py_ssize_t i
+    if high <= <u64>0xFFFF_FFFF:
+        draw_pairs(high, key, first >> 1, domain, out, n >> 1)
+        if n & 1:
+            out[n - 1] = draw_one(high, key, first + <u64>n - 1, domain)
+        return
+    for i in range(n):
+        out[i] = draw_one(high, key, first + <u64>i, domain)
+
+
+cdef inline void gather_fixed(const char* rows, Py_ssize_t size, const i64* indices, Py_ssize_t n,
+                              char* out) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        if i + PREFETCH_AHEAD < n:
+            prefetch(rows + indices[i + PREFETCH_AHEAD] * size)
+        memcpy(out + i * size, rows + indices[i] * size, size)
+
+
+cdef inline void gather(const char* rows, Py_ssize_t size, const i64* indices, Py_ssize_t n,
+                        char* out) noexcept nogil:
+    """out[i] = rows[indices[i]] for rows of `size` bytes.
+
+    The common small sizes are literals, so that a copy becomes a few moves and not a call.
+    """
+    cdef Py_ssize_t i, j
+    if size == 1:
+        gather_fixed(rows, 1, indices, n, out)
+    elif size == 4:
+        gather_fixed(rows, 4, indices, n, out)
+    elif size == 8:
+        gather_fixed(rows, 8, indices, n, out)
+    elif size == 12:
+        gather_fixed(rows, 12, indices, n, out)
+    elif size == 16:
+        gather_fixed(rows, 16, indices, n, out)
+    elif size == 24:
+        gather_fixed(rows, 24, indices, n, out)
+    elif size == 32:
+        gather_fixed(rows, 32, indices, n, out)
+    elif size == 44:
+        gather_fixed(rows, 44, indices, n, out)
+    elif size == 68:
+        gather_fixed(rows, 68, indices, n, out)
+    else:
+        for i in range(n):
+            if i + 4 < n:
+                # The first lines; the hardware follows from there.
+                for j in range(0, min(size, 512), 64):
+                    prefetch(rows + indices[i + 4] * size + j)
+            memcpy(out + i * size, rows + indices[i] * size, size)
