@@ -15,6 +15,7 @@ _EXPORTS = {
     "A2CConfig": "rlox.config",
     "A2CTrainer": "rlox.trainers",
     "CartPole": "rlox.kernels.envs.vec_env",
+    "SequenceReplayBuffer": "rlox.kernels.buffers.sequence",
     "VarLenStore": "rlox.kernels.buffers.varlen",
     "VecEnv": "rlox.kernels.envs.vec_env",
     "VecNormalize": "rlox.vec_normalize",

@@ -2,8 +2,8 @@
 
 from libc.string cimport memcpy, memset
 
-from kernels.philox cimport Block, below, join, philox
-from kernels.types cimport i64, i64_r, u64
+from kernels.philox cimport below, join, philox
+from kernels.types cimport i64, u32, u64
 
 cdef extern from *:
     """
@@ -17,22 +17,45 @@ cdef extern from *:
 
 
 cdef enum:
-    CHUNK = 512            # indices drawn at a time, into the stack; even
+    LANES = 16             # Philox blocks computed side by side, two indices each
+    CHUNK = 512            # indices drawn at a time, into the stack; a multiple of 2 * LANES
     PREFETCH_AHEAD = 24    # rows; enough to cover a miss to memory
 
 
-cdef inline void draw_pairs(u64 high, u64 key, u64 position, u64 domain, i64_r out, Py_ssize_t n) noexcept nogil:
-    """2n indices in [0, high), high < 2**32, from n blocks: the same as `below` of each block's two halves.
+cdef inline void draw_lanes(u64 high, u64 key, u64 position, u64 domain, i64* out) noexcept nogil:
+    """2 * LANES indices in [0, high), high < 2**32: the same as `below` of each block's two halves.
 
-    With a `high` of 32 bits the products fit 64, and the compiler computes several blocks at once; the ten
-    rounds of one are a chain that the processor can only wait for.
+    Over arrays, so that the compiler computes several blocks at once; the ten rounds of one are a chain that
+    the processor can only wait for. With a `high` of 32 bits no product exceeds 64.
     """
-    cdef Py_ssize_t i
-    cdef Block x
-    for i in range(n):
-        x = philox(key, position + <u64>i, domain)
-        out[2 * i] = <i64>((<u64>x.b * high + ((<u64>x.a * high) >> 32)) >> 32)
-        out[2 * i + 1] = <i64>((<u64>x.d * high + ((<u64>x.c * high) >> 32)) >> 32)
+    cdef u32[LANES] a
+    cdef u32[LANES] b
+    cdef u32[LANES] c
+    cdef u32[LANES] d
+    cdef u32 k0 = <u32>key
+    cdef u32 k1 = <u32>(key >> 32)
+    cdef u32 h0, l0, h1, l1
+    cdef int i, r
+    for i in range(LANES):
+        a[i] = <u32>(position + <u64>i)
+        b[i] = <u32>((position + <u64>i) >> 32)
+        c[i] = <u32>domain
+        d[i] = <u32>(domain >> 32)
+    for r in range(10):
+        for i in range(LANES):
+            h0 = <u32>((<u64>a[i] * <u64>0xD251_1F53) >> 32)
+            l0 = a[i] * <u32>0xD251_1F53
+            h1 = <u32>((<u64>c[i] * <u64>0xCD9E_8D57) >> 32)
+            l1 = c[i] * <u32>0xCD9E_8D57
+            a[i] = h1 ^ b[i] ^ k0
+            b[i] = l1
+            c[i] = h0 ^ d[i] ^ k1
+            d[i] = l0
+        k0 += <u32>0x9E37_79B9
+        k1 += <u32>0xBB67_AE85
+    for i in range(LANES):
+        out[2 * i] = <i64>((<u64>b[i] * high + ((<u64>a[i] * high) >> 32)) >> 32)
+        out[2 * i + 1] = <i64>((<u64>d[i] * high + ((<u64>c[i] * high) >> 32)) >> 32)
 
 
 cdef inline i64 draw_one(u64 high, u64 key, u64 number, u64 domain) noexcept nogil:
@@ -49,14 +72,14 @@ cdef inline void draw_indices(u64 high, u64 key, u64 first, u64 domain, i64* out
 
     What a number is depends on nothing but (high, key, its place, domain).
     """
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i = 0
     if high <= <u64>0xFFFF_FFFF:
-        draw_pairs(high, key, first >> 1, domain, out, n >> 1)
-        if n & 1:
-            out[n - 1] = draw_one(high, key, first + <u64>n - 1, domain)
-        return
-    for i in range(n):
+        while i + 2 * LANES <= n:
+            draw_lanes(high, key, (first + <u64>i) >> 1, domain, out + i)
+            i += 2 * LANES
+    while i < n:
         out[i] = draw_one(high, key, first + <u64>i, domain)
+        i += 1
 
 
 cdef inline void gather_fixed(const char* rows, Py_ssize_t size, const i64* indices, Py_ssize_t n,
