@@ -82,44 +82,51 @@ cdef inline void draw_indices(u64 high, u64 key, u64 first, u64 domain, i64* out
         i += 1
 
 
-cdef inline void gather_fixed(const char* rows, Py_ssize_t size, const i64* indices, Py_ssize_t n,
-                              char* out) noexcept nogil:
-    cdef Py_ssize_t i
+cdef inline void gather_pairs(const char* first, const char* second, Py_ssize_t size, const i64* indices,
+                              Py_ssize_t n, char* out, char* other) noexcept nogil:
+    """Rows of two arrays by the same indices; `size` is a literal, so that a copy is a few moves and no call."""
+    cdef Py_ssize_t i, at
     for i in range(n):
         if i + PREFETCH_AHEAD < n:
-            prefetch(rows + indices[i + PREFETCH_AHEAD] * size)
-        memcpy(out + i * size, rows + indices[i] * size, size)
+            at = indices[i + PREFETCH_AHEAD] * size
+            prefetch(first + at)
+            prefetch(second + at)
+            if size > 64:
+                prefetch(first + at + size - 1)
+                prefetch(second + at + size - 1)
+        at = indices[i] * size
+        memcpy(out + i * size, first + at, size)
+        memcpy(other + i * size, second + at, size)
 
 
-cdef inline void gather(const char* rows, Py_ssize_t size, const i64* indices, Py_ssize_t n,
-                        char* out) noexcept nogil:
-    """out[i] = rows[indices[i]] for rows of `size` bytes.
-
-    The common small sizes are literals, so that a copy becomes a few moves and not a call.
-    """
-    cdef Py_ssize_t i, j
-    if size == 1:
-        gather_fixed(rows, 1, indices, n, out)
-    elif size == 4:
-        gather_fixed(rows, 4, indices, n, out)
+cdef inline void gather_two(const char* first, const char* second, Py_ssize_t size, const i64* indices,
+                            Py_ssize_t n, char* out, char* other) noexcept nogil:
+    """out[i] = first[indices[i]], other[i] = second[indices[i]] for rows of `size` bytes."""
+    cdef Py_ssize_t i, j, at
+    if size == 4:
+        gather_pairs(first, second, 4, indices, n, out, other)
     elif size == 8:
-        gather_fixed(rows, 8, indices, n, out)
+        gather_pairs(first, second, 8, indices, n, out, other)
     elif size == 12:
-        gather_fixed(rows, 12, indices, n, out)
+        gather_pairs(first, second, 12, indices, n, out, other)
     elif size == 16:
-        gather_fixed(rows, 16, indices, n, out)
+        gather_pairs(first, second, 16, indices, n, out, other)
     elif size == 24:
-        gather_fixed(rows, 24, indices, n, out)
+        gather_pairs(first, second, 24, indices, n, out, other)
     elif size == 32:
-        gather_fixed(rows, 32, indices, n, out)
+        gather_pairs(first, second, 32, indices, n, out, other)
     elif size == 44:
-        gather_fixed(rows, 44, indices, n, out)
+        gather_pairs(first, second, 44, indices, n, out, other)
     elif size == 68:
-        gather_fixed(rows, 68, indices, n, out)
+        gather_pairs(first, second, 68, indices, n, out, other)
     else:
         for i in range(n):
-            if i + 4 < n:
-                # The first lines; the hardware follows from there.
-                for j in range(0, min(size, 512), 64):
-                    prefetch(rows + indices[i + 4] * size + j)
-            memcpy(out + i * size, rows + indices[i] * size, size)
+            if i + PREFETCH_AHEAD // 2 < n:
+                at = indices[i + PREFETCH_AHEAD // 2] * size
+                # The first lines of a long row; the hardware follows from there.
+                for j in range(0, min(size, <Py_ssize_t>256), 64):
+                    prefetch(first + at + j)
+                    prefetch(second + at + j)
+            at = indices[i] * size
+            memcpy(out + i * size, first + at, size)
+            memcpy(other + i * size, second + at, size)

@@ -4,7 +4,9 @@ import numpy as np
 
 cimport numpy as cnp
 
-from kernels.buffers.gather cimport CHUNK, draw_indices, draw_one, gather, memcpy, memset
+from kernels.buffers.gather cimport (
+    CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two, memcpy, memset, prefetch,
+)
 from kernels.buffers.rows cimport as_size, first_no_flag, first_not_finite, flag_array, read_only, real_array
 from kernels.checks cimport as_index, as_seed
 from kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS, derive_key
@@ -84,26 +86,47 @@ cdef struct Dataset:
     const f32* rewards
     const u8* terminated
     const u8* truncated
+    const u8* flags          # terminated + 2 truncated: one place to look
     const f32* mean          # NULL: as stored
     const f32* inverse
     Py_ssize_t n_episodes
     const i64* ends          # one past the last step of each episode, rising
 
 
+cdef inline void gather_rest(const Dataset* data, const i64* at, Py_ssize_t n, f32* actions, f32* rewards,
+                             u8* terminated, u8* truncated) noexcept nogil:
+    cdef Py_ssize_t i, j
+    cdef Py_ssize_t act_dim = data.act_dim
+    cdef i64 row
+    for i in range(n):
+        if i + PREFETCH_AHEAD < n:
+            row = at[i + PREFETCH_AHEAD]
+            prefetch(data.rewards + row)
+            prefetch(data.actions + row * act_dim)
+            prefetch(data.flags + row)
+        row = at[i]
+        rewards[i] = data.rewards[row]
+        terminated[i] = data.flags[row] & 1
+        truncated[i] = data.flags[row] >> 1
+        if act_dim == 1:
+            actions[i] = data.actions[row]
+        else:
+            for j in range(act_dim):
+                actions[i * act_dim + j] = data.actions[row * act_dim + j]
+
+
 cdef void sample_rows(const Dataset* data, u64 key, Py_ssize_t b, char* obs, char* next_obs, f32* actions,
                       f32* rewards, u8* terminated, u8* truncated) noexcept nogil:
     cdef i64[CHUNK] at
-    cdef Py_ssize_t start, n, act_bytes = data.act_dim * <Py_ssize_t>sizeof(f32)
-    start = 0
+    cdef Py_ssize_t start = 0
+    cdef Py_ssize_t n
     while start < b:
         n = min(<Py_ssize_t>CHUNK, b - start)
         draw_indices(<u64>data.n, key, <u64>start, DOMAIN_OFFLINE_TRANSITIONS, at, n)
-        gather(data.obs, data.obs_bytes, at, n, obs + start * data.obs_bytes)
-        gather(data.next_obs, data.obs_bytes, at, n, next_obs + start * data.obs_bytes)
-        gather(<const char*>data.actions, act_bytes, at, n, <char*>(actions + start * data.act_dim))
-        gather(<const char*>data.rewards, sizeof(f32), at, n, <char*>(rewards + start))
-        gather(<const char*>data.terminated, 1, at, n, <char*>(terminated + start))
-        gather(<const char*>data.truncated, 1, at, n, <char*>(truncated + start))
+        gather_two(data.obs, data.next_obs, data.obs_bytes, at, n, obs + start * data.obs_bytes,
+                   next_obs + start * data.obs_bytes)
+        gather_rest(data, at, n, actions + start * data.act_dim, rewards + start, terminated + start,
+                    truncated + start)
         start += n
     if data.mean != NULL:
         standardise(<f32*>obs, b, data.obs_size, data.mean, data.inverse)
@@ -245,7 +268,8 @@ cdef class OfflineDatasetBuffer:
 
     cdef Dataset data
     # These own the memory that `data` points into.
-    cdef object obs, next_obs, actions, rewards, terminated, truncated, ends, to_go, mean, std, inverse
+    cdef object obs, next_obs, actions, rewards, terminated, truncated, flags, ends, to_go, mean, std, inverse
+    cdef dict described
     cdef f64 to_go_gamma
     cdef bint images
     cdef readonly bint normalized
@@ -313,7 +337,8 @@ cdef class OfflineDatasetBuffer:
                 bad = first_no_flag(<const u8*>cnp.PyArray_DATA(array), n)
             if bad >= 0:
                 raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array.ravel()[bad]} in row {bad}")
-        ends = np.flatnonzero(terminated.ravel() | truncated.ravel()) + 1
+        flags = terminated.ravel() + 2 * truncated.ravel()
+        ends = np.flatnonzero(flags) + 1
         if not len(ends) or ends[-1] != n:
             ends = np.append(ends, n)
 
@@ -325,6 +350,7 @@ cdef class OfflineDatasetBuffer:
         self.rewards = read_only(rewards.ravel())
         self.terminated, self.truncated = read_only(terminated.ravel()), read_only(truncated.ravel())
         self.ends = np.ascontiguousarray(ends, np.int64)
+        self.flags, self.described = flags, None
         self.to_go = self.mean = self.std = self.inverse = None
         self.data = Dataset(
             n=n,
@@ -337,6 +363,7 @@ cdef class OfflineDatasetBuffer:
             rewards=<const f32*>cnp.PyArray_DATA(self.rewards),
             terminated=<const u8*>cnp.PyArray_DATA(self.terminated),
             truncated=<const u8*>cnp.PyArray_DATA(self.truncated),
+            flags=<const u8*>cnp.PyArray_DATA(self.flags),
             mean=NULL,
             inverse=NULL,
             n_episodes=len(self.ends),
@@ -416,10 +443,15 @@ cdef class OfflineDatasetBuffer:
             - ``n_terminated``, ``n_truncated``: set flags; ``unfinished``: bool, the last episode has no end;
             - ``mean_reward``; ``obs_mean``, ``obs_std``: as the attributes.
         """
+        if self.described is None:
+            self.describe()
+        return self.described.copy()
+
+    cdef int describe(self) except -1:
         starts = np.concatenate([[0], self.ends[:-1]])
         returns = np.add.reduceat(self.rewards, starts, dtype=np.float64)
         lengths = self.ends - starts
-        return {
+        self.described = {
             "n_transitions": int(self.data.n),
             "n_episodes": int(self.data.n_episodes),
             "obs_dim": int(self.data.obs_size),
@@ -438,6 +470,7 @@ cdef class OfflineDatasetBuffer:
             "obs_mean": self.obs_mean,
             "obs_std": self.obs_std,
         }
+        return 0
 
     def normalize(self, obs) -> np.ndarray:
         """Return observations as a policy trained on this dataset must see them.
