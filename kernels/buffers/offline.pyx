@@ -2,19 +2,19 @@
 
 import numpy as np
 
+from rlox.kernels.buffers.batch import Batch
+
 cimport numpy as cnp
 
 from kernels.buffers.gather cimport (
     CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two, memcpy, memset, prefetch,
 )
-from kernels.buffers.rows cimport as_size, first_no_flag, first_not_finite, flag_array, read_only, real_array
-from kernels.checks cimport as_index, as_seed
-from kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS, derive_key
+from kernels.buffers.rows cimport as_size, first_no_flag, first_not_finite, flag_array, read_only, real_array, seed_key
+from kernels.checks cimport as_index
+from kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS
 from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 
 cnp.import_array()
-
-Batch = dict
 
 ctypedef fused stored:
     f32
@@ -527,7 +527,7 @@ cdef class OfflineDatasetBuffer:
             `batch_size` or `seed` out of range, or no integer.
         """
         cdef Py_ssize_t b = as_size(batch_size, "OfflineDatasetBuffer.sample", "batch_size")
-        cdef u64 key = derive_key(as_seed(seed, "OfflineDatasetBuffer.sample", "seed"), 0)
+        cdef u64 key = seed_key(seed, "OfflineDatasetBuffer.sample")
         cdef cnp.ndarray obs = self.empty_obs(b, -1)
         cdef cnp.ndarray next_obs = self.empty_obs(b, -1)
         cdef cnp.npy_intp[2] shape
@@ -585,29 +585,35 @@ cdef class OfflineDatasetBuffer:
         where = "OfflineDatasetBuffer.sample_trajectories"
         cdef Py_ssize_t b = as_size(batch_size, where, "batch_size")
         cdef Py_ssize_t length = as_size(seq_len, where, "seq_len")
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = seed_key(seed, where)
         if start not in ("transitions", "episodes"):
             raise ValueError(f"{where}: start must be 'transitions' or 'episodes', got {start!r}")
-        if isinstance(gamma, (str, bytes, bool)):
+        cdef f64 discount
+        if isinstance(gamma, float):
+            discount = gamma
+        elif isinstance(gamma, (str, bytes, bool)):
             raise TypeError(f"{where}: gamma must be a number, got {gamma!r}")
-        try:
-            discount = float(gamma)
-        except (TypeError, ValueError) as e:
-            raise TypeError(f"{where}: gamma must be a number, got {type(gamma).__name__}") from e
+        else:
+            try:
+                discount = float(gamma)
+            except (TypeError, ValueError) as e:
+                raise TypeError(f"{where}: gamma must be a number, got {type(gamma).__name__}") from e
         if not 0.0 <= discount <= 1.0:
             raise ValueError(f"{where}: gamma must lie in [0, 1], got {gamma}")
         if b > (1 << 40) // length:
             raise ValueError(f"{where}: batch_size * seq_len must be at most 2**40, got {b} * {length}")
         self.sum_rewards(discount)
         cdef bint by_episode = start == "episodes"
+        cdef cnp.npy_intp[3] shape
+        shape[0], shape[1], shape[2] = b, length, self.act_dim
         cdef cnp.ndarray obs = self.empty_obs(b, length)
-        cdef cnp.ndarray actions = np.empty((b, length, self.act_dim), np.float32)
-        cdef cnp.ndarray rewards = np.empty((b, length), np.float32)
-        cdef cnp.ndarray returns_to_go = np.empty((b, length), np.float32)
-        cdef cnp.ndarray timesteps = np.empty((b, length), np.int64)
-        cdef cnp.ndarray terminated = np.empty((b, length), np.bool_)
-        cdef cnp.ndarray truncated = np.empty((b, length), np.bool_)
-        cdef cnp.ndarray mask = np.empty((b, length), np.bool_)
+        cdef cnp.ndarray actions = cnp.PyArray_EMPTY(3, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray rewards = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray returns_to_go = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray timesteps = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
+        cdef cnp.ndarray terminated = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
+        cdef cnp.ndarray truncated = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
+        cdef cnp.ndarray mask = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
         cdef Trajectories out = Trajectories(
             obs=<char*>cnp.PyArray_DATA(obs),
             actions=<f32*>cnp.PyArray_DATA(actions),
@@ -649,10 +655,14 @@ cdef class OfflineDatasetBuffer:
                   state["truncated"], bool(state["normalize"]), None, None)
 
     cdef cnp.ndarray empty_obs(self, Py_ssize_t b, Py_ssize_t length):
-        cdef cnp.npy_intp[2] shape
-        if length < 0 and len(self.obs_shape) == 1:
-            shape[0], shape[1] = b, self.data.obs_size
-            return cnp.PyArray_EMPTY(2, shape, cnp.NPY_UINT8 if self.images else cnp.NPY_FLOAT32, 0)
+        """Room for observations (b, length, ...), or (b, ...) where the length is negative."""
+        cdef cnp.npy_intp[3] shape
+        if len(self.obs_shape) == 1:
+            shape[0], shape[1], shape[2] = b, length, self.data.obs_size
+            if length < 0:
+                shape[1] = self.data.obs_size
+            return cnp.PyArray_EMPTY(2 if length < 0 else 3, shape, cnp.NPY_UINT8 if self.images else cnp.NPY_FLOAT32,
+                                     0)
         if length < 0:
             return np.empty((b, *self.obs_shape), self.obs.dtype)
         return np.empty((b, length, *self.obs_shape), self.obs.dtype)

@@ -4,10 +4,15 @@ import numpy as np
 
 cimport numpy as cnp
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
+from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
-from kernels.checks cimport as_index
-from kernels.types cimport f32, f64, u8, u32
+from kernels.checks cimport as_index, as_seed
+from kernels.philox cimport derive_key
+from kernels.types cimport f32, f64, u8, u32, u64
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
 
 
 cdef inline Py_ssize_t first_not_finite(const f32* values, Py_ssize_t n) noexcept nogil:
@@ -72,10 +77,27 @@ cdef inline object flag_array(object value, str where, str name):
 
 cdef inline Py_ssize_t as_size(object value, str where, str name) except -1:
     """Return an integer that is at least 1 and no larger than an array can be long."""
+    cdef int overflow = 0
+    cdef long long small
+    if PyLong_CheckExact(value):
+        small = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if not overflow and 1 <= small <= <long long>1 << 40:
+            return small
     number = as_index(value, where, name)
     if not 1 <= number <= 1 << 40:
         raise ValueError(f"{where}: {name} must be at least 1 and at most 2**40, got {number}")
     return number
+
+
+cdef inline u64 seed_key(object seed, str where) except? 0:
+    """Return the generator's key of a seed in [0, 2**64)."""
+    cdef int overflow = 0
+    cdef long long small
+    if PyLong_CheckExact(seed):
+        small = PyLong_AsLongLongAndOverflow(seed, &overflow)
+        if not overflow and small >= 0:
+            return derive_key(<u64>small, 0)
+    return derive_key(as_seed(seed, where, "seed"), 0)
 
 
 cdef inline object read_only(object array):

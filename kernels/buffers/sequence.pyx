@@ -2,20 +2,20 @@
 
 import numpy as np
 
+from rlox.kernels.buffers.batch import Batch
+
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
 from kernels.buffers.gather cimport CHUNK, draw_indices
 from kernels.buffers.rows cimport (
-    as_flag, as_reward, as_size, batch_flags, batch_rows, put_image, put_row, state_array,
+    as_flag, as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
 )
-from kernels.checks cimport as_index, as_seed
-from kernels.philox cimport DOMAIN_SEQUENCES, derive_key
+from kernels.checks cimport as_index
+from kernels.philox cimport DOMAIN_SEQUENCES
 from kernels.types cimport f32, i64, u8, u64
 
 cnp.import_array()
-
-Batch = dict
 
 cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 15
 
@@ -421,12 +421,14 @@ cdef class SequenceReplayBuffer:
             if seq_len is None:
                 raise TypeError(f"{where}: seq_len must be given here or to the buffer, got None")
         cdef Py_ssize_t length = as_size(seq_len, where, "seq_len")
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = seed_key(seed, where)
         cdef bint cross = as_flag(cross_episodes, where, "cross_episodes")
         cdef bint by_time = as_flag(time_major, where, "time_major")
         if b > (1 << 40) // length:
             raise ValueError(f"{where}: batch_size * seq_len must be at most 2**40, got {b} * {length}")
-        cdef cnp.ndarray offsets = np.empty(self.n_envs + 1, np.int64)
+        cdef cnp.npy_intp[3] shape
+        shape[0] = self.n_envs + 1
+        cdef cnp.ndarray offsets = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
         cdef i64* before = <i64*>cnp.PyArray_DATA(offsets)
         cdef Py_ssize_t e
         before[0] = 0
@@ -440,34 +442,47 @@ cdef class SequenceReplayBuffer:
                 f"{where}: seq_len must be at most the steps of one environment "
                 f"({self.sizes.max()} held), got {length}; push more, or take cross_episodes=False"
             )
-        lead = (length, b) if by_time else (b, length)
-        shapes = (self.obs_shape, (self.act_dim,), (), (), (), (), self.obs_shape)
-        batch = {}
+        if by_time:
+            shape[0], shape[1] = length, b
+        else:
+            shape[0], shape[1] = b, length
+        batch = Batch()
         cdef char* out[8]
         cdef cnp.ndarray array
         cdef int c
         for c in range(STATE):
             out[c] = NULL
-            if c != NEXT_OBS or self.with_next == 1:
-                array = np.empty(lead + shapes[c], self.columns[c].dtype)
-                batch[NAMES[c]] = array
-                out[c] = <char*>cnp.PyArray_DATA(array)
+            if c == NEXT_OBS and self.with_next != 1:
+                continue
+            if c == ACTIONS:
+                shape[2] = self.act_dim
+                array = cnp.PyArray_EMPTY(3, shape, cnp.NPY_FLOAT32, 0)
+            elif c == OBS or c == NEXT_OBS:
+                if len(self.obs_shape) == 1:
+                    shape[2] = self.obs_dim
+                    array = cnp.PyArray_EMPTY(3, shape, cnp.NPY_UINT8 if self.images else cnp.NPY_FLOAT32, 0)
+                else:
+                    array = np.empty((shape[0], shape[1], *self.obs_shape), self.obs_dtype)
+            else:
+                array = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32 if c == REWARDS else cnp.NPY_BOOL, 0)
+            batch[NAMES[c]] = array
+            out[c] = <char*>cnp.PyArray_DATA(array)
+        cdef u8* mask = NULL
+        if not cross:
+            array = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
+            batch["mask"] = array
+            mask = <u8*>cnp.PyArray_DATA(array)
         out[STATE] = NULL
         if self.state_dim:
             array = np.empty((b, self.state_dim), np.float32)
             batch["state"] = array
             out[STATE] = <char*>cnp.PyArray_DATA(array)
-        cdef u8* mask = NULL
-        if not cross:
-            array = np.empty(lead, np.bool_)
-            batch["mask"] = array
-            mask = <u8*>cnp.PyArray_DATA(array)
         if b * length * self.rings.sizes_of[OBS] < RELEASE_GIL_FROM:
             sample_steps(&self.rings, before, key, b, length, cross, by_time, out, mask)
         else:
             with nogil:
                 sample_steps(&self.rings, before, key, b, length, cross, by_time, out, mask)
-        return Batch(batch)
+        return batch
 
     def get_state(self) -> dict:
         """Return everything held, from the oldest step to the newest.

@@ -64,9 +64,7 @@ class Machine(RuleBasedStateMachine):
     def push_batch(self, steps, seed, flat):
         n = self.kind["n_envs"]
         terminated, truncated, first = np.random.default_rng(seed).random((3, steps, n)) < 0.15
-        rows = [
-            self.step(e, terminated[t, e], truncated[t, e], first[t, e]) for t in range(steps) for e in range(n)
-        ]
+        rows = [self.step(e, terminated[t, e], truncated[t, e], first[t, e]) for t in range(steps) for e in range(n)]
         stack = {k: np.array([row[k] for row in rows]) for k in rows[0]} if rows else {}
         if not rows:
             width = int(np.prod(self.kind["obs_shape"]))
