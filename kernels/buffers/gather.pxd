@@ -1,6 +1,6 @@
 """Drawing many uniform indices at once, and copying the rows that they name."""
 
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from kernels.philox cimport below, join, philox
 from kernels.types cimport i64, u32, u64

@@ -5,9 +5,10 @@ import numpy as np
 from rlox.kernels.buffers.batch import Batch
 
 cimport numpy as cnp
+from libc.string cimport memcpy, memset
 
 from kernels.buffers.gather cimport (
-    CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two, memcpy, memset, prefetch,
+    CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two, prefetch,
 )
 from kernels.buffers.rows cimport as_size, first_no_flag, first_not_finite, flag_array, read_only, real_array, seed_key
 from kernels.checks cimport as_index

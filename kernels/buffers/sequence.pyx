@@ -258,7 +258,7 @@ cdef class SequenceReplayBuffer:
                 f"obs_shape={self.obs_shape}, obs_dtype={self.obs_dtype}, act_dim={self.act_dim})")
 
     def __reduce__(self):
-        return remake, (self.capacity, self.act_dim, self.seq_len, self.n_envs, self.obs_shape, self.obs_dtype.name,
+        return _remake, (self.capacity, self.act_dim, self.seq_len, self.n_envs, self.obs_shape, self.obs_dtype.name,
                         self.state_dim), self.get_state()
 
     def __setstate__(self, state):
@@ -370,7 +370,9 @@ cdef class SequenceReplayBuffer:
         cdef Py_ssize_t i, e, slot, size
         cdef int c
         for c in range(N_COLUMNS):
-            sources[c] = NULL if rows[c] is None else <const char*>cnp.PyArray_DATA(rows[c])
+            sources[c] = NULL
+            if rows[c] is not None:
+                sources[c] = <const char*>cnp.PyArray_DATA(rows[c])
         for i in range(n):
             e = i % self.n_envs
             slot = e * self.rings.slots + heads[e]
@@ -603,7 +605,7 @@ cdef class SequenceReplayBuffer:
             self.total += 1
 
 
-def remake(capacity, act_dim, seq_len, n_envs, obs_shape, obs_dtype, state_dim):
+def _remake(capacity, act_dim, seq_len, n_envs, obs_shape, obs_dtype, state_dim):
     """What a pickle calls: the constructor takes some arguments by keyword only."""
     return SequenceReplayBuffer(capacity, None, act_dim, seq_len=seq_len, n_envs=n_envs, obs_shape=obs_shape,
                                 obs_dtype=obs_dtype, state_dim=state_dim)

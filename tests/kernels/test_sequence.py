@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
             for s in range(max(0, len(steps) - length + 1) if cross else len(steps))
         ]
         if not starts:
-            with pytest.raises(ValueError, match="sample: .*"):
+            with pytest.raises(ValueError, match=r"SequenceReplayBuffer\.sample: "):
                 self.buffer.sample(3, length, seed, cross_episodes=cross)
             return
         b = 9
@@ -279,7 +279,7 @@ ROW = {"obs": [1, 2], "action": 0, "reward": 0.0, "terminated": False, "truncate
         (lambda b: b.sample(1, 1, 1, cross_episodes="no"), TypeError, "cross_episodes must be True or False"),
         (lambda b: b.set_state({}), ValueError, "set_state: state must have the keys"),
         (lambda b: b.set_state({**b.get_state(), "capacity": 3}), ValueError, "capacity must be this buffer's 10"),
-        (lambda b: b.set_state({**b.get_state(), "sizes": np.array([9, 9])}), ValueError, r"sizes must lie in \[0, 5\]"),
+        (lambda b: b.set_state({**b.get_state(), "sizes": np.array([9, 9])}), ValueError, "sizes must lie in"),
         (lambda b: b.set_state({**b.get_state(), "obs": np.zeros((2, 2, 2))}), ValueError, "obs must have shape"),
     ],
 )  # fmt: skip
