@@ -349,3 +349,50 @@ def test_reinforce_from_primitives_learns():
     callbacks.on_training_end()
     first, last = np.concatenate(lengths[:256]).mean(), np.concatenate(lengths[-512:]).mean()
     assert last > 2 * first
+
+
+# Buffers and primitives: offline datasets, and the stores beside them
+
+
+def offline_arrays(n=2000, length=100):
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(size=(2, n, 3)).astype(np.float32)
+    actions = rng.normal(size=(n, 2)).astype(np.float32)
+    terminated, truncated = np.zeros((2, n), bool)
+    terminated[length - 1 :: 2 * length] = truncated[2 * length - 1 :: 2 * length] = True
+    return obs, next_obs, actions, rng.random(n).astype(np.float32), terminated, truncated
+
+
+def test_an_offline_dataset_as_the_page_shows_it():
+    obs, next_obs, actions, rewards, terminated, truncated = offline_arrays()
+    buf = rlox.OfflineDatasetBuffer(
+        obs.ravel(), next_obs.ravel(), actions.ravel(), rewards, terminated, truncated, normalize=True
+    )
+    batch = buf.sample(batch_size=256, seed=42)
+    assert batch["obs"].shape == batch.observations.shape == batch.next_observations.shape == (256, 3)
+    assert batch["actions"].shape == (256, 2)
+    assert set(batch) >= {"obs", "next_obs", "actions", "rewards", "terminated", "truncated"}
+    np.testing.assert_allclose(buf.sample(100_000, 1)["obs"].std(0), 1, atol=0.02)
+    traj = buf.sample_trajectories(batch_size=8, seq_len=20, seed=42)
+    assert traj["obs"].shape == (8, 20, 3)
+    assert traj.returns_to_go.shape == traj["timesteps"].shape == traj["mask"].shape == (8, 20)
+    stats = buf.stats()
+    assert (stats["n_transitions"], stats["n_episodes"]) == (2000, 20)
+    np.testing.assert_allclose(stats["mean_return"], rewards.reshape(20, 100).sum(1).mean(), rtol=1e-5)
+    assert buf.n_episodes() == 20
+    assert len(buf) == buf.len() == 2000
+
+
+def test_a_table_and_a_store_of_sequences():
+    table = rlox.ExperienceTable(obs_dim=3, act_dim=1)
+    for t in range(5):
+        table.push(np.full(3, t, np.float32), np.zeros(1, np.float32), 0.5 * t, False, t == 4)
+    assert table.observations().shape == (5, 3)
+    assert table.rewards().tolist() == [0, 0.5, 1, 1.5, 2]
+    table.clear()
+    assert len(table) == 0
+    store = rlox.VarLenStore()
+    store.push(np.array([3, 1, 2], np.uint32))
+    store.push(np.array([7], np.uint32))
+    assert store.get(0).tolist() == [3, 1, 2]
+    assert (store.num_sequences(), store.total_elements()) == (2, 4)
