@@ -8,18 +8,12 @@ step: last_value). Termination, truncation and the value of the true next observ
 truncated episode never bootstraps from the next episode's first observation.
 """
 
-import numpy as np
-
 cimport numpy as cnp
 
-from kernels.checks cimport as_index, check_out
-from kernels.types cimport f32, f64, u8
+from kernels.checks cimport as_flags, as_fraction, as_index, as_real, check_out, share_memory
+from kernels.types cimport f32, f64, real, u8
 
 cnp.import_array()
-
-ctypedef fused real:
-    f32
-    f64
 
 
 # Cores. `truncated` is NULL where no time limit cuts the data, and `next_values` is not read then.
@@ -142,89 +136,7 @@ cdef void run(bint time_major, Py_ssize_t n_steps, Py_ssize_t n, const real* rew
              last_values[i], gamma, decay, advantages + at, returns + at)
 
 
-cdef bint to_flags(const real* source, Py_ssize_t n, u8* flags) noexcept nogil:
-    """Write source != 0; False if an entry is neither 0 nor 1."""
-    cdef Py_ssize_t i
-    cdef int bad = 0
-    for i in range(n):
-        flags[i] = source[i] != 0
-        bad |= (source[i] != 0) & (source[i] != 1)
-    return not bad
-
-
 # Wrappers.
-
-cdef cnp.ndarray as_real(object value, int type_num, str where, str name):
-    """Return `value` as a C-contiguous array of the type, itself where it already is one."""
-    cdef cnp.ndarray array
-    if isinstance(value, cnp.ndarray):
-        array = value
-        if cnp.PyArray_TYPE(array) == type_num and cnp.PyArray_ISCARRAY_RO(array):
-            return array
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind in "biuf":
-            # Not ascontiguousarray, which would make a 1-D array of a scalar.
-            dtype = np.float32 if type_num == cnp.NPY_FLOAT32 else np.float64
-            return np.asarray(array, dtype, order="C")
-    except ValueError as e:
-        raise ValueError(f"{where}: {name} must be an array of numbers, got {value!r}") from e
-    raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
-
-
-cdef cnp.ndarray as_flags(object value, str where, str name):
-    """Return `value` as a C-contiguous array of bytes 0 and 1, itself where it already is one."""
-    cdef cnp.ndarray array
-    cdef cnp.ndarray flags
-    cdef Py_ssize_t n, i
-    cdef const u8* bytes_
-    cdef bint good = True
-    if isinstance(value, cnp.ndarray):
-        array = value
-    else:
-        array = np.asarray(value)
-    if not cnp.PyArray_ISCARRAY_RO(array):
-        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-    n = cnp.PyArray_SIZE(array)
-    cdef int type_num = cnp.PyArray_TYPE(array)
-    if type_num == cnp.NPY_BOOL:
-        return array
-    if type_num == cnp.NPY_UINT8:
-        bytes_ = <const u8*>cnp.PyArray_DATA(array)
-        for i in range(n):
-            good &= bytes_[i] <= 1
-        flags = array
-    else:
-        if type_num != cnp.NPY_FLOAT64 and type_num != cnp.NPY_FLOAT32:
-            if array.dtype.kind not in "iuf":
-                raise TypeError(
-                    f"{where}: {name} must be bool, uint8 or float flags, got dtype {array.dtype}"
-                )
-            array = array.astype(np.float64)
-            type_num = cnp.NPY_FLOAT64
-        flags = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_UINT8, 0)
-        if type_num == cnp.NPY_FLOAT64:
-            good = to_flags(<const f64*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
-        else:
-            good = to_flags(<const f32*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
-    if not good:
-        wrong = (<object>array)[(array != 0) & (array != 1)][0]
-        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {wrong}")
-    return flags
-
-
-cdef f64 as_fraction(object value, str where, str name) except -1:
-    cdef f64 number
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"{where}: {name} must be a number, got {value!r}")
-    try:
-        number = value
-    except TypeError as e:
-        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"{where}: {name} must lie in [0, 1], got {number}")
-    return number
-
 
 cdef inline int same_shape(cnp.ndarray array, cnp.ndarray rewards, str where, str name) except -1:
     cdef int ndim = cnp.PyArray_NDIM(rewards)
@@ -236,13 +148,6 @@ cdef inline int same_shape(cnp.ndarray array, cnp.ndarray rewards, str where, st
         f"{where}: {name} must have the shape of rewards {(<object>rewards).shape}, "
         f"got {(<object>array).shape}"
     )
-
-
-cdef inline bint share_memory(cnp.ndarray a, cnp.ndarray b) noexcept:
-    """True if two C-contiguous arrays overlap; NumPy's test costs more than a short trajectory."""
-    cdef const char* first = <const char*>cnp.PyArray_DATA(a)
-    cdef const char* second = <const char*>cnp.PyArray_DATA(b)
-    return first < second + cnp.PyArray_NBYTES(b) and second < first + cnp.PyArray_NBYTES(a)
 
 
 cdef (Py_ssize_t, Py_ssize_t) batch_shape(cnp.ndarray rewards, object n_steps,
