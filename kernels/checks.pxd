@@ -107,7 +107,7 @@ cdef inline cnp.ndarray as_flags(object value, str where, str name):
                 raise TypeError(
                     f"{where}: {name} must be bool, uint8 or float flags, got dtype {array.dtype}"
                 )
-            array = array.astype(np.float64)
+            array = array.astype("f8")
             type_num = cnp.NPY_FLOAT64
         flags = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_UINT8, 0)
         if type_num == cnp.NPY_FLOAT64:
