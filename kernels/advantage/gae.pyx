@@ -8,10 +8,13 @@ step: last_value). Termination, truncation and the value of the true next observ
 truncated episode never bootstraps from the next episode's first observation.
 """
 
+from rlox.kernels.memory import empty
+
 cimport numpy as cnp
 
 from kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
 from kernels.checks cimport as_flags, as_fraction, as_index, as_real, check_out, share_memory, to_flags
+from kernels.outputs cimport fresh
 from kernels.types cimport f32, f64, real, u8
 
 cnp.import_array()
@@ -404,8 +407,8 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
         last_data = cnp.PyArray_DATA(last_values)
 
     if out is None:
-        advantages = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(r), type_num, 0)
-        returns = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(r), type_num, 0)
+        advantages = fresh(empty, ndim, cnp.PyArray_DIMS(r), type_num)
+        returns = fresh(empty, ndim, cnp.PyArray_DIMS(r), type_num)
         out = (advantages, returns)
     else:
         if not isinstance(out, tuple) or len(out) != 2:
