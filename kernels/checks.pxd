@@ -120,15 +120,21 @@ cdef inline cnp.ndarray as_flags(object value, str where, str name):
     return flags
 
 
-cdef inline f64 as_fraction(object value, str where, str name) except -1:
-    """Return a number in [0, 1]; ValueError outside and for NaN, TypeError for what is no number."""
-    cdef f64 number
+cdef inline f64 as_number(object value, str where, str name) except? -1:
+    """Return `value` as a float (NaN and infinity included); TypeError for what is no number."""
+    if isinstance(value, float):
+        return value
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{where}: {name} must be a number, got {value!r}")
     try:
-        number = value
+        return value
     except TypeError as e:
         raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
+
+
+cdef inline f64 as_fraction(object value, str where, str name) except -1:
+    """Return a number in [0, 1]; ValueError outside and for NaN, TypeError for what is no number."""
+    cdef f64 number = as_number(value, where, name)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{where}: {name} must lie in [0, 1], got {number}")
     return number

@@ -123,6 +123,10 @@ cdef extern from *:
     #endif
     }
 
+    /* The values one step on, where `next` follows the register. */
+    static inline rlox_vf64 rlox_up_f64(rlox_vf64 x, rlox_vf64 next) { return RLOX_UP_F64(x, next, 1); }
+    static inline rlox_vf32 rlox_up_f32(rlox_vf32 x, rlox_vf32 next) { return RLOX_UP_F32(x, next, 1); }
+
     #define RLOX_LANES_f64 RLOX_LANES_F64
     #define RLOX_LANES_f32 RLOX_LANES_F32
     #ifndef __clang__
