@@ -145,3 +145,27 @@ cdef inline bint share_memory(cnp.ndarray a, cnp.ndarray b) noexcept:
     cdef const char* first = <const char*>cnp.PyArray_DATA(a)
     cdef const char* second = <const char*>cnp.PyArray_DATA(b)
     return first < second + cnp.PyArray_NBYTES(b) and second < first + cnp.PyArray_NBYTES(a)
+
+
+cdef inline int same_shape(cnp.ndarray array, cnp.ndarray model, str where, str name, str model_name) except -1:
+    """Raise unless `array` has the shape of `model`, an array of one or two dimensions."""
+    cdef int ndim = cnp.PyArray_NDIM(model)
+    if (cnp.PyArray_NDIM(array) == ndim
+            and cnp.PyArray_DIM(array, 0) == cnp.PyArray_DIM(model, 0)
+            and cnp.PyArray_DIM(array, ndim - 1) == cnp.PyArray_DIM(model, ndim - 1)):
+        return 0
+    raise ValueError(
+        f"{where}: {name} must have the shape of {model_name} {(<object>model).shape}, "
+        f"got {(<object>array).shape}"
+    )
+
+
+cdef inline int check_apart(cnp.ndarray first, cnp.ndarray second, tuple inputs, str where) except -1:
+    """Raise if two outputs overlap each other or one of the inputs (None where there is none)."""
+    overlap = share_memory(first, second)
+    for array in inputs:
+        if array is not None:
+            overlap = overlap or share_memory(first, array) or share_memory(second, array)
+    if overlap:
+        raise ValueError(f"{where}: out must be two arrays that share no memory with an input")
+    return 0

@@ -20,6 +20,7 @@ _EXPORTS = {
     "compute_gae": "rlox.kernels.advantage.gae",
     "compute_gae_batched": "rlox.kernels.advantage.gae",
     "compute_gae_batched_f32": "rlox.kernels.advantage.gae",
+    "compute_vtrace": "rlox.kernels.advantage.vtrace",
     "ContinuousPolicy": "rlox.policies",
     "DiscretePolicy": "rlox.policies",
     "GymVecEnv": "rlox.gym_vec_env",

@@ -13,7 +13,9 @@ from rlox.kernels.memory import empty
 cimport numpy as cnp
 
 from kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
-from kernels.checks cimport as_flags, as_fraction, as_index, as_number, as_real, check_out, share_memory, to_flags
+from kernels.checks cimport (
+    as_flags, as_fraction, as_index, as_number, as_real, check_apart, check_out, same_shape, to_flags,
+)
 from kernels.outputs cimport fresh
 from kernels.types cimport f32, f64, real, u8
 
@@ -299,18 +301,6 @@ cdef bint run(bint time_major, Py_ssize_t n_steps, Py_ssize_t n, const real* rew
 
 # Wrappers.
 
-cdef inline int same_shape(cnp.ndarray array, cnp.ndarray rewards, str where, str name) except -1:
-    cdef int ndim = cnp.PyArray_NDIM(rewards)
-    if (cnp.PyArray_NDIM(array) == ndim
-            and cnp.PyArray_DIM(array, 0) == cnp.PyArray_DIM(rewards, 0)
-            and cnp.PyArray_DIM(array, ndim - 1) == cnp.PyArray_DIM(rewards, ndim - 1)):
-        return 0
-    raise ValueError(
-        f"{where}: {name} must have the shape of rewards {(<object>rewards).shape}, "
-        f"got {(<object>array).shape}"
-    )
-
-
 cdef (Py_ssize_t, Py_ssize_t) batch_shape(cnp.ndarray rewards, object n_steps,
                                           cnp.ndarray last_values, str where):
     """Return (T, N) of a batch after checking that `n_steps` and `last_values` agree with it."""
@@ -381,14 +371,14 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
             f"got shape {(<object>r).shape}" + ("; use compute_gae_batched" if single and ndim == 2 else "")
         )
     v = as_real(values, type_num, where, "values")
-    same_shape(v, r, where, "values")
+    same_shape(v, r, where, "values", "rewards")
     # Float flags of the documented form are read as they are, which saves a pass over them.
     cdef bint floats = (
         not time_major and truncated is None and isinstance(dones, cnp.ndarray)
         and cnp.PyArray_TYPE(<cnp.ndarray>dones) == type_num and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>dones)
     )
     d = dones if floats else as_flags(dones, where, "dones")
-    same_shape(d, r, where, "dones")
+    same_shape(d, r, where, "dones", "rewards")
     if truncated is not None:
         if next_values is None:
             raise ValueError(
@@ -396,9 +386,9 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
                 "observations), got None"
             )
         cut = as_flags(truncated, where, "truncated")
-        same_shape(cut, r, where, "truncated")
+        same_shape(cut, r, where, "truncated", "rewards")
         nexts = as_real(next_values, type_num, where, "next_values")
-        same_shape(nexts, r, where, "next_values")
+        same_shape(nexts, r, where, "next_values", "rewards")
 
     if single:
         length, n = cnp.PyArray_DIM(r, 0), 1
@@ -421,12 +411,7 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
         check_out(out[0], type_num, dtype, shape, where, "out[0]")
         check_out(out[1], type_num, dtype, shape, where, "out[1]")
         advantages, returns = out
-        for source in (r, v, d, last_values, cut, nexts, returns):
-            if source is not None and (
-                share_memory(advantages, source)
-                or (source is not returns and share_memory(returns, source))
-            ):
-                raise ValueError(f"{where}: out must be two arrays that share no memory with an input")
+        check_apart(advantages, returns, (r, v, d, last_values, cut, nexts), where)
     if time_major:
         zeros = cnp.PyArray_ZEROS(1, cnp.PyArray_DIMS(r) + 1, type_num, 0)
 

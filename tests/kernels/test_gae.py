@@ -230,6 +230,7 @@ Z = np.zeros(6)
         ({"out": (np.empty(6), np.empty(6, "f4"))}, TypeError, r"out\[1\] must have dtype float64"),
         ({"out": (np.empty(12)[::2], np.empty(6))}, ValueError, r"out\[0\] must be C-contiguous"),
         ({"out": (Z, np.empty(6))}, ValueError, "share no memory"),
+        ({"out": (np.empty(6), Z)}, ValueError, "share no memory"),
     ],
 )
 def test_errors_name_the_argument(change, error, message):
