@@ -10,6 +10,8 @@ from kernels.types cimport f32, f64, i64, real, u8, u64
 
 cdef inline object as_index(object value, str where, str name):
     """Return `value` as a Python int; TypeError for what is no integer (bool included)."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
     return value.__index__()
