@@ -241,7 +241,9 @@ def pack_sequences(sequences, max_length):
     if not 1 <= wanted < 1 << 31:
         raise ValueError(f"pack_sequences: max_length must be at least 1 and below 2**31, got {wanted}")
     capacity = wanted
-    if isinstance(sequences, np.ndarray) and sequences.ndim == 1 and sequences.dtype.kind != "O":
+    if isinstance(sequences, list) and sequences and isinstance(sequences[0], cnp.ndarray):
+        return pack_tokens(sequences, capacity)
+    if isinstance(sequences, cnp.ndarray) and sequences.ndim == 1 and sequences.dtype.kind != "O":
         if sequences.dtype.kind not in "iu" and sequences.size:
             raise TypeError(f"pack_sequences: lengths must be integers, got dtype {sequences.dtype}")
         return pack_lengths(np.ascontiguousarray(sequences, np.int64), capacity)
@@ -250,7 +252,7 @@ def pack_sequences(sequences, max_length):
             "pack_sequences: sequences must be a list of arrays, or of lengths, got "
             f"{type(sequences).__name__}"
         )
-    if len(sequences) and hasattr(sequences[0], "__index__") and not isinstance(sequences[0], np.ndarray):
+    if len(sequences) and hasattr(sequences[0], "__index__") and not isinstance(sequences[0], cnp.ndarray):
         lengths = [as_index(length, "pack_sequences", "lengths") for length in sequences]
         # What does not fit into 63 bits does not fit into max_length either.
         return pack_lengths(np.array([min(max(x, -1), 1 << 40) for x in lengths], np.int64), capacity)
@@ -316,7 +318,9 @@ def packed_attention_mask(packed, causal=True):
 
 cdef cnp.ndarray own_tokens(object value, str name):
     """A read-only copy: what the pair holds nobody else can change."""
-    cdef cnp.ndarray array = cnp.PyArray_NewCopy(as_tokens(value, "DPOPair", name), cnp.NPY_CORDER)
+    cdef cnp.ndarray source = as_tokens(value, "DPOPair", name)
+    cdef cnp.ndarray array = cnp.PyArray_EMPTY(1, cnp.PyArray_DIMS(source), cnp.NPY_UINT32, 0)
+    memcpy(cnp.PyArray_DATA(array), cnp.PyArray_DATA(source), cnp.PyArray_NBYTES(source))
     cnp.PyArray_CLEARFLAGS(array, cnp.NPY_ARRAY_WRITEABLE)
     return array
 
@@ -348,11 +352,10 @@ cdef class DPOPair:
 
     __hash__ = None
 
-    def __init__(self, prompt_tokens, chosen_tokens, rejected_tokens) -> None:
-        prompt = own_tokens(prompt_tokens, "prompt_tokens")
-        chosen = own_tokens(chosen_tokens, "chosen_tokens")
-        rejected = own_tokens(rejected_tokens, "rejected_tokens")
-        self.prompt_tokens, self.chosen_tokens, self.rejected_tokens = prompt, chosen, rejected
+    def __cinit__(self, prompt_tokens, chosen_tokens, rejected_tokens):
+        self.prompt_tokens = own_tokens(prompt_tokens, "prompt_tokens")
+        self.chosen_tokens = own_tokens(chosen_tokens, "chosen_tokens")
+        self.rejected_tokens = own_tokens(rejected_tokens, "rejected_tokens")
 
     def prompt_len(self) -> int:
         """Return the number of prompt tokens."""
