@@ -14,7 +14,10 @@ cdef inline object as_index(object value, str where, str name):
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
-    return value.__index__()
+    try:
+        return value.__index__()
+    except TypeError as e:  # an array has the method, whatever it holds
+        raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}") from e
 
 
 cdef inline u64 as_seed(object seed, str where, str name) except? 0:

@@ -44,39 +44,34 @@ cdef Py_ssize_t fit(Py_ssize_t n, i64 capacity, const i64* lengths, const i64* o
     return bins
 
 
-cdef tuple place(cnp.ndarray lengths, i64 capacity):
-    """Fit by falling length, equals as they came; return (bins, order, bin of each, start of each in its bin)."""
-    cdef cnp.npy_intp n = cnp.PyArray_DIM(lengths, 0)
+cdef cnp.ndarray place(cnp.ndarray lengths, i64 capacity, Py_ssize_t* bins):
+    """Fit by falling length, equals as they came.
+
+    Returns int64 numbers in a row: n of the order, n bins (of each sequence), n starts (of each in its bin),
+    and 2n for the caller; what follows is the tree. One array, because each would cost more than the work
+    on a short list.
+    """
+    cdef Py_ssize_t n = cnp.PyArray_DIM(lengths, 0)
     cdef const i64* length = <const i64*>cnp.PyArray_DATA(lengths)
-    cdef cnp.npy_intp leaves = 1
-    cdef cnp.npy_intp nodes
-    cdef cnp.ndarray order
-    cdef i64* at
-    cdef Py_ssize_t i, j, bins
-    if n <= 32:  # insertion sort: a call of NumPy's would cost more
-        order = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
-        at = <i64*>cnp.PyArray_DATA(order)
-        for i in range(n):
-            j = i
-            while j > 0 and length[at[j - 1]] < length[i]:
-                at[j] = at[j - 1]
-                j -= 1
-            at[j] = i
-    else:
-        order = np.argsort(-(<object>lengths), kind="stable")
+    cdef Py_ssize_t leaves = 1
+    cdef Py_ssize_t i, j
     while leaves < n:
         leaves *= 2
-    nodes = 2 * leaves
-    cdef cnp.ndarray room = cnp.PyArray_EMPTY(1, &nodes, cnp.NPY_INT64, 0)
-    cdef cnp.ndarray bin_of = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
-    cdef cnp.ndarray start = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INT64, 0)
-    cdef const i64* order_data = <const i64*>cnp.PyArray_DATA(order)
-    cdef i64* room_data = <i64*>cnp.PyArray_DATA(room)
-    cdef i64* bin_data = <i64*>cnp.PyArray_DATA(bin_of)
-    cdef i64* start_data = <i64*>cnp.PyArray_DATA(start)
+    cdef cnp.npy_intp size = 5 * n + 2 * leaves
+    cdef cnp.ndarray memory = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
+    cdef i64* order = <i64*>cnp.PyArray_DATA(memory)
+    if n <= 32:  # insertion sort: a call of NumPy's would cost more
+        for i in range(n):
+            j = i
+            while j > 0 and length[order[j - 1]] < length[i]:
+                order[j] = order[j - 1]
+                j -= 1
+            order[j] = i
+    else:
+        memory[:n] = np.argsort(-(<object>lengths), kind="stable")
     with nogil:
-        bins = fit(n, capacity, length, order_data, room_data, leaves, bin_data, start_data)
-    return bins, order, bin_of, start
+        bins[0] = fit(n, capacity, length, order, order + 5 * n, leaves, order + n, order + 2 * n)
+    return memory
 
 
 cdef cnp.ndarray as_tokens(object value, str where, str name):
@@ -133,16 +128,14 @@ cdef list pack_tokens(object sequences, i64 capacity):
     if n == 0:
         return []
     check_lengths(lengths, capacity, "max_length")
-    bins, order_, bin_of_, start_ = place(lengths, capacity)
-    cdef cnp.ndarray order = order_, bin_of = bin_of_, start = start_
-    cdef const i64* order_data = <const i64*>cnp.PyArray_DATA(order)
-    cdef const i64* bin_data = <const i64*>cnp.PyArray_DATA(bin_of)
-    cdef const i64* start_data = <const i64*>cnp.PyArray_DATA(start)
-    # Per bin: tokens, sequences; then the place of its next sequence.
-    cdef cnp.npy_intp[2] shape = [2, bins]
-    cdef cnp.ndarray totals = cnp.PyArray_ZEROS(2, shape, cnp.NPY_INT64, 0)
-    cdef i64* tokens_in = <i64*>cnp.PyArray_DATA(totals)
-    cdef i64* sequences_in = tokens_in + bins
+    cdef cnp.ndarray memory = place(lengths, capacity, &bins)
+    cdef const i64* order_data = <const i64*>cnp.PyArray_DATA(memory)
+    cdef const i64* bin_data = order_data + n
+    cdef const i64* start_data = order_data + 2 * n
+    # Per bin: tokens, sequences; then the place of its next sequence. There are at most n bins.
+    cdef i64* tokens_in = <i64*>order_data + 3 * n
+    cdef i64* sequences_in = tokens_in + n
+    memset(tokens_in, 0, 2 * n * sizeof(i64))
     for i in range(n):
         tokens_in[bin_data[i]] += length[i]
         sequences_in[bin_data[i]] += 1
@@ -185,15 +178,14 @@ cdef tuple pack_lengths(cnp.ndarray lengths, i64 capacity):
     cdef Py_ssize_t i, j, bins
     cdef i64 at
     check_lengths(lengths, capacity, "max_len")
-    bins, _, bin_of_, start_ = place(lengths, capacity) if n else (0, None, lengths, lengths)
-    cdef cnp.ndarray bin_of = bin_of_, start = start_
+    cdef cnp.ndarray memory = place(lengths, capacity, &bins)
     packed = np.full((bins, capacity), -1, np.int64)
     positions = np.zeros((bins, capacity), np.int64)
     cdef i64* index_data = <i64*>cnp.PyArray_DATA(<cnp.ndarray>packed)
     cdef i64* position_data = <i64*>cnp.PyArray_DATA(<cnp.ndarray>positions)
     cdef const i64* length = <const i64*>cnp.PyArray_DATA(lengths)
-    cdef const i64* bin_data = <const i64*>cnp.PyArray_DATA(bin_of)
-    cdef const i64* start_data = <const i64*>cnp.PyArray_DATA(start)
+    cdef const i64* bin_data = <const i64*>cnp.PyArray_DATA(memory) + n
+    cdef const i64* start_data = bin_data + n
     with nogil:
         for i in range(n):
             at = bin_data[i] * capacity + start_data[i]
@@ -316,15 +308,6 @@ def packed_attention_mask(packed, causal=True):
     return mask
 
 
-cdef cnp.ndarray own_tokens(object value, str name):
-    """A read-only copy: what the pair holds nobody else can change."""
-    cdef cnp.ndarray source = as_tokens(value, "DPOPair", name)
-    cdef cnp.ndarray array = cnp.PyArray_EMPTY(1, cnp.PyArray_DIMS(source), cnp.NPY_UINT32, 0)
-    memcpy(cnp.PyArray_DATA(array), cnp.PyArray_DATA(source), cnp.PyArray_NBYTES(source))
-    cnp.PyArray_CLEARFLAGS(array, cnp.NPY_ARRAY_WRITEABLE)
-    return array
-
-
 cdef class DPOPair:
     """A prompt with a preferred and a dispreferred completion (Rafailov et al. 2023, arXiv:2305.18290).
 
@@ -336,7 +319,7 @@ cdef class DPOPair:
     Attributes
     ----------
     prompt_tokens, chosen_tokens, rejected_tokens
-        The copies, uint32 and read-only.
+        Views of the copies, uint32 and read-only.
 
     Raises
     ------
@@ -346,28 +329,51 @@ cdef class DPOPair:
         Not integers.
     """
 
-    cdef readonly cnp.ndarray prompt_tokens
-    cdef readonly cnp.ndarray chosen_tokens
-    cdef readonly cnp.ndarray rejected_tokens
+    cdef cnp.ndarray memory  # all three in turn: one allocation, and attributes are made when asked for
+    cdef Py_ssize_t prompt
+    cdef Py_ssize_t chosen
+    cdef Py_ssize_t rejected
 
     __hash__ = None
 
     def __cinit__(self, prompt_tokens, chosen_tokens, rejected_tokens):
-        self.prompt_tokens = own_tokens(prompt_tokens, "prompt_tokens")
-        self.chosen_tokens = own_tokens(chosen_tokens, "chosen_tokens")
-        self.rejected_tokens = own_tokens(rejected_tokens, "rejected_tokens")
+        cdef cnp.ndarray prompt = as_tokens(prompt_tokens, "DPOPair", "prompt_tokens")
+        cdef cnp.ndarray chosen = as_tokens(chosen_tokens, "DPOPair", "chosen_tokens")
+        cdef cnp.ndarray rejected = as_tokens(rejected_tokens, "DPOPair", "rejected_tokens")
+        self.prompt = cnp.PyArray_DIM(prompt, 0)
+        self.chosen = cnp.PyArray_DIM(chosen, 0)
+        self.rejected = cnp.PyArray_DIM(rejected, 0)
+        cdef cnp.npy_intp size = self.prompt + self.chosen + self.rejected
+        self.memory = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT32, 0)
+        cdef u32* data = <u32*>cnp.PyArray_DATA(self.memory)
+        memcpy(data, cnp.PyArray_DATA(prompt), self.prompt * sizeof(u32))
+        memcpy(data + self.prompt, cnp.PyArray_DATA(chosen), self.chosen * sizeof(u32))
+        memcpy(data + self.prompt + self.chosen, cnp.PyArray_DATA(rejected), self.rejected * sizeof(u32))
+        cnp.PyArray_CLEARFLAGS(self.memory, cnp.NPY_ARRAY_WRITEABLE)
+
+    @property
+    def prompt_tokens(self) -> np.ndarray:
+        return self.memory[:self.prompt]
+
+    @property
+    def chosen_tokens(self) -> np.ndarray:
+        return self.memory[self.prompt:self.prompt + self.chosen]
+
+    @property
+    def rejected_tokens(self) -> np.ndarray:
+        return self.memory[self.prompt + self.chosen:]
 
     def prompt_len(self) -> int:
         """Return the number of prompt tokens."""
-        return cnp.PyArray_DIM(self.prompt_tokens, 0)
+        return self.prompt
 
     def chosen_len(self) -> int:
         """Return the number of tokens of the preferred completion."""
-        return cnp.PyArray_DIM(self.chosen_tokens, 0)
+        return self.chosen
 
     def rejected_len(self) -> int:
         """Return the number of tokens of the dispreferred completion."""
-        return cnp.PyArray_DIM(self.rejected_tokens, 0)
+        return self.rejected
 
     def __eq__(self, other):
         if not isinstance(other, DPOPair):

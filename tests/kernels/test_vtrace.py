@@ -73,7 +73,9 @@ def test_both_forms_agree_with_the_oracle(seed, n_steps, n, gamma, rho_bar, c_ba
         *(x[:, 0] for x in (log_rho, r, v)), done[:, 0].astype(float), last[0], gamma, rho_bar, c_bar, **kw
     )
     np.testing.assert_allclose(single, expected[:, :, 0], rtol=1e-10, atol=1e-10)
-    small = compute_vtrace(log_rho[:, 0].astype("f4"), r[:, 0], v[:, 0], done[:, 0], last[0], gamma, rho_bar, c_bar, **kw)
+    small = compute_vtrace(
+        log_rho[:, 0].astype("f4"), r[:, 0], v[:, 0], done[:, 0], last[0], gamma, rho_bar, c_bar, **kw
+    )
     assert small[1].dtype == np.float32
     scale = 1 + np.abs(expected[:, :, 0]).max(initial=0)
     np.testing.assert_allclose(small, expected[:, :, 0], rtol=1e-4, atol=1e-5 * scale)
