@@ -1,6 +1,7 @@
 """GAE against recorded values, a NumPy oracle, and the cases where the answer is known."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -287,7 +288,7 @@ def test_memory_of_large_results_is_used_again_only_when_nobody_holds_it():
     others = [compute_gae(v, r, z, 0.0, 0.9, 0.9) for _ in range(20)]
     np.testing.assert_array_equal(view, copy)  # the view keeps the memory
     spans = sorted((x.ctypes.data, x.nbytes) for pair in others for x in pair)
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
     del view
     again = compute_gae(r, v, z, 0.0, 0.9, 0.9)
     assert address in (again[0].ctypes.data, again[1].ctypes.data)
