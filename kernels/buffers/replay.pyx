@@ -1275,7 +1275,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         tree.n_levels = level
         try:
             self.tree_memory = np.zeros(total, np.uint8)
-            self.work = np.empty(tree.n_blocks, np.int64)
+            self.work = np.empty(tree.n_blocks + 1, np.int64)
         except MemoryError:
             self.too_large("the priorities", total)
         cdef char* at = <char*>cnp.PyArray_DATA(self.tree_memory)

@@ -147,7 +147,10 @@ cdef inline void sum_range(SumTree* tree, i64 first, i64 last) noexcept nogil:
 
 
 cdef inline void sum_above(SumTree* tree, const i64* slots, Py_ssize_t n, i64* work) noexcept nogil:
-    """Recompute all that lies above these leaves, each inner value once; `work` holds n_blocks numbers."""
+    """Recompute all that lies above these leaves, each inner value once.
+
+    `work` holds n_blocks + 1 numbers: a repeated block is written past the list before it is dropped.
+    """
     cdef Py_ssize_t i, m, kept
     cdef i64 child
     cdef int level

@@ -194,11 +194,11 @@ def test_what_float32_cannot_hold_is_clamped(value):
 def test_bad_priorities_change_nothing(bad):
     buffer = make([1.0, 2.0, 3.0], capacity=5)
     before = buffer.get_state()
-    with pytest.raises(ValueError, match="priorities .*position 1"):
+    with pytest.raises(ValueError, match=r"priorities .*position 1"):
         buffer.update_priorities([0, 1], [5.0, bad])
     with pytest.raises(ValueError, match="priority"):
         buffer.push([0.0], 0, 0, False, False, [0.0], priority=bad)
-    with pytest.raises(ValueError, match="priorities .*position 0"):
+    with pytest.raises(ValueError, match=r"priorities .*position 0"):
         buffer.push_batch([0.0], [0.0], [0.0], [0.0], [False], [False], [bad])
     after = buffer.get_state()
     np.testing.assert_array_equal(after["leaves"], before["leaves"])
