@@ -1,4 +1,4 @@
-"""Replay memories that draw uniformly, and their records in memory (see store.pxd)."""
+"""Replay memories: uniform and prioritised. Their records are described in store.pxd, the tree in sumtree.pxd."""
 
 import numpy as np
 
@@ -7,11 +7,16 @@ from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
 from libc.string cimport memcpy, memset
 
 from kernels.buffers.store cimport (
-    CHUNK, DOMAIN_REPLAY, Dest, Layout, draw_below, encode, gather_any, gather_rows, gather_words, record,
+    CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, draw_words, encode, gather_any,
+    gather_rows, gather_words, prefetch, record,
+)
+from kernels.buffers.sumtree cimport (
+    MAX_LEVELS, SumTree, find_leaf, importance, inside, leaf_value, sum_above, sum_range,
 )
 from kernels.checks cimport as_index, as_seed, check_out
-from kernels.philox cimport derive_key
-from kernels.types cimport f32, f64, i64, u8, u64
+from kernels.fmath cimport log_positive
+from kernels.philox cimport derive_key, join, unit_f64
+from kernels.types cimport f32, f64, i64, u8, u32, u64
 
 from rlox.kernels.buffers.batch import Batch
 
@@ -49,6 +54,19 @@ cdef cnp.ndarray as_values(object value, int type_num, str where, str name):
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{where}: {name} must be real numbers, got dtype {array.dtype}")
     return np.asarray(array, np.float32, order="C")
+
+
+cdef inline u64 as_key(object seed, str where) except? 0:
+    """The Philox key of a call's seed."""
+    cdef u64 value
+    if type(seed) is int:
+        try:
+            value = <u64>seed
+        except OverflowError:
+            value = as_seed(seed, where, "seed")  # raises
+    else:
+        value = as_seed(seed, where, "seed")
+    return derive_key(value, 0)
 
 
 cdef f64 as_number(object value, str where, str name) except? -1.0:
@@ -113,9 +131,10 @@ cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
             array = array.astype(np.int64)
     if cnp.PyArray_NDIM(array) != 1:
         raise ValueError(f"{where}: {name} must be one-dimensional, got shape {(<object>array).shape}")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{where}: {name} must be integers, got dtype {array.dtype}")
-    if array.dtype.itemsize != 8 or not cnp.PyArray_ISCARRAY_RO(array):
+    cdef int type_num = cnp.PyArray_TYPE(array)
+    if (type_num != cnp.NPY_INT64 and type_num != cnp.NPY_UINT64) or not cnp.PyArray_ISCARRAY_RO(array):
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{where}: {name} must be integers, got dtype {array.dtype}")
         array = np.asarray(array, np.int64 if array.dtype.kind == "i" else np.uint64, order="C")
     # Read as unsigned, a negative number and one above 2**63 are both too large.
     data = <const i64*>cnp.PyArray_DATA(array)
@@ -180,6 +199,7 @@ cdef class ReplayBuffer:
     cdef Layout layout
     cdef i64 count  # transitions pushed since the start or clear()
     cdef i64 size  # of them still here
+    cdef i64 cursor  # count % capacity, the slot of the next one
     cdef int has_next  # UNDECIDED, 0 or 1
     cdef int obs_type
     cdef tuple shape
@@ -190,11 +210,17 @@ cdef class ReplayBuffer:
     cdef dict column_dims
     cdef dict config
     cdef str name
+    # What error messages begin with; made once, because a call takes less time than making one.
+    cdef str in_sample, in_packed, in_batch, in_update
 
     def __init__(self, capacity, obs_dim, act_dim, *, obs_shape=None, obs_dtype=np.float32, n_stacked=1,
                  n_envs=1, n_step=1, gamma=0.99):
         cdef str where = type(self).__name__
         self.name = where
+        self.in_sample = where + ".sample"
+        self.in_packed = where + ".sample_packed"
+        self.in_batch = where + ".push_batch"
+        self.in_update = where + ".update_priorities"
         capacity = self.positive(capacity, "capacity")
         act_dim = self.positive(act_dim, "act_dim")
         n_stacked = self.positive(n_stacked, "n_stacked")
@@ -317,6 +343,7 @@ cdef class ReplayBuffer:
     cdef void reset(self):
         self.count = 0
         self.size = 0
+        self.cursor = 0
         self.has_next = UNDECIDED
         self.layout.next_frame = 0
         self.previous.fill(-1)
@@ -346,14 +373,21 @@ cdef class ReplayBuffer:
     cdef void left(self, i64 slot) noexcept:
         """A transition is dropped before its place is needed."""
 
+    cdef int ready(self, str where) except -1:
+        """Before every draw."""
+        if self.size == 0:
+            raise ValueError(f"{where}: the buffer must hold a transition, got an empty one; push first")
+        return 0
+
     cdef inline i64 oldest(self) noexcept nogil:
         """The slot that draw 0 means; a full ring is drawn from slot 0 on."""
         if self.size == self.layout.capacity:
             return 0
-        return (self.count - self.size) % self.layout.capacity
+        cdef i64 slot = self.cursor - self.size
+        return slot + (self.layout.capacity if slot < 0 else 0)
 
     cdef inline i64 newest(self) noexcept nogil:
-        return (self.count - 1) % self.layout.capacity
+        return (self.cursor if self.cursor else self.layout.capacity) - 1
 
     # Pushing.
 
@@ -438,16 +472,16 @@ cdef class ReplayBuffer:
                    int trunc) noexcept:
         """Append one transition; return its slot."""
         cdef Layout* layout = &self.layout
-        cdef i64 slot = self.count % layout.capacity
+        cdef i64 slot = self.cursor
         cdef char* r = record(layout, slot)
         cdef f32* tail = <f32*>(r + layout.tail_at)
         cdef Py_ssize_t j
         if layout.n_stacked > 1:
             self.write_stacks(r, obs, next_obs)
         else:
-            memcpy(r, obs, layout.obs_bytes)
+            copy(r, obs, layout.obs_bytes)
             if layout.next_at:
-                memcpy(r + layout.next_at, next_obs, layout.obs_bytes)
+                copy(r + layout.next_at, next_obs, layout.obs_bytes)
         for j in range(layout.act_dim):
             tail[j] = action[j]
         tail += layout.act_dim
@@ -457,6 +491,9 @@ cdef class ReplayBuffer:
         for j in range(layout.extra_dim):
             tail[3 + j] = 0
         self.count += 1
+        self.cursor += 1
+        if self.cursor == layout.capacity:
+            self.cursor = 0
         if self.size < layout.capacity:
             self.size += 1
         return slot
@@ -513,7 +550,7 @@ cdef class ReplayBuffer:
 
     cdef cnp.ndarray as_rows(self, object value, Py_ssize_t n, str label):
         """(n, *obs_shape), (n, D) or flat observations."""
-        cdef str where = f"{self.name}.push_batch"
+        cdef str where = self.in_batch
         cdef cnp.ndarray array = as_values(value, self.obs_type, where, label)
         shape = (<object>array).shape
         if (n, *self.shape) != shape and (n, self.obs_dim_) != shape and (n * self.obs_dim_,) != shape:
@@ -525,7 +562,7 @@ cdef class ReplayBuffer:
     cdef Py_ssize_t store_batch(self, object obs, object next_obs, object actions, object rewards,
                                 object terminated, object truncated) except -1:
         """Check, then append n rows; return n. Their slots are the last n before `count`."""
-        cdef str where = f"{self.name}.push_batch"
+        cdef str where = self.in_batch
         cdef cnp.ndarray rewards_ = as_values(rewards, cnp.NPY_FLOAT32, where, "rewards")
         if cnp.PyArray_NDIM(rewards_) != 1:
             raise ValueError(f"{where}: rewards must have shape (n,), got {(<object>rewards_).shape}")
@@ -658,8 +695,7 @@ cdef class ReplayBuffer:
         if value >= 1 << 40:
             raise MemoryError(f"{where}: batch_size must fit in memory, got {value}")
         n = value
-        if self.size == 0:
-            raise ValueError(f"{where}: the buffer must hold a transition, got an empty one; push first")
+        self.ready(where)
         return n
 
     cdef void draw(self, u64 key, Py_ssize_t first, Py_ssize_t n, i64* slots) noexcept nogil:
@@ -677,7 +713,7 @@ cdef class ReplayBuffer:
             if key not in given:
                 raise ValueError(f"{self.name}.sample: out must have the key {key!r}, got {sorted(given)}")
             array = given[key]
-            check_out(array, type_num, dtype, shape, f"{self.name}.sample", f"out[{key!r}]")
+            check_out(array, type_num, dtype, shape, self.in_sample, f"out[{key!r}]")
             return array
         for i in range(ndim):
             dims[i] = shape[i]
@@ -818,8 +854,8 @@ cdef class ReplayBuffer:
         ValueError
             Empty buffer, batch_size < 1, seed out of range, an unusable `out`.
         """
-        cdef Py_ssize_t n = self.as_batch_size(batch_size, f"{self.name}.sample")
-        cdef u64 key = derive_key(as_seed(seed, f"{self.name}.sample", "seed"), 0)
+        cdef Py_ssize_t n = self.as_batch_size(batch_size, self.in_sample)
+        cdef u64 key = as_key(seed, self.in_sample)
         return self.gather_batch(n, NULL, key, 0, out)
 
     def sample_recent(self, batch_size, window_size, seed):
@@ -829,14 +865,14 @@ cdef class ReplayBuffer:
         window = as_index(window_size, where, "window_size")
         if window < 1:
             raise ValueError(f"{where}: window_size must be at least 1, got {window}")
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         return self.gather_batch(n, NULL, key, min(window, self.size), None)
 
     def sample_indices(self, batch_size, seed):
         """Return the places (B,) int64 that `sample` with this seed reads, for `gather`."""
         cdef str where = f"{self.name}.sample_indices"
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         cdef cnp.npy_intp size = n
         cdef cnp.ndarray slots = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
         cdef i64* data = <i64*>cnp.PyArray_DATA(slots)
@@ -907,9 +943,9 @@ cdef class ReplayBuffer:
 
         Flags are 0 and 1. The fastest form: one array is filled, and its columns are views.
         """
-        cdef str where = f"{self.name}.sample_packed"
+        cdef str where = self.in_packed
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         cdef cnp.npy_intp[2] dims
         cdef cnp.ndarray memory = self.memory
         self.check_packed(where)
@@ -1059,6 +1095,7 @@ cdef class ReplayBuffer:
         cdef cnp.ndarray source = np.ascontiguousarray(rows)
         cdef const char* data = <const char*>cnp.PyArray_DATA(source)
         self.count = count
+        self.cursor = count % layout.capacity
         self.size = rows.shape[0]
         for i in range(self.size):
             memcpy(record(layout, (self.count - self.size + i) % layout.capacity), data + i * layout.row, layout.row)
@@ -1089,3 +1126,414 @@ cdef dict read_columns(object text, str where):
     if not good:
         raise ValueError(f"{where}: state['columns'] must be what get_state returned, got {text!r}")
     return columns
+
+
+cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, str where, f64* highest):
+    """Return (n,) priorities ** alpha as leaves, and the highest priority; ValueError for bad ones."""
+    cdef cnp.ndarray array
+    cdef cnp.npy_intp size = n
+    cdef cnp.ndarray leaves
+    cdef const f64* p
+    cdef f32* leaf
+    cdef Py_ssize_t i
+    cdef f64 most = 0.0
+    cdef int bad = 0
+    if isinstance(value, cnp.ndarray):
+        array = value
+    else:
+        array = np.asarray(value)
+    if cnp.PyArray_NDIM(array) != 1 or cnp.PyArray_DIM(array, 0) != n:
+        raise ValueError(f"{where}: priorities must have shape ({n},), got {(<object>array).shape}")
+    if cnp.PyArray_TYPE(array) != cnp.NPY_FLOAT64 or not cnp.PyArray_ISCARRAY_RO(array):
+        if array.dtype.kind not in "iuf" and n:
+            raise TypeError(f"{where}: priorities must be real numbers, got dtype {array.dtype}")
+        array = np.asarray(array, np.float64, order="C")
+    leaves = cnp.PyArray_EMPTY(1, &size, cnp.NPY_FLOAT32, 0)
+    p = <const f64*>cnp.PyArray_DATA(array)
+    leaf = <f32*>cnp.PyArray_DATA(leaves)
+    for i in range(n):
+        # Not (0 <= p <= largest), which NaN fails too.
+        bad |= (not p[i] >= 0.0) | (not p[i] <= 1.7976931348623157e308)
+        most = most if most > p[i] else p[i]
+    if bad:
+        for i in range(n):
+            if not (p[i] >= 0.0 and p[i] <= 1.7976931348623157e308):
+                raise ValueError(
+                    f"{where}: priorities must be finite and at least 0, got {p[i]} at position {i}"
+                )
+    powers(p, n, alpha, leaf)
+    highest[0] = most
+    return leaves
+
+
+cdef void powers(const f64* p, Py_ssize_t n, f64 alpha, f32* leaf) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        leaf[i] = leaf_value(p[i], alpha)
+
+
+cdef void weigh(const f32* leaf, Py_ssize_t n, f64 log_minimum, f64 beta, f32* weights) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        weights[i] = importance(leaf[i], log_minimum, beta)
+
+
+cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots) noexcept nogil:
+    """The leaves of n <= CHUNK draws of two words each, one level of all of them at a time.
+
+    The draws of a level do not depend on each other, so the processor works on many at once.
+    """
+    cdef f64[CHUNK] targets
+    cdef const f64* before
+    cdef const f64* totals
+    cdef f64 target
+    cdef Py_ssize_t i
+    cdef i64 node, k
+    cdef int level
+    for i in range(n):
+        targets[i] = inside(tree.total * unit_f64(join(words[2 * i], words[2 * i + 1])), tree.total)
+        slots[i] = 0
+    for level in range(tree.n_levels - 1, -1, -1):
+        totals = tree.totals[level]
+        for i in range(n):
+            target = targets[i]
+            node = 16 * slots[i]
+            before = tree.before[level] + node
+            # Of four, then within four: half the work of comparing all, and quicker than a vector's sum.
+            k = 4 * ((before[4] <= target) + (before[8] <= target) + (before[12] <= target))
+            k += (before[k + 1] <= target) + (before[k + 2] <= target) + (before[k + 3] <= target)
+            node += k
+            targets[i] = inside(target - before[k], totals[node])
+            slots[i] = node
+            if level == 0:
+                prefetch(tree.leaves + 16 * node)
+    for i in range(n):
+        slots[i] = find_leaf(tree, slots[i], targets[i])
+
+
+cdef class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` that draws transition i with probability P(i) = p_i**alpha / sum_k p_k**alpha.
+
+    Draws are independent and with replacement (not stratified). p**alpha is kept as float32, clamped to
+    [1.2e-38, 3.4e38]; a priority of 0 takes a transition out of the draw until it is raised again, and is
+    not counted in the minimum. Everything else, n-step returns and images included, is as there.
+
+    Parameters
+    ----------
+    capacity, obs_dim, act_dim
+        As `ReplayBuffer`, as are further keywords.
+    alpha
+        In [0, 1]: 0 draws uniformly.
+    beta
+        In [0, 1]: exponent of the importance weights, annealed to 1 by `set_beta`.
+
+    References
+    ----------
+    Schaul, Quan, Antonoglou, Silver 2016, "Prioritized experience replay", arXiv:1511.05952, eq. 1 and
+    sec. 3.4.
+    """
+
+    cdef SumTree tree
+    cdef cnp.ndarray tree_memory
+    cdef cnp.ndarray work
+    cdef f64 alpha_
+    cdef f64 beta_
+    cdef f64 highest  # the largest priority ever given, at least 1
+    cdef f64 last_priority  # and its leaf: most pushes repeat one priority
+    cdef f32 last_leaf
+    cdef i64 summed  # transitions pushed that the tree's sums know
+
+    def __init__(self, capacity, obs_dim, act_dim, alpha=0.6, beta=0.4, **keywords):
+        cdef str where = type(self).__name__
+        alpha = as_number(alpha, where, "alpha")
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"{where}: alpha must lie in [0, 1], got {alpha}")
+        self.alpha_ = alpha
+        ReplayBuffer.__init__(self, capacity, obs_dim, act_dim, **keywords)
+        self.set_beta(beta)
+        self.config["alpha"] = alpha
+        self.plant()
+
+    cdef int plant(self) except -1:
+        """An empty tree. Its memory is zero pages until it is written to."""
+        cdef SumTree* tree = &self.tree
+        cdef i64 n = (self.layout.capacity + 15) >> 4
+        cdef i64 padded, nodes
+        cdef int level = 0
+        memset(tree, 0, sizeof(SumTree))
+        tree.n_blocks = n
+        total = 64 * int(n) + 64
+        while True:
+            nodes = (n + 15) >> 4
+            padded = 16 * nodes
+            tree.n_children[level] = padded
+            total += int(padded) * 24 + 64
+            level += 1
+            n = nodes
+            if nodes == 1:
+                break
+        tree.n_levels = level
+        try:
+            self.tree_memory = np.zeros(total, np.uint8)
+            self.work = np.empty(tree.n_blocks + 1, np.int64)
+        except MemoryError:
+            self.too_large("the priorities", total)
+        cdef char* at = <char*>cnp.PyArray_DATA(self.tree_memory)
+        at += (64 - <u64>at % 64) % 64
+        tree.leaves = <f32*>at
+        at += 64 * tree.n_blocks
+        for level in range(tree.n_levels):
+            padded = tree.n_children[level]
+            tree.before[level] = <f64*>at
+            tree.totals[level] = <f64*>(at + 8 * padded)
+            tree.minima[level] = <u32*>(at + 16 * padded)
+            tree.stamps[level] = <u32*>(at + 20 * padded)
+            at += 24 * padded
+        self.summed = 0
+        self.highest = 1.0
+        self.last_priority = 1.0
+        self.last_leaf = 1.0
+        return 0
+
+    cdef void left(self, i64 slot) noexcept:
+        self.tree.leaves[slot] = 0
+        sum_range(&self.tree, slot, slot)
+
+    cdef int ready(self, str where) except -1:
+        """Bring the sums up to what was pushed since the last draw."""
+        cdef i64 first, last
+        cdef i64 capacity = self.layout.capacity
+        ReplayBuffer.ready(self, where)
+        if self.summed < self.count:
+            if self.count - self.summed >= capacity:
+                sum_range(&self.tree, 0, capacity - 1)
+            else:
+                first = self.summed % capacity
+                last = (self.count - 1) % capacity
+                if first <= last:
+                    sum_range(&self.tree, first, last)
+                else:
+                    sum_range(&self.tree, first, capacity - 1)
+                    sum_range(&self.tree, 0, last)
+            self.summed = self.count
+        if not self.tree.total > 0.0:
+            raise ValueError(
+                f"{where}: priorities must not all be 0, got 0 for each of {self.size} transitions; "
+                "update_priorities with a small positive number"
+            )
+        return 0
+
+    cdef void draw(self, u64 key, Py_ssize_t first, Py_ssize_t n, i64* slots) noexcept nogil:
+        cdef u32[CHUNK * 2 + 64] words
+        draw_words(key, <u64>(first >> 1), DOMAIN_PRIORITY, 2 * n, words)
+        search(&self.tree, words, n, slots)
+
+    cdef f32 leaf_of(self, object priority, str where) except -1:
+        """The leaf of one priority; None is the highest so far."""
+        cdef f64 p
+        if priority is None:
+            p = self.highest
+        else:
+            p = as_number(priority, where, "priority")
+            if not (p >= 0.0 and p <= 1.7976931348623157e308):
+                raise ValueError(f"{where}: priority must be finite and at least 0, got {p}")
+        if p != self.last_priority:
+            self.last_leaf = leaf_value(p, self.alpha_)
+            self.last_priority = p
+        return self.last_leaf
+
+    def push(self, obs, action, reward, terminated, truncated, next_obs=None, priority=1.0):
+        """Append one transition as `ReplayBuffer.push` does, with a priority.
+
+        Parameters
+        ----------
+        priority
+            Finite, at least 0; None for the highest priority given so far (at least 1), as in Schaul et al.
+        """
+        cdef f32 leaf
+        if PyFloat_CheckExact(priority) and PyFloat_AsDouble(priority) == self.last_priority:
+            leaf = self.last_leaf
+        else:
+            leaf = self.leaf_of(priority, f"{self.name}.push")
+        cdef i64 slot = self.store(obs, action, reward, terminated, truncated, next_obs)
+        self.tree.leaves[slot] = leaf
+        if self.last_priority > self.highest:
+            self.highest = self.last_priority
+
+    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, priorities=None):
+        """Append n transitions as `ReplayBuffer.push_batch` does.
+
+        Parameters
+        ----------
+        priorities
+            (n,) finite, at least 0; None for the highest priority given so far (at least 1).
+        """
+        cdef str where = self.in_batch
+        cdef f64 highest = 0.0
+        cdef cnp.ndarray leaves = None
+        cdef f32 leaf = 0
+        cdef Py_ssize_t n, i
+        if priorities is None:
+            leaf = self.leaf_of(None, where)
+        else:
+            leaves = as_priorities(priorities, np.size(rewards), self.alpha_, where, &highest)
+        n = self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
+        for i in range(n):
+            if leaves is not None:
+                leaf = (<const f32*>cnp.PyArray_DATA(leaves))[i]
+            # Of a batch beyond what is stored, the rows that have left already count for nothing.
+            if n - i <= self.size:
+                self.tree.leaves[(self.count - n + i) % self.layout.capacity] = leaf
+        if highest > self.highest:
+            self.highest = highest
+
+    def sample(self, batch_size, seed=42, out=None):
+        """Draw `batch_size` transitions in proportion to priority**alpha, independently.
+
+        As `ReplayBuffer.sample`, and in the batch besides
+
+        weights
+            (B,) float32, (N P(i))**-beta divided by the largest such weight of the whole buffer, so in (0, 1].
+        indices
+            (B,) uint64, for `update_priorities`.
+
+        Raises
+        ------
+        ValueError
+            Also if every priority is 0.
+        """
+        cdef str where = self.in_sample
+        cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
+        cdef u64 key = as_key(seed, where)
+        cdef cnp.npy_intp size = n
+        cdef cnp.ndarray indices, weights
+        if out is None:
+            indices = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT64, 0)
+            weights = cnp.PyArray_EMPTY(1, &size, cnp.NPY_FLOAT32, 0)
+        else:
+            indices = self.output(out, "indices", cnp.NPY_UINT64, "uint64", (n,))
+            weights = self.output(out, "weights", cnp.NPY_FLOAT32, "float32", (n,))
+        cdef i64* slots = <i64*>cnp.PyArray_DATA(indices)
+        # With the GIL held: another thread's update in the middle of a search would lead it astray.
+        self.draw_weighted(n, key, slots, <f32*>cnp.PyArray_DATA(weights))
+        batch = self.gather_batch(n, slots, 0, 0, out)
+        if out is None:
+            batch["weights"] = weights
+            batch["indices"] = indices
+        return batch
+
+    cdef void draw_weighted(self, Py_ssize_t n, u64 key, i64* slots, f32* weights) noexcept nogil:
+        cdef f32 minimum
+        cdef f64 log_minimum
+        cdef f32[CHUNK] leaf
+        cdef Py_ssize_t at = 0
+        cdef Py_ssize_t m, i
+        memcpy(&minimum, &self.tree.minimum, sizeof(minimum))
+        log_minimum = log_positive(<f64>minimum)
+        while at < n:
+            m = n - at if n - at < CHUNK else CHUNK
+            self.draw(key, at, m, slots + at)
+            for i in range(m):
+                leaf[i] = self.tree.leaves[slots[at + i]]
+            weigh(leaf, m, log_minimum, self.beta_, weights + at)
+            at += m
+
+    def update_priorities(self, indices, priorities):
+        """Set the priorities of transitions, such as |TD error| + a small number.
+
+        Parameters
+        ----------
+        indices
+            (n,) integers of any dtype, from ``batch["indices"]``. If one comes twice, the later counts.
+        priorities
+            (n,) finite, at least 0.
+
+        Raises
+        ------
+        IndexError
+            An index of no stored transition; nothing is changed then.
+        ValueError, TypeError
+            A priority that is negative, infinite or NaN, lengths that differ; nothing is changed then.
+        """
+        cdef str where = self.in_update
+        cdef cnp.ndarray slots_ = self.occupied(indices, where)
+        cdef Py_ssize_t n = cnp.PyArray_DIM(slots_, 0)
+        cdef f64 highest = 0.0
+        cdef cnp.ndarray leaves_ = as_priorities(priorities, n, self.alpha_, where, &highest)
+        cdef const i64* slots = <const i64*>cnp.PyArray_DATA(slots_)
+        cdef const f32* leaves = <const f32*>cnp.PyArray_DATA(leaves_)
+        cdef Py_ssize_t i
+        for i in range(n):
+            self.tree.leaves[slots[i]] = leaves[i]
+        if n:
+            sum_above(&self.tree, slots, n, <i64*>cnp.PyArray_DATA(self.work))
+        if highest > self.highest:
+            self.highest = highest
+
+    def set_beta(self, beta):
+        """Set the exponent of the importance weights, in [0, 1]."""
+        number = as_number(beta, f"{self.name}.set_beta", "beta")
+        if not 0.0 <= number <= 1.0:
+            raise ValueError(f"{self.name}.set_beta: beta must lie in [0, 1], got {number}")
+        self.beta_ = number
+
+    @property
+    def alpha(self):
+        return self.alpha_
+
+    @property
+    def beta(self):
+        return self.beta_
+
+    @property
+    def nbytes(self):
+        """Bytes reserved for transitions and priorities; those never pushed to are not resident."""
+        return ReplayBuffer.nbytes.__get__(self) + self.tree_memory.nbytes + self.work.nbytes
+
+    def clear(self):
+        """Forget every transition and priority."""
+        ReplayBuffer.clear(self)
+        self.plant()
+
+    def get_state(self):
+        """As `ReplayBuffer.get_state`, with the leaves (size,) float32 of the tree, oldest first."""
+        cdef i64 i
+        cdef cnp.ndarray leaves = np.empty(self.size, np.float32)
+        for i in range(self.size):
+            (<f32*>cnp.PyArray_DATA(leaves))[i] = self.tree.leaves[
+                (self.count - self.size + i) % self.layout.capacity
+            ]
+        state = ReplayBuffer.get_state(self)
+        state.update(leaves=leaves, beta=self.beta_, highest_priority=self.highest)
+        return state
+
+    def set_state(self, state):
+        """Continue from what `get_state` of an equally configured buffer returned; see `ReplayBuffer.set_state`."""
+        cdef str where = f"{self.name}.set_state"
+        cdef i64 i
+        cdef cnp.ndarray leaves
+        if not isinstance(state, dict):
+            raise TypeError(f"{where}: state must be a dict, got {type(state).__name__}")
+        own = {"leaves", "beta", "highest_priority"}
+        if not own <= set(state):
+            raise ValueError(f"{where}: state must have the keys {sorted(own)}, got {sorted(state)}")
+        value = state["leaves"]
+        beta = as_number(state["beta"], where, "state['beta']")
+        highest = as_number(state["highest_priority"], where, "state['highest_priority']")
+        if not (
+            isinstance(value, np.ndarray) and value.dtype == np.float32
+            and value.shape == np.shape(state.get("rows"))[:1]
+            and bool(np.all(np.isfinite(value) & (value >= 0))) and 0 <= beta <= 1 and 1 <= highest < np.inf
+        ):
+            raise ValueError(f"{where}: state must be what get_state returned, got parts that do not fit together")
+        ReplayBuffer.set_state(self, {k: v for k, v in state.items() if k not in own})
+        self.plant()
+        leaves = np.ascontiguousarray(value)
+        for i in range(self.size):
+            self.tree.leaves[(self.count - self.size + i) % self.layout.capacity] = (
+                <const f32*>cnp.PyArray_DATA(leaves))[i]
+        if self.size:
+            sum_range(&self.tree, 0, self.layout.capacity - 1)
+        self.summed = self.count
+        self.beta_ = beta
+        self.highest = highest
