@@ -52,7 +52,7 @@ cdef enum:
 # Environments are stepped in blocks, each with its own (S, block) state, so that the passes over a block (step,
 # statistics, copies, resets) find it in the first-level cache.
 cdef enum:
-    BLOCK = 512
+    BLOCK = 256
 
 
 def native_ids() -> tuple[str, ...]:
