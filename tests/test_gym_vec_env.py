@@ -83,7 +83,7 @@ def test_equals_gymnasiums_vector_environment(env_id, kwargs):
 def test_native_environment_equals_gymnasiums_vector_environment(env_id):
     """10,000 steps; gymnasium's state is set to the native one at every start and 200th step, then both run freely.
 
-    A balanced pole multiplies a difference by 46 in 50 steps: one rounding is 1e-9 after 200 steps and visible after 400.
+    A balanced pole multiplies a difference by 46 in 50 steps: one rounding is 1e-9 after 200 steps, visible after 400.
     """
     n, n_steps = 4, 2500
     ours, theirs = VecEnv(n, 3, env_id), vectorised(env_id, n)
