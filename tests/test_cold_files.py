@@ -460,10 +460,10 @@ def test_a_full_file_system(tmp_path):
         with pytest.raises(OSError, match="must have room"):
             fill(buffer, n, n + 1)
         assert len(buffer) == n
-        del buffer
+        buffer.close()
         assert os.listdir(tmp_path) == []
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def test_a_file_cut_short_by_somebody_is_an_error_not_a_crash(tmp_path):
