@@ -27,6 +27,8 @@ _EXPORTS = {
     "PPOConfig": "rlox.config",
     "PPOLoss": "rlox.losses",
     "PPOTrainer": "rlox.trainers",
+    "Batch": "rlox.kernels.buffers.batch",
+    "ReplayBuffer": "rlox.kernels.buffers.replay",
     "RolloutBatch": "rlox.batch",
     "RolloutCollector": "rlox.collectors",
     "evaluate": "rlox.evaluation",
