@@ -580,7 +580,7 @@ cdef void gather(const Tiers* t, const Layout* layout, Py_ssize_t n, u64 key, i6
         at += m
 
 
-cdef i64 as_size(object value, str name, i64 lowest, str where="MmapReplayBuffer") except -1:
+cdef i64 as_size(object value, str name, i64 lowest, str where="MmapReplayBuffer") except? -1:
     number = as_index(value, where, name)
     if not lowest <= number < 1 << 62:
         raise ValueError(f"{where}: {name} must be at least {lowest} and below 2**62, got {number}")
