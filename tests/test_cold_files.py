@@ -468,10 +468,12 @@ def test_a_full_file_system(tmp_path):
 
 def test_a_file_cut_short_by_somebody_is_an_error_not_a_crash(tmp_path):
     program = """
-        import sys
+        import sys, time
         from tests.test_cold_files import *
         buffer = fill(make(sys.argv[1]), 0, 30)
+        buffer.sample(1000, 0)
         os.truncate(buffer.cold_path, 5000)
+        time.sleep(0.01)
         try:
             buffer.sample(1000, 0)
         except OSError as e:

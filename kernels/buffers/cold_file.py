@@ -337,10 +337,6 @@ class ColdFile:
         self.header = header
         self._keep[0] = True
 
-    def whole(self) -> bool:
-        """False if someone has cut the file short: reading past its end through the map would kill the process."""
-        return os.fstat(self.fd).st_size >= self.size
-
     def close(self, keep: bool | None = None) -> None:
         """Give the file up; it is removed unless a state names it (`keep` None) or as `keep` says."""
         if keep is not None:

@@ -9,8 +9,10 @@ import weakref
 import numpy as np
 
 cimport numpy as cnp
+from cpython.dict cimport PyDict_SetItem
 from libc.string cimport memcpy
 from posix.stat cimport fstat, struct_stat
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from rlox.kernels.buffers.batch import Batch
 from rlox.kernels.buffers.cold_file import ColdFile
@@ -86,6 +88,7 @@ cdef class Store:
     cdef object cold          # ColdFile, or None once closed or forked
     cdef int fd               # its
     cdef i64 size             # two
+    cdef i64 checked_at       # millisecond
     cdef bint forked
     cdef cnp.ndarray hot      # keeps tiers.hot alive, as `rows` and `table` do for theirs
     cdef cnp.ndarray rows
@@ -216,13 +219,22 @@ cdef class Store:
         )
 
     cdef int check_whole(self) except -1:
-        """Raise if somebody has cut the file short: to read past its end through the map kills the process."""
+        """Raise if somebody has cut the file short: to read past its end through the map kills the process.
+
+        Asked at most once a millisecond, since the system call costs as much as a small sample.
+        """
+        cdef timespec now
         cdef struct_stat status
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        cdef i64 milliseconds = now.tv_sec * 1000 + now.tv_nsec // 1000000
+        if milliseconds == self.checked_at:
+            return 0
         if fstat(self.fd, &status) != 0 or status.st_size < self.size:
             raise OSError(
                 errno.EIO, "MmapReplayBuffer: cold_path must be left alone, got a file that was cut short",
                 self.cold.path,
             )
+        self.checked_at = milliseconds
         return 0
 
     cdef void give_up(self) noexcept:
@@ -706,9 +718,11 @@ cdef class MmapReplayBuffer:
         if self.obs_dtype not in (np.float32, np.uint8):
             raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {self.obs_dtype}")
         self.obs_type = self.obs_dtype.num
-        if self.obs_dim * 8 + self.act_dim * 4 > 1 << 40 or self.total_capacity * COPIES * (
-            2 * self.obs_dim * self.obs_dtype.itemsize + 4 * self.act_dim + 72
-        ) > 1 << 62:
+        for name, number in (("obs_dim", self.obs_dim), ("act_dim", self.act_dim), ("n_step", self.n_step)):
+            if number >= 1 << 40:
+                raise ValueError(f"{where}: {name} must be below 2**40, got {number}")
+        # Python's integers, which do not overflow.
+        if int(self.total_capacity) * COPIES * (8 * int(self.obs_dim) + 4 * int(self.act_dim) + 128) >= 1 << 62:
             raise ValueError(
                 f"{where}: total_capacity must be such that the file stays below 2**62 bytes, got {total_capacity}"
             )
@@ -913,6 +927,8 @@ cdef class MmapReplayBuffer:
         if cnp.PyArray_NDIM(r) != 1:
             raise ValueError(f"{where}: rewards must be 1-D, got shape {(<object>r).shape}")
         n = cnp.PyArray_SIZE(r)
+        if n == 0:
+            raise ValueError(f"{where}: rewards must not be empty, got shape (0,)")
         o = self.as_obs(obs, n, where, "obs")
         if next_obs is not None:
             after = self.as_obs(next_obs, n, where, "next_obs")
@@ -921,8 +937,6 @@ cdef class MmapReplayBuffer:
             raise ValueError(f"{where}: actions must have shape {(n, self.act_dim)}, got {(<object>a).shape}")
         ended = as_flags(terminated, n, where, "terminated")
         cut = as_flags(truncated, n, where, "truncated")
-        if n == 0:
-            raise ValueError(f"{where}: rewards must not be empty, got shape (0,)")
         if self.n_envs > 1 and (n % self.n_envs or store.tiers.head % self.n_envs):
             raise ValueError(
                 f"{where}: rewards must have a whole number of rows of n_envs = {self.n_envs} (after "
@@ -974,8 +988,7 @@ cdef class MmapReplayBuffer:
         self.check_sample(where)
         dims[0] = n
         dims[1] = self.act_dim
-        shape = (n, *self.obs_shape)
-        obs = np.empty(shape, self.obs_dtype)
+        obs = self.empty_obs(n)
         actions = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
         rewards = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
         ended = cnp.PyArray_EMPTY(1, dims, cnp.NPY_BOOL, 0)
@@ -987,21 +1000,29 @@ cdef class MmapReplayBuffer:
         to.terminated = <u8*>cnp.PyArray_DATA(ended)
         to.truncated = <u8*>cnp.PyArray_DATA(cut)
         batch = Batch()
-        batch["obs"] = obs
+        PyDict_SetItem(batch, "obs", obs)
         if self.with_next:
-            next_obs = np.empty(shape, self.obs_dtype)
+            next_obs = self.empty_obs(n)
             to.next_obs = <u8*>cnp.PyArray_DATA(next_obs)
-            batch["next_obs"] = next_obs
-        batch["actions"] = actions
-        batch["rewards"] = rewards
-        batch["terminated"] = ended
-        batch["truncated"] = cut
+            PyDict_SetItem(batch, "next_obs", next_obs)
+        PyDict_SetItem(batch, "actions", actions)
+        PyDict_SetItem(batch, "rewards", rewards)
+        PyDict_SetItem(batch, "terminated", ended)
+        PyDict_SetItem(batch, "truncated", cut)
         if self.n_step > 1:
             discounts = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
             to.discounts = <f32*>cnp.PyArray_DATA(discounts)
-            batch["discounts"] = discounts
+            PyDict_SetItem(batch, "discounts", discounts)
         self.draw(n, seed_, &to)
         return batch
+
+    cdef cnp.ndarray empty_obs(self, i64 n):
+        cdef cnp.npy_intp[2] dims
+        if len(self.obs_shape) != 1:
+            return np.empty((n, *self.obs_shape), self.obs_dtype)
+        dims[0] = n
+        dims[1] = self.obs_dim
+        return cnp.PyArray_EMPTY(2, dims, self.obs_type, 0)
 
     def sample_packed(self, batch_size: int, seed: int) -> np.ndarray:
         """Draw as `sample` does, into one array.

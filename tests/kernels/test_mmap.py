@@ -276,3 +276,301 @@ def test_a_million_frames_cost_nothing_until_written(tmp_path):
         batch = b.sample(64, 0)
         np.testing.assert_array_equal(batch["obs"], frame + (batch["rewards"] % 256).astype(np.uint8)[:, None, None, None])
         assert os.stat(b.cold_path).st_blocks * 512 < 310 * 2 * frame.nbytes
+
+
+# Arguments.
+
+GOOD = {"hot_capacity": 4, "total_capacity": 10, "obs_dim": 6, "act_dim": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        *[(name, value, ValueError) for name in GOOD for value in (0, -1, 1 << 70)],
+        *[(name, value, TypeError) for name in (*GOOD, "n_envs", "n_step") for value in (None, True, 2.0, "4", [4])],
+        ("hot_capacity", 11, ValueError),
+        ("total_capacity", 1 << 61, ValueError),
+        ("obs_dim", 1 << 61, ValueError),
+        ("n_envs", 11, ValueError),
+        ("n_step", 0, ValueError),
+        ("gamma", 1.5, ValueError),
+        ("gamma", float("nan"), ValueError),
+        ("gamma", "0.9", TypeError),
+        ("obs_shape", (2, 2), ValueError),
+        ("obs_shape", (-2, -3), ValueError),
+        ("obs_shape", 6, TypeError),
+        ("obs_shape", (2.0, 3), TypeError),
+        ("obs_dtype", np.float64, TypeError),
+        ("obs_dtype", "nothing", TypeError),
+        ("max_ram", 100, ValueError),
+        ("max_ram", 1.5, TypeError),
+        ("n_stacked", 4, TypeError),
+    ],
+)
+def test_wrong_sizes_name_the_argument(tmp_path, name, value, error):
+    with pytest.raises(error, match=name):
+        MmapReplayBuffer(**{**GOOD, "cold_path": tmp_path, name: value})
+    assert os.listdir(tmp_path) == []
+
+
+def test_sizes_that_no_machine_has(tmp_path):
+    with pytest.raises(MemoryError, match="hot_capacity"):
+        MmapReplayBuffer(1 << 50, 1 << 50, 4, 1, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_max_ram_says_what_fits(tmp_path):
+    with pytest.raises(ValueError, match="hot_capacity=3$"):
+        MmapReplayBuffer(4, 10, 4, 1, tmp_path, max_ram=255)
+    with MmapReplayBuffer(3, 10, 4, 1, tmp_path, max_ram=255) as buffer:
+        assert 3 * 64 <= buffer.ram_budget < 1000
+
+
+PUSH = {"obs": np.zeros(6, np.float32), "action": 0.0, "reward": 0.0, "terminated": False, "truncated": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        *[(name, np.zeros(5), ValueError) for name in ("obs", "next_obs")],
+        *[(name, np.zeros((6, 1)), ValueError) for name in ("obs", "next_obs")],
+        *[(name, "abc", TypeError) for name in ("obs", "next_obs", "action", "reward", "terminated", "truncated")],
+        *[(name, None, TypeError) for name in ("obs", "action", "reward", "terminated", "truncated")],
+        ("obs", [[1], [2, 3]], ValueError),
+        ("obs", np.zeros(6, complex), TypeError),
+        ("action", np.zeros(2), ValueError),
+        ("action", [], ValueError),
+        ("reward", [1, 2], TypeError),
+        ("terminated", 2, ValueError),
+        ("truncated", float("nan"), ValueError),
+    ],
+)
+def test_a_wrong_push_names_the_argument_and_stores_nothing(tmp_path, name, value, error):
+    with MmapReplayBuffer(4, 10, 6, 1, tmp_path) as buffer:
+        for k in range(9):
+            buffer.push(np.full(6, k), k, k, False, False, np.full(6, k))
+        before = buffer.sample(50, 0)
+        with pytest.raises(error, match=name):
+            buffer.push(**{"next_obs": np.zeros(6), **PUSH, name: value})
+        assert len(buffer) == 9
+        same(buffer.sample(50, 0), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        *[(name, np.zeros((4, 6)), ValueError) for name in ("obs", "next_obs")],
+        *[(name, np.zeros((6, 3)), ValueError) for name in ("obs", "next_obs")],
+        *[(name, np.zeros(4), ValueError) for name in ("actions", "terminated", "truncated")],
+        ("rewards", np.zeros((3, 1)), ValueError),
+        ("rewards", np.zeros(0), ValueError),
+        ("rewards", 1.0, ValueError),
+        ("terminated", np.array([0, 1, 2]), ValueError),
+        ("truncated", np.array([0, 0, np.nan]), ValueError),
+        *[(name, np.array(["a"] * 3), TypeError) for name in ("actions", "rewards", "terminated", "truncated")],
+    ],
+)
+def test_a_wrong_batch_names_the_argument_and_stores_nothing(tmp_path, name, value, error):
+    good = {
+        "obs": np.zeros((3, 6)),
+        "next_obs": np.zeros((3, 6)),
+        "actions": np.zeros(3),
+        "rewards": np.zeros(3),
+        "terminated": np.zeros(3, bool),
+        "truncated": np.zeros(3, bool),
+    }
+    with MmapReplayBuffer(4, 10, 6, 1, tmp_path) as buffer:
+        with pytest.raises(error, match=name):
+            buffer.push_batch(**{**good, name: value})
+        assert len(buffer) == 0
+        buffer.push_batch(**good)
+        assert len(buffer) == 3
+
+
+def test_what_a_push_accepts(tmp_path):
+    with MmapReplayBuffer(2, 10, 3, 2, tmp_path) as buffer:
+        buffer.push([1, 2, 3], (4, 5), np.float64(6), np.True_, 0, [7, 8, 9])
+        buffer.push(np.arange(6.0)[::2], np.array([4, 5]), 6, 1.0, False, np.array([7, 8, 9], ">f4"))
+        buffer.push(np.full(3, np.nan), np.array([np.inf, 0]), np.nan, False, True, np.zeros(3, int))
+        batch = buffer.sample(100, 3)
+        first = np.flatnonzero(batch.obs[:, 0] == 1)[0]
+        assert batch.observations[first].tolist() == [1, 2, 3]
+        assert batch.next_observations[first].tolist() == [7, 8, 9]
+        assert batch.actions[first].tolist() == [4, 5]
+        assert (batch.rewards[first], batch.terminated[first], batch.truncated[first]) == (6, True, False)
+        last = np.flatnonzero(np.isnan(batch.rewards))[0]
+        assert np.isnan(batch.obs[last]).all() and batch.actions[last, 0] == np.inf and batch.truncated[last]
+
+
+def test_next_obs_always_or_never(tmp_path):
+    with MmapReplayBuffer(2, 10, 6, 1, tmp_path) as buffer:
+        for _ in range(8):
+            buffer.push(**PUSH)
+        batch = buffer.sample(4, 0)
+        assert "next_obs" not in batch
+        with pytest.raises(KeyError, match="next_obs"):
+            batch["next_obs"]
+        assert buffer.sample_packed(4, 0).shape == (4, 10)
+        with pytest.raises(ValueError, match="next_obs"):
+            buffer.push(**PUSH, next_obs=np.zeros(6))
+    with MmapReplayBuffer(2, 10, 6, 1, tmp_path) as buffer:
+        buffer.push(**PUSH, next_obs=np.zeros(6))
+        with pytest.raises(ValueError, match="next_obs"):
+            buffer.push(**PUSH)
+    with (
+        MmapReplayBuffer(2, 10, 6, 1, tmp_path, n_step=3) as buffer,
+        pytest.raises(ValueError, match="next_obs"),
+    ):
+        buffer.push(**PUSH)
+
+
+def test_wrong_samples(tmp_path):
+    with MmapReplayBuffer(4, 10, 6, 1, tmp_path) as buffer:
+        for method in (buffer.sample, buffer.sample_packed):
+            with pytest.raises(ValueError, match="empty"):
+                method(4, 0)
+        buffer.push(**PUSH)
+        for method in (buffer.sample, buffer.sample_packed):
+            for size, error in ((0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)):
+                with pytest.raises(error, match="batch_size"):
+                    method(size, 0)
+            for seed, error in ((-1, ValueError), (1 << 64, ValueError), (None, TypeError), (0.5, TypeError)):
+                with pytest.raises(error, match="seed"):
+                    method(4, seed)
+    with MmapReplayBuffer(4, 10, 6, 1, tmp_path, obs_dtype=np.uint8) as buffer:
+        with pytest.raises(TypeError, match="obs"):
+            buffer.push(**{**PUSH, "obs": np.full(6, 300)})
+        buffer.push(**{**PUSH, "obs": np.full(6, 255, np.uint8)})
+        with pytest.raises(ValueError, match="obs_dtype"):
+            buffer.sample_packed(4, 0)
+
+
+# States.
+
+
+@pytest.mark.parametrize("include_cold", [True, False])
+def test_a_wrong_state_is_refused_and_changes_nothing(tmp_path, include_cold):
+    with (
+        MmapReplayBuffer(4, 10, 3, 1, tmp_path) as other,
+        MmapReplayBuffer(4, 10, 3, 1, tmp_path) as buffer,
+    ):
+        for k in range(23):
+            other.push(*row(k, 3))
+        for k in range(7):
+            buffer.push(*row(k + 100, 3))
+        state = other.get_state(include_cold=include_cold)
+        other.close(keep=True)
+        before = buffer.sample(50, 0)
+        wrong = [{**state, key: value} for key in state for value in (None, 3.5, [], -5, "x")]
+        wrong += [{k: v for k, v in state.items() if k != key} for key in state]
+        wrong += [{**state, key: 1 << 70} for key in ("head", "n", "next")]
+        wrong += [
+            {**state, "more": 1},
+            {**state, "head": 9},
+            {**state, "n": 9},
+            {**state, "next": -1},
+            {**state, "records": state["records"][1:]},
+            {**state, "records": state["records"].astype(int)},
+            {**state, "config": state["config"].replace('"act_dim": 1', '"act_dim": 2')},
+            None,
+            [],
+        ]
+        if not include_cold:
+            wrong += [
+                {**state, "cold_id": "0" * 16},
+                {**state, "cold_serial": 7},
+                {**state, "cold_written": state["cold_written"] + 1},
+                {**state, "cold_blocks": state["cold_blocks"] + 1000},
+                {**state, "cold_blocks": state["cold_blocks"][::-1][:1]},
+                {**state, "config": state["config"].replace('"hot_capacity": 4', '"hot_capacity": 5')},
+            ]
+        for damaged in wrong:
+            if isinstance(damaged, dict) and damaged.get("cold_path") == "x":
+                continue  # the folder has the file all the same
+            with pytest.raises((ValueError, TypeError)):
+                buffer.set_state(damaged)
+            assert len(buffer) == 7
+            same(buffer.sample(50, 0), before)
+        buffer.set_state(state)
+        assert set(buffer.sample(400, 0)["rewards"]) == set(range(13, 23))
+        buffer.close(keep=False)
+
+
+def test_a_whole_state_goes_into_another_split(tmp_path):
+    """Where rows lie is no part of what is stored."""
+    rng = np.random.default_rng(0)
+    data = transitions(rng, 77, (3,), 2, np.float32)
+    more = transitions(rng, 30, (3,), 2, np.float32)
+    buffers = [MmapReplayBuffer(hot, 50, 3, 2, tmp_path / str(hot), n_step=3) for hot in (1, 7, 32, 50)]
+    buffers[0].push_batch(*data)
+    state = buffers[0].get_state()
+    assert all(isinstance(v, (np.ndarray, int, str)) for v in state.values())
+    for other in buffers[1:]:
+        other.set_state(state)
+        same(other.sample(99, 5), buffers[0].sample(99, 5))
+    for b in buffers:
+        b.push_batch(*more)
+    for other in buffers[1:]:
+        same(other.sample(99, 6), buffers[0].sample(99, 6))
+    again = MmapReplayBuffer.from_state(state, tmp_path)
+    assert len(again) == 50
+    with pytest.raises(ValueError, match="cold_path"):
+        MmapReplayBuffer.from_state(state)
+    for b in (*buffers, again):
+        b.close()
+
+
+def test_pickling_is_refused(tmp_path):
+    with MmapReplayBuffer(4, 10, 3, 1, tmp_path) as buffer, pytest.raises(TypeError, match="get_state"):
+        pickle.dumps(buffer)
+
+
+def test_sampling_is_uniform_over_both_tiers(tmp_path):
+    from scipy.stats import chisquare
+
+    with MmapReplayBuffer(30, 200, 3, 1, tmp_path) as buffer:
+        for k in range(333):
+            buffer.push(*row(k, 3))
+        counts = np.bincount(buffer.sample(200_000, 7)["rewards"].astype(int), minlength=333)
+        assert not counts[:133].any()
+        assert chisquare(counts[133:]).pvalue > 1e-4
+
+
+def test_threads_sample_the_same(tmp_path):
+    with MmapReplayBuffer(100, 5000, 50, 1, tmp_path) as buffer:
+        data = transitions(np.random.default_rng(1), 6000, (50,), 1, np.float32)
+        buffer.push_batch(*data)
+        expected = [buffer.sample(3000, seed) for seed in range(8)]
+        wrong = []
+
+        def work(seed):
+            for _ in range(5):
+                batch = buffer.sample(3000, seed)
+                if any((batch[k] != expected[seed][k]).any() for k in batch):
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+def test_threads_that_push_write_whole_blocks(tmp_path):
+    """Two threads meet at the end of a block; every transition is there afterwards, whole."""
+    with MmapReplayBuffer(300, 20_000, 40, 1, tmp_path) as buffer:
+
+        def work(first):
+            for k in range(first, first + 4000):
+                buffer.push(np.full(40, k), k, k, False, False, np.full(40, k))
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in (0, 4000, 8000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(buffer) == 12_000
+        rows = np.ascontiguousarray(buffer.get_state()["records"]).view(np.float32)[:, :82]
+        assert (rows == rows[:, :1]).all()
+        np.testing.assert_array_equal(np.sort(rows[:, 0]), np.arange(12_000))
