@@ -28,6 +28,7 @@ _EXPORTS = {
     "PPOLoss": "rlox.losses",
     "PPOTrainer": "rlox.trainers",
     "Batch": "rlox.kernels.buffers.batch",
+    "PrioritizedReplayBuffer": "rlox.kernels.buffers.replay",
     "ReplayBuffer": "rlox.kernels.buffers.replay",
     "RolloutBatch": "rlox.batch",
     "RolloutCollector": "rlox.collectors",
