@@ -302,7 +302,7 @@ cdef class RunningStatsVec:
     Parameters
     ----------
     dim
-        D >= 0.
+        D >= 1.
     """
 
     cdef Py_ssize_t d
@@ -312,8 +312,8 @@ cdef class RunningStatsVec:
 
     def __init__(self, dim: int) -> None:
         size = as_index(dim, "RunningStatsVec", "dim")
-        if not 0 <= size < 1 << 40:
-            raise ValueError(f"RunningStatsVec: dim must be at least 0 and below 2**40, got {size}")
+        if not 1 <= size < 1 << 40:
+            raise ValueError(f"RunningStatsVec: dim must be at least 1 and below 2**40, got {size}")
         self.memory = np.zeros((6, size))
         self.rows = <f64*>cnp.PyArray_DATA(self.memory)
         self.d = size
