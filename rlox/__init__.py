@@ -23,6 +23,7 @@ _EXPORTS = {
     "ContinuousPolicy": "rlox.policies",
     "DiscretePolicy": "rlox.policies",
     "GymVecEnv": "rlox.gym_vec_env",
+    "NativeReward": "rlox.kernels.reward",
     "PPO": "rlox.algorithms.ppo",
     "PPOConfig": "rlox.config",
     "PPOLoss": "rlox.losses",
@@ -30,6 +31,8 @@ _EXPORTS = {
     "RolloutBatch": "rlox.batch",
     "RolloutCollector": "rlox.collectors",
     "evaluate": "rlox.evaluation",
+    "get_include": "rlox.plugins",
+    "register_env": "rlox.envs",
     "tuned": "rlox.config",
 }
 
@@ -46,3 +49,7 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return __all__
+
+
+# "rlox/CartPole-v1" in gymnasium.make_vec, whichever of the two packages is imported first.
+import_module("rlox.gym_registration").follow_gymnasium()

@@ -10,17 +10,51 @@ import torch
 from torch import nn
 
 from rlox.batch import FrameStacks, RolloutBatch
-from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
+from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.policies import ActorCritic, check_policy
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
-RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+# (obs, actions, raw_rewards) -> rewards, or a "rlox.reward.v1" capsule.
+RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | Any
 
 # Values and log-probabilities of a rollout are computed at once, this many rows at a time so that memory stays bounded.
 _CHUNK, _IMAGE_CHUNK = 8192, 512
+
+
+def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
+    """`reward_fn` as a callable; a capsule becomes a `NativeReward` that fits the environment.
+
+    Raises
+    ------
+    TypeError
+        For what is neither callable nor a capsule.
+    ValueError
+        For a capsule that breaks the contract of rlox_native.h, or that is written for another environment.
+    """
+    if reward_fn is None:
+        return None
+    if not callable(reward_fn):
+        if type(reward_fn).__name__ != "PyCapsule":
+            raise TypeError(
+                f"{where}: reward_fn must be a callable or a 'rlox.reward.v1' capsule, got {type(reward_fn).__name__}"
+            )
+        reward_fn = NativeReward(reward_fn)
+    if isinstance(reward_fn, NativeReward):
+        if spec.obs_dtype != np.float32 or len(spec.obs_shape) != 1 or spec.n_choices is not None:
+            raise ValueError(
+                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native one takes (N, D) float32 "
+                "observations, and one integer or A floats as an action"
+            )
+        if reward_fn.obs_dim not in (None, spec.obs_dim):
+            raise ValueError(
+                f"{where}: reward_fn must fit observations of length {spec.obs_dim}, got {reward_fn.name} for "
+                f"{reward_fn.obs_dim}"
+            )
+    return reward_fn
 
 
 class _FrameStore:
@@ -80,10 +114,10 @@ class RolloutCollector:
         Decides the environments and, for rlox's policies, the actions.
     gamma, gae_lambda : float
         Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
-    reward_fn : callable, optional
+    reward_fn : callable or PyCapsule, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
         arrays in the environment's own units; what it returns replaces the rewards that are learned from. Episode
-        statistics stay the environment's.
+        statistics stay the environment's. Or a PyCapsule ``rlox.reward.v1`` (rlox_native.h): one call of C a step.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
@@ -114,7 +148,7 @@ class RolloutCollector:
         self.n_envs = n_envs
         self.gamma = gamma
         self.gae_lambda = gae_lambda
-        self.reward_fn = reward_fn
+        self.reward_fn = as_reward_fn(reward_fn, self.spec, "RolloutCollector")
         self.normalizer = normalizer
         self.device = torch.device(device)
         self.rng = Rng(seed, Stream.ACTION)
@@ -199,7 +233,9 @@ class RolloutCollector:
                             "episode_length": episode_length[t],
                         },
                     )
-                    if self.reward_fn is not None:
+                    if isinstance(self.reward_fn, NativeReward):
+                        self.reward_fn.apply_(before, taken, rewards[t])
+                    elif self.reward_fn is not None:
                         rewards[t] = self._shaped(before, taken, rewards[t])
                     before = after
                     if normalizer is not None:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
-from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
 from rlox.policies import ActorCritic
 from rlox.streams import Stream
@@ -141,7 +140,7 @@ def evaluate(
             actions = policy.get_action_and_logprob(rows)[0]
         return actions.cpu().numpy()
 
-    native = isinstance(env_id, str) and env_id in NATIVE_ENVS
+    native = is_native(env_id)
     with torch.inference_mode():
         if native and not (env_kwargs or wrappers or render or frames is not None):
             returns, lengths = _play_native(act, env_id, n_episodes, seed)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import nearest
-from rlox.envs import EnvSpec, env_name
+from rlox.envs import EnvSpec, env_name, foreign_id
 from rlox.kernels.rng import Rng
 from rlox.streams import Stream
 
@@ -83,6 +83,7 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
             )
         made = env
     elif isinstance(env, str):
+        env = foreign_id(env)
         kwargs = dict(kwargs or {})
         if env.startswith("ALE/"):
             register_atari()
