@@ -46,8 +46,8 @@ def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Calla
     if isinstance(reward_fn, NativeReward):
         if spec.obs_dtype != np.float32 or len(spec.obs_shape) != 1 or spec.n_choices is not None:
             raise ValueError(
-                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native one takes (N, D) float32 "
-                "observations, and one integer or A floats as an action"
+                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native one takes (N, D) "
+                "float32 observations, and one integer or A floats as an action"
             )
         if reward_fn.obs_dim not in (None, spec.obs_dim):
             raise ValueError(

@@ -15,7 +15,7 @@ from rlox.config import ENV_BACKENDS, nearest
 from rlox.gym_registration import announce, gym_id
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.vec_env import native_ids, register_native
-from rlox.plugins import ENV_GROUP, load, offers
+from rlox.plugins import ENV_GROUP, offers, register_offered
 
 # (namespace/)name, as gymnasium has it; a colon would stand for a module to import.
 _ID = re.compile(r"([\w.-]+/)?[\w.-]+")
@@ -143,21 +143,10 @@ def is_native(env: Any) -> bool:
     """
     if not isinstance(env, str):
         return False
-    if env in native_ids():
-        return True
-    if env not in offers(ENV_GROUP):
-        return False
-    offered = load(ENV_GROUP, env)
-    if env not in native_ids():  # importing the package may have registered it
-        where = f"{ENV_GROUP}: {env} ({offers(ENV_GROUP)[env].value})"
-        made = offered() if callable(offered) else offered
-        try:
-            given = register_native(made) if made is not None else None
-        except (TypeError, ValueError) as e:
-            raise ValueError(f"{where} must be a capsule of an environment, or return one: {e}") from e
-        if env not in native_ids():
-            raise ValueError(f"{where} must give the environment {env}, got {given}")
-    announce(env)
+    if env not in native_ids():
+        if not register_offered(env):
+            return False
+        announce(env)
     return True
 
 

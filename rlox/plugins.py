@@ -12,8 +12,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from rlox.config import nearest
-
 ENV_GROUP = "rlox.envs"
 REWARD_GROUP = "rlox.rewards"
 
@@ -28,23 +26,45 @@ def offers(group: str) -> dict[str, EntryPoint]:
 
 
 def load(group: str, name: str) -> Any:
-    """The object that an installed package offers under `name`.
+    """The object that an installed package offers under `name`, one of `offers(group)`.
+
+    Raises
+    ------
+    ImportError
+        If the package's own code fails, with what it says.
+    """
+    entry = offers(group)[name]
+    try:
+        return entry.load()
+    except Exception as e:  # another package's code
+        raise ImportError(f"{group}: {name} ({entry.value}) failed with {type(e).__name__}: {e}") from e
+
+
+def register_offered(env_id: str) -> bool:
+    """Register the native environment that an installed package offers under `env_id`; False if none does.
 
     Raises
     ------
     ValueError
-        If none does; names the nearest one.
+        If what it offers is no environment of this id.
     ImportError
-        If the package's own code fails, with what it says.
+        If the package's code fails.
     """
-    found = offers(group)
-    if name not in found:
-        hint = nearest(name, found) if found else "no installed package offers any"
-        raise ValueError(f"{group}: {name!r} must be offered by an installed package; {hint}")
-    try:
-        return found[name].load()
-    except Exception as e:  # another package's code
-        raise ImportError(f"{group}: {name} ({found[name].value}) failed with {type(e).__name__}: {e}") from e
+    from rlox.kernels.envs.vec_env import native_ids, register_native
+
+    if env_id not in offers(ENV_GROUP):
+        return False
+    where = f"{ENV_GROUP}: {env_id} ({offers(ENV_GROUP)[env_id].value})"
+    given = load(ENV_GROUP, env_id)
+    if env_id not in native_ids():  # importing the package may have registered it
+        made = given() if callable(given) else given
+        try:
+            given = None if made is None else register_native(made)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"{where} must be a capsule of an environment, or return one: {e}") from e
+        if env_id not in native_ids():
+            raise ValueError(f"{where} must give the environment {env_id}, got {given}")
+    return True
 
 
 def get_include() -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from rlox.config import nearest
-from rlox.plugins import REWARD_GROUP, load
+from rlox.plugins import REWARD_GROUP, load, offers
 from rlox_cli.errors import UsageError
 
 
@@ -74,6 +74,9 @@ def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
         return None
     module, _, attribute = name.partition(":")
     if not attribute:
+        if name not in offers(REWARD_GROUP):
+            hint = nearest(name, offers(REWARD_GROUP)) if offers(REWARD_GROUP) else "none is installed"
+            raise ValueError(f"env.reward_fn={name} must be module:NAME or the name of an installed reward; {hint}")
         found = load(REWARD_GROUP, name)
     else:
         if not any(f"{module}.".startswith(f"{typed}.") for typed in imports):

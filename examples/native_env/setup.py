@@ -1,9 +1,10 @@
 """Compile the three modules against rlox's C header and NumPy's."""
 
 import numpy
-import rlox
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+import rlox
 
 # -O3 vectorises the step; without contraction to FMA every machine computes the same bits.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
@@ -20,6 +21,7 @@ setup(
             )
             for name in ("buffer", "env", "reward")
         ],
+        build_dir="build",
         compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True},
     )
 )

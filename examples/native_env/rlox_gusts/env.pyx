@@ -43,17 +43,6 @@ cdef extern from "rlox_native.h":
     void rlox_random(uint64_t key, uint64_t counter, uint32_t domain, uint32_t block, uint32_t* out) noexcept nogil
     double rlox_unit(uint32_t word) noexcept nogil
 
-# A loop over several arrays is vectorised only where the compiler may take it that they do not overlap.
-cdef extern from *:
-    """
-    typedef double *__restrict__ gusts_f64;
-    typedef float *__restrict__ gusts_f32;
-    typedef uint8_t *__restrict__ gusts_u8;
-    """
-    ctypedef double* f64_r "gusts_f64"
-    ctypedef float* f32_r "gusts_f32"
-    ctypedef uint8_t* u8_r "gusts_u8"
-
 cdef enum:
     # Rows of the state: position, velocity, wind, and the gust that the wind turns to.
     X, Y, VX, VY, WX, WY, GX, GY, STATE_SIZE
@@ -61,15 +50,17 @@ cdef enum:
     GUST_EVERY = 8    # steps
 
 
-cdef inline void fly(Py_ssize_t n, double* state, const int64_t* choices, const float* thrusts, f32_r obs,
-                     f64_r rewards, u8_r terminated) noexcept nogil:
-    move(n, state, state + n, state + 2 * n, state + 3 * n, state + 4 * n, state + 5 * n, state + 6 * n, state + 7 * n,
-         choices, thrusts, obs, rewards, terminated)
-
-
-cdef inline void move(Py_ssize_t n, f64_r x, f64_r y, f64_r vx, f64_r vy, f64_r wx, f64_r wy, f64_r gx, f64_r gy,
-                      const int64_t* choices, const float* thrusts, f32_r obs, f64_r rewards,
-                      u8_r terminated) noexcept nogil:
+cdef inline void fly(const rlox_batch_v1* batch, const int64_t* choices, const float* thrusts, float* obs,
+                     double* rewards, uint8_t* terminated) noexcept nogil:
+    cdef Py_ssize_t n = batch.n
+    cdef double* x = batch.state + X * n
+    cdef double* y = batch.state + Y * n
+    cdef double* vx = batch.state + VX * n
+    cdef double* vy = batch.state + VY * n
+    cdef double* wx = batch.state + WX * n
+    cdef double* wy = batch.state + WY * n
+    cdef double* gx = batch.state + GX * n
+    cdef double* gy = batch.state + GY * n
     cdef Py_ssize_t i
     cdef double dt = 0.05, power = 2.0, drag = 0.95, turn = 0.1
     cdef double before, after, speed, ax, ay, px, py
@@ -121,13 +112,13 @@ cdef void draw_gusts(const rlox_batch_v1* batch) noexcept nogil:
 cdef void step_discrete(const void* params, const rlox_batch_v1* batch, const void* actions, float* obs,
                         double* rewards, uint8_t* terminated) noexcept nogil:
     draw_gusts(batch)
-    fly(batch.n, batch.state, <const int64_t*>actions, NULL, obs, rewards, terminated)
+    fly(batch, <const int64_t*>actions, NULL, obs, rewards, terminated)
 
 
 cdef void step_continuous(const void* params, const rlox_batch_v1* batch, const void* actions, float* obs,
                           double* rewards, uint8_t* terminated) noexcept nogil:
     draw_gusts(batch)
-    fly(batch.n, batch.state, NULL, <const float*>actions, obs, rewards, terminated)
+    fly(batch, NULL, <const float*>actions, obs, rewards, terminated)
 
 
 cdef inline void look(const rlox_batch_v1* batch, Py_ssize_t i, float* obs) noexcept nogil:
