@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from rlox_gusts.config import RecencyBufferConfig
+
 cimport numpy as cnp
 from libc.math cimport expm1, log, log1p
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -64,12 +66,14 @@ cdef class RecencyBuffer:
     Parameters
     ----------
     capacity
-        Transitions kept, at least 1.
+        Transitions kept.
     obs_dim, act_dim
         Lengths D and A.
     decay
         How much less likely each older transition is than the next newer one, in (0, 1).
     """
+
+    Config = RecencyBufferConfig  # what `rlox train buffer=recency` may set
 
     cdef readonly Py_ssize_t capacity, obs_dim, act_dim
     cdef readonly double decay
