@@ -17,8 +17,8 @@ from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.vec_env import native_ids, register_native
 from rlox.plugins import ENV_GROUP, offers, register_offered
 
-# (namespace/)name, as gymnasium has it; a colon would stand for a module to import.
-_ID = re.compile(r"([\w.-]+/)?[\w.-]+")
+# (namespace/)name-vN, which gymnasium and the command line take; a colon would stand for a module to import.
+_ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
 
 # Of each id from outside the module that registered it, for processes that must import it.
 _ORIGINS: dict[str, str] = {}
@@ -112,8 +112,15 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     ValueError
         For a capsule of another kind, a struct that breaks the contract, or an id that is taken or no id.
     """
+    from rlox.kernels.envs.vec_env import VecEnv
+
     if module is None:
         module = sys._getframe(1).f_globals.get("__name__")
+    env_id = VecEnv(1, 0, capsule).env_id if type(capsule).__name__ == "PyCapsule" else ""
+    if env_id and not _ID.fullmatch(env_id):
+        raise ValueError(
+            f"register_env: env_id must be a name and a version such as 'Mine-v0' or 'my_lab/Mine-v0', got {env_id!r}"
+        )
     env_id = register_native(capsule)
     if module is not None and module != "__main__":
         _ORIGINS[env_id] = module
@@ -128,7 +135,7 @@ def origin(env_id: str) -> str | None:
 
 def native_env_ids() -> list[str]:
     """Every native id: built in, registered in this process, or offered by an installed package."""
-    return list(dict.fromkeys([*native_ids(), *(name for name in offers(ENV_GROUP) if _ID.fullmatch(name))]))
+    return [env_id for env_id in dict.fromkeys([*native_ids(), *offers(ENV_GROUP)]) if _ID.fullmatch(env_id)]
 
 
 def is_native(env: Any) -> bool:
@@ -144,7 +151,7 @@ def is_native(env: Any) -> bool:
     if not isinstance(env, str):
         return False
     if env not in native_ids():
-        if not register_offered(env):
+        if not _ID.fullmatch(env) or not register_offered(env):
             return False
         announce(env)
     return True

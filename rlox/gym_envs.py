@@ -72,7 +72,8 @@ class NativeVectorEnv(VectorEnv):
     ended), ``final_info``, and the masks ``_final_obs`` and ``_final_info``. ``final_info["episode"]`` has the
     return ``r`` and the length ``l`` of the episodes that ended, as with sub-environments under gymnasium's
     RecordEpisodeStatistics (without the time ``t``); the wrapper for vectors may be put on top all the same. Where
-    none ended, ``info`` is empty. Arrays are fresh in every step.
+    none ended, ``info`` is empty. Arrays are fresh in every step. gymnasium's own vector wrappers of observations
+    refuse same-step auto-reset of whatever origin; ``vectorization_mode="sync"`` steps single copies for them.
 
     Parameters
     ----------
@@ -131,8 +132,8 @@ class NativeVectorEnv(VectorEnv):
             self._rekey(list(seed))
             obs = self._env.reset_all()
         else:
-            super().reset(seed=seed)
             obs = self._env.reset_all(seed)
+            super().reset(seed=None if seed is None else int(seed))
         if mask is not None:
             state = self._env.get_state()
             for name, array in state.items():
@@ -242,8 +243,8 @@ class NativeEnv(gymnasium.Env):
         """Start the next episode, or with a seed the first one of that seed; returns (D,) f32 and an empty dict."""
         if options:
             raise ValueError(f"NativeEnv.reset: options must be empty, got {options}")
-        super().reset(seed=seed)
         obs = self._next if seed is None and self._next is not None else self._env.reset_all(seed)
+        super().reset(seed=None if seed is None else int(seed))
         self._running, self._next = True, None
         return obs[0], {}
 
