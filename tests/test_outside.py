@@ -378,7 +378,7 @@ def test_capsules_that_break_the_contract(capsule, error, message):
 
 
 def test_what_is_no_reward_is_refused():
-    with pytest.raises(TypeError, match="reward_fn must be a callable or a 'rlox.reward.v1' capsule, got str"):
+    with pytest.raises(TypeError, match=r"reward_fn must be a callable or a 'rlox\.reward\.v1' capsule, got str"):
         RolloutCollector("CartPole-v1", reward_fn="angle")
 
 
