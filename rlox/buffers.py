@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlox.config import BufferConfig, nearest
+from rlox.config import BufferConfig, OutsideBufferConfig, nearest
 from rlox.envs import EnvSpec
 
 ENTRY_POINTS = "rlox.buffers"
@@ -94,7 +94,7 @@ def register_buffer(name: str, cls: type | str, config: type[BufferConfig] | str
         A `Buffer`, or its ``"module:Class"``, which is imported when it is first used.
     config : type or str, optional
         Its configuration, a dataclass below `rlox.config.BufferConfig`, or ``"module:Config"``. Without one it is
-        ``cls.Config`` where there is one, else `BufferConfig`, whose ``kwargs`` take anything.
+        ``cls.Config`` where there is one, else `rlox.config.OutsideBufferConfig`, whose ``kwargs`` take anything.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def buffer_config_class(name: str) -> type[BufferConfig]:
     entry = _entry(name)
     config = entry.config
     if config is None:
-        config = getattr(_resolve(entry.cls), "Config", BufferConfig)
+        config = getattr(_resolve(entry.cls), "Config", OutsideBufferConfig)
     config = _resolve(config)
     if not (isinstance(config, type) and issubclass(config, BufferConfig)):
         raise TypeError(

@@ -242,24 +242,33 @@ class DQNConfig(OffPolicyConfig):
 
 @dataclass
 class BufferConfig(Config):
-    """A replay memory; on its own the uniform one, and the base of every other's configuration."""
+    """Uniform: every transition is as likely to be drawn as any other. The base of every memory's configuration."""
 
     name: str = "uniform"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     size: int = 1_000_000  # transitions it holds before the oldest make room
     n_step: int = 1  # steps of a return before it bootstraps; ends of episodes and time limits cut it short
-    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of a buffer from outside
 
     def rules(self):
         yield "name", bool(self.name), "not be empty"
         yield "size", self.size >= 1, "be >= 1"
         yield "n_step", self.n_step >= 1, "be >= 1"
         yield "n_step", self.n_step <= self.size, f"be at most size ({self.size})"
-        yield "kwargs", self.name != "uniform" or not self.kwargs, "be empty"
 
     def arguments(self) -> dict[str, Any]:
         """What the buffer's class is given beside shapes and n-step returns: ``capacity``, and every other field."""
-        given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step", "kwargs")}
-        return {"capacity": self.size, **given, **self.kwargs}
+        given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step")}
+        return {"capacity": self.size, **given}
+
+
+@dataclass
+class OutsideBufferConfig(BufferConfig):
+    """A registered memory that has no configuration class of its own."""
+
+    name: str = "outside"  # which one (`rlox ls buffers`); chosen by buffer=NAME
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of its class
+
+    def arguments(self):
+        return {"capacity": self.size, **self.kwargs}
 
 
 @dataclass
@@ -272,7 +281,6 @@ class PrioritizedBufferConfig(BufferConfig):
 
     def rules(self):
         yield from super().rules()
-        yield "kwargs", not self.kwargs, "be empty"
         yield "alpha", 0 <= self.alpha <= 1, "be in [0, 1]"
         yield "beta", 0 <= self.beta <= 1, "be in [0, 1]"
 
@@ -288,7 +296,6 @@ class MmapBufferConfig(BufferConfig):
     def rules(self):
         yield from super().rules()
         yield "hot_size", 1 <= self.hot_size <= self.size, f"be between 1 and size ({self.size})"
-        yield "kwargs", not self.kwargs, "be empty"
 
     def arguments(self):
         cold_path = os.path.join(self.folder or ".", "replay.bin")

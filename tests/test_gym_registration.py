@@ -57,7 +57,7 @@ def test_plays_as_our_own(env_id):
     assert info == {}
     np.testing.assert_array_equal(obs, ours.reset_all())
     seen = set()
-    for t in range(300):
+    for t in range(1100):
         actions = actions_of(env, t)
         obs, rewards, terminated, truncated, info = env.step(actions)
         out = ours.step_all(actions)
