@@ -385,7 +385,9 @@ def explain(e: BaseException) -> str:
             return f"{root.full_key} must be {kind}, got {value[1]}{hint}"
         return f"{root.full_key}: {first}"
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
-        return f"{_SECTION_OF.get(named[1], 'algo.')}{named[2]}"
+        # A Config that is neither known here nor an algorithm's is a buffer's from outside.
+        other = "algo." if named[1] in {entry.config.partition(":")[2] for entry in ALGORITHMS.values()} else "buffer."
+        return _SECTION_OF.get(named[1], other) + named[2]
     return " ".join(str(e).split())
 
 

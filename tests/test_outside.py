@@ -98,6 +98,15 @@ def test_training_by_name_and_evaluating(site, tmp_path):
     assert "Gusts-v0" in gone.stderr
 
 
+def test_buffer_from_outside_on_the_command_line(site, tmp_path):
+    small = ["total_timesteps=1200", "eval.n_points=0", "eval.n_episodes=1", "logger=none"]
+    command(site, "train", "algo=dqn", "env=Gusts-v0", "buffer=recency", "buffer.decay=0.99", *small, cwd=tmp_path)
+    (record,) = tmp_path.rglob("metrics.jsonl")
+    assert "decay: 0.99" in (record.parent / "config.yaml").read_text()
+    wrong = command(site, "train", "algo=dqn", "buffer=recency", "buffer.decay=2", cwd=tmp_path, check=False)
+    assert "buffer.decay must be in (0, 1), got 2.0" in wrong.stderr
+
+
 def test_lists_and_messages_know_what_is_installed(site, tmp_path):
     listed = command(site, "ls", "envs", cwd=tmp_path).stdout
     assert "Gusts-v0 (rlox_gusts.env)" in listed

@@ -16,4 +16,3 @@ class RecencyBufferConfig(BufferConfig):
         yield from super().rules()
         yield "decay", 0 < self.decay < 1, "be in (0, 1)"
         yield "n_step", self.n_step == 1, "be 1"
-        yield "kwargs", not self.kwargs, "be empty"
