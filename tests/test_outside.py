@@ -98,62 +98,68 @@ def test_training_by_name_and_evaluating(site, tmp_path):
     assert "Gusts-v0" in gone.stderr
 
 
-def test_buffer_from_outside_on_the_command_line(site, tmp_path):
+def test_dqn_with_their_buffer(site, tmp_path):
     small = ["total_timesteps=1200", "eval.n_points=0", "eval.n_episodes=1", "logger=none"]
     command(site, "train", "algo=dqn", "env=Gusts-v0", "buffer=recency", "buffer.decay=0.99", *small, cwd=tmp_path)
     (record,) = tmp_path.rglob("metrics.jsonl")
     assert "decay: 0.99" in (record.parent / "config.yaml").read_text()
-    wrong = command(site, "train", "algo=dqn", "buffer=recency", "buffer.decay=2", cwd=tmp_path, check=False)
-    assert "buffer.decay must be in (0, 1), got 2.0" in wrong.stderr
-
-
-def test_lists_and_messages_know_what_is_installed(site, tmp_path):
-    listed = command(site, "ls", "envs", cwd=tmp_path).stdout
-    assert "Gusts-v0 (rlox_gusts.env)" in listed
-    assert "Gusts" not in command("", "ls", "envs", cwd=tmp_path).stdout
-    wrong = command(site, "train", "env=Gust-v0", cwd=tmp_path, check=False)
-    assert "did you mean 'Gusts-v0'?" in wrong.stderr
-    wrong = command(site, "train", "env.reward_fn=angle_penalt", cwd=tmp_path, check=False)
-    assert "did you mean 'angle_penalty'?" in wrong.stderr
-    wrong = command(site, "train", "env=Gusts-v0", "env.reward_fn=angle_penalty", cwd=tmp_path, check=False)
-    assert "reward_fn must fit observations of length 6, got angle_penalty for 4" in wrong.stderr
-    program = "from rlox_cli.completion import complete; print(*complete('env=Gus'))"
-    told = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout.split() == ["env=Gusts-v0", "env=GustsContinuous-v0"]
-
-
-def test_rewards_by_name_and_by_module(site, tmp_path):
-    small = ["total_timesteps=512", "eval.n_points=0", "eval.n_episodes=1", "logger=none"]
-    command(site, "train", "env.reward_fn=angle_penalty", *small, cwd=tmp_path)
-    assert header_of(tmp_path)["reward_fn"] == "angle_penalty"
-    named = "env.reward_fn=rlox_gusts.reward:angle_penalty"
-    refused = command(site, "train", named, cwd=tmp_path, check=False)
-    assert "if you trust it, add --import rlox_gusts.reward" in refused.stderr
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "mine.py").write_text("def doubled(obs, actions, raw):\n    return 2 * raw\n")
-    command(site, "train", "--import", "mine", "env.reward_fn=mine:doubled", *small, cwd=other)
-    assert header_of(other)["reward_fn"] == "doubled"
-    wrong = command(site, "train", "--import", "mine", "env.reward_fn=mine:double", cwd=other, check=False)
-    assert "did you mean 'doubled'?" in wrong.stderr
 
 
 def test_an_imported_module_registers(site, tmp_path):
-    """Without entry points: a module of one's own, also in worker processes."""
-    (tmp_path / "mine.py").write_text("import rlox\nfrom rlox_gusts.env import discrete\nrlox.register_env(discrete)\n")
+    """Without entry points: an environment and a reward of a module of one's own, also in worker processes."""
+    (tmp_path / "mine.py").write_text(
+        "import rlox\nfrom rlox_gusts.env import discrete\nrlox.register_env(discrete)\n"
+        "def doubled(obs, actions, raw):\n    return 2 * raw\n"
+    )
     bare = tmp_path / "bare"
     shutil.copytree(site / "rlox_gusts", bare / "rlox_gusts")
-    small = ["total_timesteps=512", "eval.n_points=0", "eval.n_episodes=1", "logger=none", "env=Gusts-v0"]
-    missing = command(bare, "train", *small, cwd=tmp_path, check=False)
-    assert "env=Gusts-v0 is no environment" in missing.stderr
-    command(bare, "train", "--import", "mine", *small, "env.workers=2", cwd=tmp_path)
-    assert "Gusts-v0 (mine)" in command(bare, "ls", "envs", "--import", "mine", cwd=tmp_path).stdout
+    small = ["total_timesteps=512", "eval.n_points=0", "eval.n_episodes=1", "logger=none"]
+    mine = ["--import", "mine", "env=Gusts-v0", "env.workers=2", "env.reward_fn=mine:doubled"]
+    command(bare, "train", *mine, *small, cwd=tmp_path)
+    assert header_of(tmp_path)["reward_fn"] == "doubled"
+    listed = command(bare, "ls", "envs", "--import", "mine", cwd=tmp_path).stdout
+    assert "  Gusts-v0 (mine)\n" in listed
+
+
+def composed(*overrides):
+    from rlox_cli.compose import compose_jobs
+
+    return compose_jobs([], list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["env=Gust-v0"], "env=Gust-v0 is no environment; did you mean 'Gusts-v0'?"),
+        (["env=Gusts"], "env=Gusts does not exist; did you mean 'Gusts-v0'?"),
+        (["env.reward_fn=angle_penalt"], "did you mean 'angle_penalty'?"),
+        (["env.reward_fn=''"], "env.reward_fn must be module:NAME"),
+        (["env.reward_fn=rlox_gusts.reward:angle_penalty"], "if you trust it, add --import rlox_gusts.reward"),
+        (["imports=[rlox_gusts.reward]", "env.reward_fn=rlox_gusts.reward:angle"], "did you mean 'angle_penalty'?"),
+        (
+            ["imports=[rlox_gusts]", "env.reward_fn=rlox_gusts:__doc__"],
+            "must be a callable or a 'rlox.reward.v1' capsule",
+        ),
+        (["algo=dqn", "buffer=recenc"], "buffer=recenc does not exist; did you mean 'recency'?"),
+        (["algo=dqn", "buffer=recency", "buffer.decay=2"], "buffer.decay must be in (0, 1), got 2.0"),
+        (["algo=dqn", "buffer=recency", "buffer.decy=0.5"], "did you mean 'decay'?"),
+    ],
+)
+def test_messages_know_what_is_installed(installed, overrides, message):
+    from rlox_cli.errors import UsageError
+
+    with pytest.raises(UsageError) as told:
+        composed(*overrides)
+    assert message in str(told.value)
+
+
+def test_what_is_installed_composes_and_completes(installed):
+    from rlox_cli.completion import complete
+
+    (job,) = composed("env=GustsContinuous-v0", "imports=[rlox_gusts]", "env.reward_fn=rlox_gusts.reward:angle_penalty")
+    assert job.config.env.id == "GustsContinuous-v0"
+    assert complete("env=Gus") == ["env=Gusts-v0", "env=GustsContinuous-v0"]
+    assert complete("buffer=rec") == ["buffer=recency"]
 
 
 # The library
@@ -289,6 +295,18 @@ def test_a_native_reward_gives_what_python_gives(installed):
     assert batches[0].rewards.min() < 1
     with pytest.raises(ValueError, match="reward_fn must fit observations of length 3, got angle_penalty for 4"):
         RolloutCollector("Pendulum-v1", reward_fn=capsule).collect(ContinuousPolicy(3, 1), 2)
+
+
+def test_the_rewards_name_is_recorded(installed, tmp_path):
+    from rlox.algorithms import PPO
+    from rlox_cli.imports import resolve_reward
+
+    algorithm = PPO("CartPole-v1", n_envs=2, n_steps=8, reward_fn=resolve_reward("angle_penalty", []))
+    algorithm.train(16)
+    algorithm.save(tmp_path / "last.safetensors")
+    assert header_of(tmp_path)["reward_fn"] == "angle_penalty"
+    with pytest.raises(ValueError, match="was trained with reward_fn angle_penalty"):
+        PPO.from_checkpoint(tmp_path / "last.safetensors").train(16)
 
 
 def test_a_native_reward_by_hand(installed):
