@@ -73,7 +73,7 @@ def walk(discrete, **change):
         return n, state, *[np.ctypeslib.as_array(p, (n, 2)) for p in pointers]
 
     def reset(params, batch, m, index, obs):
-        n, state, rows = arrays(batch, obs)
+        _, state, rows = arrays(batch, obs)
         for i in index[:m]:
             assert batch.contents.steps[i] == 0
             state[:, i] = 0, batch.contents.episodes[i] / 4
@@ -92,7 +92,7 @@ def walk(discrete, **change):
         np.ctypeslib.as_array(terminated, (n,))[:] = 2 * (np.abs(state) > 3).any(0)
 
     def observe(params, batch, obs):
-        n, state, rows = arrays(batch, obs)
+        _, state, rows = arrays(batch, obs)
         rows[:] = state.T
 
     spec = {
@@ -162,7 +162,7 @@ def test_actions_of_several_components():
     for wrong in (np.zeros(3), np.zeros(6), np.zeros((3, 1)), np.zeros((2, 3))):
         with pytest.raises(ValueError, match=r"actions must have shape \(3, 2\), one per environment"):
             env.step_all(wrong)
-    with pytest.raises(ValueError, match="not NaN, got .* at index 1"):
+    with pytest.raises(ValueError, match=r"not NaN, got .* at index 1"):
         env.step_all([[0, 0], [0, np.nan], [0, 0]])
 
 
@@ -278,11 +278,11 @@ def test_fields_are_checked(discrete, change, message):
 
 
 def test_capsules_are_checked():
-    with pytest.raises(ValueError, match="capsule must be named 'rlox.env.v1', got 'other'"):
+    with pytest.raises(ValueError, match=r"capsule must be named 'rlox.env.v1', got 'other'"):
         register_native(new_capsule(1, b"other", None))
-    with pytest.raises(ValueError, match="capsule must be named 'rlox.env.v1', got one without a name"):
+    with pytest.raises(ValueError, match=r"capsule must be named 'rlox.env.v1', got one without a name"):
         VecEnv(1, 0, new_capsule(1, None, None))
-    with pytest.raises(TypeError, match="capsule must be a PyCapsule named 'rlox.env.v1', got str"):
+    with pytest.raises(TypeError, match=r"capsule must be a PyCapsule named 'rlox.env.v1', got str"):
         register_native("Walk-v0")
     for wrong in (None, 3, b"CartPole-v1"):
         with pytest.raises(TypeError, match="env_id must be an id or a PyCapsule"):
