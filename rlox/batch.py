@@ -140,7 +140,7 @@ class TransitionBatch:
         """
 
         def tensor(name: str, *shape: int) -> torch.Tensor:
-            return torch.from_numpy(rows[name]).view(len(rewards), *shape).to(device)
+            return torch.from_numpy(rows[name]).reshape(len(rewards), *shape).to(device)
 
         rewards = torch.from_numpy(rows["rewards"]).to(device)
         actions = tensor("actions", *(spec.action_shape or (1,)))

@@ -54,14 +54,10 @@ _BUFFER_KEYS = {
     "algo.prioritized": "buffer=prioritized",
 }
 _OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
-# The key that a Config stands at; an algorithm's own stands at `algo`.
+# The key that a Config stands at; an algorithm's own stands at `algo`, a memory's at `buffer`.
 _SECTION_OF = {
     "RunConfig": "",
     "EnvConfig": "env.",
-    "BufferConfig": "buffer.",
-    "PrioritizedBufferConfig": "buffer.",
-    "MmapBufferConfig": "buffer.",
-    "OutsideBufferConfig": "buffer.",
     "EvalConfig": "eval.",
     "CheckpointConfig": "checkpoint.",
     "MlflowConfig": "logger.mlflow.",
@@ -346,6 +342,14 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
         raise ValueError(f"env={env_id} is no environment; {remedy}") from e
 
 
+def _section(name: str) -> str:
+    """The key, with its dot, at which the Config class of this name stands."""
+    kinds = [BufferConfig]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return "buffer." if name in {kind.__name__ for kind in kinds} else _SECTION_OF.get(name, "algo.")
+
+
 def explain(e: BaseException) -> str:
     """One sentence for a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
     root: BaseException = e
@@ -381,7 +385,7 @@ def explain(e: BaseException) -> str:
             return f"{root.full_key} must be {kind}, got {value[1]}{hint}"
         return f"{root.full_key}: {first}"
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
-        return f"{_SECTION_OF.get(named[1], 'algo.')}{named[2]}"
+        return f"{_section(named[1])}{named[2]}"
     return " ".join(str(e).split())
 
 
