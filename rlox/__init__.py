@@ -33,6 +33,8 @@ _EXPORTS = {
     "PPOTrainer": "rlox.trainers",
     "QNetwork": "rlox.networks",
     "ReplayCollector": "rlox.collectors",
+    "Batch": "rlox.kernels.buffers.batch",
+    "ReplayBuffer": "rlox.kernels.buffers.replay",
     "RolloutBatch": "rlox.batch",
     "RolloutCollector": "rlox.collectors",
     "evaluate": "rlox.evaluation",
