@@ -32,7 +32,7 @@ class Buffer(Protocol):
     The class is called with keywords: ``capacity obs_dim act_dim`` (observations flattened) and whatever else its
     configuration holds (`BufferConfig.arguments`). Only where they say something it is given as well: ``n_step gamma
     n_envs`` for n-step returns (n_step > 1), ``obs_shape obs_dtype`` for images (C, H, W) of uint8, and ``n_stacked
-    n_envs`` for images that are stacks of frames.
+    n_envs`` for images that are stacks of frames, where ``frame_stacks`` of its configuration is not False.
 
     Optional methods: ``update_priorities(indices, priorities)``, given the indices of a sample and the absolute TD
     errors (B,) f64, for a memory whose samples hold ``indices``; ``set_beta(beta)``, called before each sample, where
@@ -218,7 +218,7 @@ def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float) 
         arguments |= {"n_step": config.n_step, "gamma": gamma, "n_envs": n_envs}
     if spec.image:
         arguments |= {"obs_shape": spec.obs_shape, "obs_dtype": spec.obs_dtype}
-        if spec.n_stacked > 1:
+        if spec.n_stacked > 1 and config.frame_stacks:
             arguments |= {"n_stacked": spec.n_stacked, "n_envs": n_envs}
     try:
         buffer = cls(**arguments)

@@ -243,7 +243,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     choices = cfg.hydra.runtime.choices
     algo, choice = choices.algo, choices.get("tuned")
     run = to_run_config(cfg)
-    _check_buffer(run, algo, choices.get("buffer"))
+    _check_off_policy(run, algo, choices.get("buffer"))
     module, _, env_id = run.env.id.rpartition(":")
     import_modules([*run.imports, *([module] if module else [])])
     check_env_id(env_id, run.env.kwargs, run.env.backend)
@@ -261,7 +261,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     return Job(overrides, run, algo, applied)
 
 
-def _check_buffer(run: RunConfig, algo: str, chosen: str | None) -> None:
+def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
     if not isinstance(run.algo, OffPolicyConfig):
         if run.buffer is not None:
             raise ValueError(
@@ -278,6 +278,11 @@ def _check_buffer(run: RunConfig, algo: str, chosen: str | None) -> None:
     if run.buffer.size < at_least:
         raise ValueError(
             f"buffer.size must be at least algo.batch_size and env.n_envs ({at_least}), got {run.buffer.size}"
+        )
+    if run.algo.learning_starts >= run.total_timesteps:
+        raise ValueError(
+            f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "
+            f"got {run.algo.learning_starts}"
         )
 
 

@@ -198,6 +198,10 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
         (["algo=dqn", "buffer=prioritized", "buffer.alfa=1"], "buffer.alfa is no key of .*; did you mean 'alpha'"),
         (["algo=dqn", "buffer.name=mmap"], r"buffer\.name must be uniform, what buffer= chose, got 'mmap'"),
         (["algo=dqn", "buffer.size=30"], r"buffer\.size must be at least .* \(64\), got 30"),
+        (
+            ["algo=dqn", "total_timesteps=900"],
+            r"algo\.learning_starts must be below total_timesteps \(900\), .* got 1000",
+        ),
         (["algo=dqn", "++buffer.kwargs.a=5"], r"buffer\.kwargs is no key of BufferConfig"),
         (["algo=dqn", "algo.n_step=3"], r"algo\.n_step is no key of DQNConfig; did you mean buffer\.n_step"),
         (["algo=dqn", "n_step=3"], r"n_step is no key of RunConfig; did you mean buffer\.n_step"),
