@@ -247,8 +247,7 @@ class BufferConfig(Config):
     size: int = 1_000_000  # transitions it holds before the oldest make room
     n_step: int = 1  # steps of a return before it bootstraps; ends of episodes and time limits cut it short
 
-    # Whether its class takes n_stacked, to store the frames of stacked images once.
-    frame_stacks: ClassVar[bool] = True
+    frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store the frames of stacks once
 
     def rules(self):
         yield "name", bool(self.name), "not be empty"
