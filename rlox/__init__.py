@@ -34,6 +34,7 @@ _EXPORTS = {
     "QNetwork": "rlox.networks",
     "ReplayCollector": "rlox.collectors",
     "Batch": "rlox.kernels.buffers.batch",
+    "PrioritizedReplayBuffer": "rlox.kernels.buffers.replay",
     "ReplayBuffer": "rlox.kernels.buffers.replay",
     "RolloutBatch": "rlox.batch",
     "RolloutCollector": "rlox.collectors",
