@@ -139,20 +139,18 @@ class TransitionBatch:
         A time limit leaves the discount as it is: only terminations end the value of what comes after.
         """
 
-        def tensor(name: str, *shape: int) -> torch.Tensor:
-            return torch.from_numpy(rows[name]).view(len(rewards), *shape).to(device)
+        def tensor(name: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.from_numpy(rows[name]).reshape(n, *shape).to(device, dtype)
 
-        rewards = torch.from_numpy(rows["rewards"]).to(device)
-        actions = tensor("actions", *(spec.action_shape or (1,)))
-        if not spec.continuous:
-            actions = actions.long().view(-1, *spec.action_shape)
-        goes_on = ~tensor("terminated").bool()
+        n = len(rows["rewards"])
+        obs_dtype = torch.uint8 if spec.image else torch.float32
+        goes_on = ~tensor("terminated", dtype=torch.bool)
         return cls(
-            tensor("obs", *spec.obs_shape),
-            actions,
-            rewards,
-            tensor("next_obs", *spec.obs_shape),
-            goes_on * (tensor("discounts") if "discounts" in rows else gamma),
-            tensor("weights") if "weights" in rows else None,
-            rows.get("indices"),
+            obs=tensor("obs", spec.obs_shape, obs_dtype),
+            actions=tensor("actions", spec.action_shape, torch.float32 if spec.continuous else torch.int64),
+            rewards=tensor("rewards"),
+            next_obs=tensor("next_obs", spec.obs_shape, obs_dtype),
+            discounts=goes_on * (tensor("discounts") if "discounts" in rows else gamma),
+            weights=tensor("weights") if "weights" in rows else None,
+            indices=rows.get("indices"),
         )

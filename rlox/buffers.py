@@ -29,9 +29,10 @@ _METHODS = ("push_batch", "sample", "__len__", "get_state", "set_state")
 class Buffer(Protocol):
     """What the off-policy loop asks of a replay memory. Letters: N rows pushed, B rows sampled, D, A sizes.
 
-    The class is called with ``capacity obs_dim act_dim`` (observations flattened) and whatever else its configuration
-    holds (`BufferConfig.arguments`). Where they say something, it is given as well: ``n_step gamma n_envs``
-    for n-step returns (n_step > 1), and ``obs_dtype=np.uint8`` for images.
+    The class is called with keywords: ``capacity obs_dim act_dim`` (observations flattened) and whatever else its
+    configuration holds (`BufferConfig.arguments`). Only where they say something it is given as well: ``n_step gamma
+    n_envs`` for n-step returns (n_step > 1), ``obs_shape obs_dtype`` for images (C, H, W) of uint8, and ``n_stacked
+    n_envs`` for images that are stacks of frames, where ``frame_stacks`` of its configuration is not False.
 
     Optional methods: ``update_priorities(indices, priorities)``, given the indices of a sample and the absolute TD
     errors (B,) f64, for a memory whose samples hold ``indices``; ``set_beta(beta)``, called before each sample, where
@@ -209,15 +210,22 @@ def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float) 
     Raises
     ------
     TypeError
-        If what it names is no `Buffer`.
+        If what it names is no `Buffer`, or does not take its arguments.
     """
     cls = buffer_class(config.name)
-    arguments = config.arguments()
+    arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
     if config.n_step > 1:
         arguments |= {"n_step": config.n_step, "gamma": gamma, "n_envs": n_envs}
-    if spec.obs_dtype != np.float32:
-        arguments["obs_dtype"] = spec.obs_dtype
-    buffer = cls(obs_dim=spec.obs_dim, act_dim=math.prod(spec.action_shape), **arguments)
+    if spec.image:
+        arguments |= {"obs_shape": spec.obs_shape, "obs_dtype": spec.obs_dtype}
+        if spec.n_stacked > 1 and config.frame_stacks:
+            arguments |= {"n_stacked": spec.n_stacked, "n_envs": n_envs}
+    try:
+        buffer = cls(**arguments)
+    except TypeError as e:
+        if "argument" not in str(e):
+            raise
+        raise TypeError(f"buffer: {config.name} must take the arguments {', '.join(arguments)}: {e}") from e
     if not isinstance(buffer, Buffer):
         missing = [name for name in _METHODS if not hasattr(buffer, name)]
         raise TypeError(f"buffer: {config.name} ({cls}) must define {', '.join(missing)}; see rlox.buffers.Buffer")

@@ -432,8 +432,15 @@ class ReplayCollector(_Collector):
         elif self.reward_fn is not None:
             # It may keep what it is given, and these arrays are used again.
             rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
-        terminated, truncated = out["terminated"], out["truncated"]
-        buffer.push_batch(obs, out["final_obs"], actions, rewards, terminated, truncated)
+        terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
+        buffer.push_batch(
+            obs.reshape(n, -1),
+            out["final_obs"].reshape(n, -1),
+            actions.reshape(n, -1).astype(np.float32, copy=False),
+            rewards.astype(np.float32),
+            terminated,
+            truncated,
+        )
         self._raw, out["obs"] = out["obs"], obs
         ended = terminated | truncated
         return out["episode_return"][ended], out["episode_length"][ended]

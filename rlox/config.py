@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 import re
 import types
 import typing
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 SCHEDULES = ("constant", "linear")
 ACTIVATIONS = ("tanh", "relu")
@@ -248,6 +247,8 @@ class BufferConfig(Config):
     size: int = 1_000_000  # transitions it holds before the oldest make room
     n_step: int = 1  # steps of a return before it bootstraps; ends of episodes and time limits cut it short
 
+    frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store the frames of stacks once
+
     def rules(self):
         yield "name", bool(self.name), "not be empty"
         yield "size", self.size >= 1, "be >= 1"
@@ -266,6 +267,8 @@ class OutsideBufferConfig(BufferConfig):
 
     name: str = "outside"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of its class
+
+    frame_stacks = False
 
     def arguments(self):
         return {"capacity": self.size, **self.kwargs}
@@ -293,13 +296,14 @@ class MmapBufferConfig(BufferConfig):
     hot_size: int = 10_000  # transitions held in memory
     folder: str | None = None  # folder of the file; null: the run's (library: a temporary one)
 
+    frame_stacks = False
+
     def rules(self):
         yield from super().rules()
         yield "hot_size", 1 <= self.hot_size <= self.size, f"be between 1 and size ({self.size})"
 
     def arguments(self):
-        cold_path = os.path.join(self.folder or ".", "replay.bin")
-        return {"hot_capacity": self.hot_size, "total_capacity": self.size, "cold_path": cold_path}
+        return {"hot_capacity": self.hot_size, "total_capacity": self.size, "cold_path": self.folder}
 
 
 @dataclass

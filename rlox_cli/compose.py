@@ -54,14 +54,10 @@ _BUFFER_KEYS = {
     "algo.prioritized": "buffer=prioritized",
 }
 _OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
-# The key that a Config stands at; an algorithm's own stands at `algo`.
+# The key that a Config stands at; an algorithm's own stands at `algo`, a memory's at `buffer`.
 _SECTION_OF = {
     "RunConfig": "",
     "EnvConfig": "env.",
-    "BufferConfig": "buffer.",
-    "PrioritizedBufferConfig": "buffer.",
-    "MmapBufferConfig": "buffer.",
-    "OutsideBufferConfig": "buffer.",
     "EvalConfig": "eval.",
     "CheckpointConfig": "checkpoint.",
     "MlflowConfig": "logger.mlflow.",
@@ -247,7 +243,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     choices = cfg.hydra.runtime.choices
     algo, choice = choices.algo, choices.get("tuned")
     run = to_run_config(cfg)
-    _check_buffer(run, algo, choices.get("buffer"))
+    _check_off_policy(run, algo, choices.get("buffer"))
     module, _, env_id = run.env.id.rpartition(":")
     import_modules([*run.imports, *([module] if module else [])])
     check_env_id(env_id, run.env.kwargs, run.env.backend)
@@ -266,7 +262,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     return Job(overrides, run, algo, applied)
 
 
-def _check_buffer(run: RunConfig, algo: str, chosen: str | None) -> None:
+def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
     if not isinstance(run.algo, OffPolicyConfig):
         if run.buffer is not None:
             raise ValueError(
@@ -283,6 +279,11 @@ def _check_buffer(run: RunConfig, algo: str, chosen: str | None) -> None:
     if run.buffer.size < at_least:
         raise ValueError(
             f"buffer.size must be at least algo.batch_size and env.n_envs ({at_least}), got {run.buffer.size}"
+        )
+    if run.algo.learning_starts >= run.total_timesteps:
+        raise ValueError(
+            f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "
+            f"got {run.algo.learning_starts}"
         )
 
 
@@ -350,6 +351,14 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
         raise ValueError(f"env={env_id} is no environment; {remedy}") from e
 
 
+def _section(name: str) -> str:
+    """The key, with its dot, at which the Config class of this name stands."""
+    kinds = [BufferConfig]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return "buffer." if name in {kind.__name__ for kind in kinds} else _SECTION_OF.get(name, "algo.")
+
+
 def explain(e: BaseException) -> str:
     """One sentence for a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
     root: BaseException = e
@@ -385,9 +394,7 @@ def explain(e: BaseException) -> str:
             return f"{root.full_key} must be {kind}, got {value[1]}{hint}"
         return f"{root.full_key}: {first}"
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
-        # A Config that is neither known here nor an algorithm's is a buffer's from outside.
-        other = "algo." if named[1] in {entry.config.partition(":")[2] for entry in ALGORITHMS.values()} else "buffer."
-        return _SECTION_OF.get(named[1], other) + named[2]
+        return f"{_section(named[1])}{named[2]}"
     return " ".join(str(e).split())
 
 

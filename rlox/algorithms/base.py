@@ -75,6 +75,7 @@ class OnlineAlgorithm:
     Config: ClassVar[type[Config]]
     loop: ClassVar[Callable[[OnlineAlgorithm], dict[str, float]]]  # of `rlox.loops`
     stream: ClassVar[Stream]  # what `rng` decides
+    actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
 
     collector: RolloutCollector | ReplayCollector
     optimizer: FlatOptimizer
@@ -121,6 +122,11 @@ class OnlineAlgorithm:
             env_backend=env_backend,
         )
         self.spec = self.collector.spec
+        if self.spec.action_kind not in self.actions:
+            raise ValueError(
+                f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
+                f"{self.spec.describe_actions()}; PPO and A2C take any"
+            )
         pool = env_backend == "envpool"
         self._eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place

@@ -36,13 +36,10 @@ class DQN(OffPolicyAlgorithm):
 
     name = "dqn"
     Config = DQNConfig
+    actions = ("discrete",)
 
     def _make_policy(self, policy: nn.Module | None) -> QPolicy:
         c, spec = self.config, self.spec
-        if not spec.discrete:
-            raise ValueError(
-                f"DQN: the environment must have one discrete action, got {spec.describe_actions()}; try PPO or A2C"
-            )
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
             rng = Rng(self.seed, Stream.INIT)

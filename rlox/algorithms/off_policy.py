@@ -129,7 +129,11 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         config = self.buffer_config
-        return {"buffer": {"name": type(self._buffer).__name__} if config is None else config.to_dict()}, {}
+        if config is None:
+            return {"buffer": {"name": type(self._buffer).__name__}}, {}
+        # A folder is this machine's; whoever restores the run chooses one.
+        folder = {"folder": None} if isinstance(config, MmapBufferConfig) else {}
+        return {"buffer": {**config.to_dict(), **folder}}, {}
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
