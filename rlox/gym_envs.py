@@ -191,12 +191,13 @@ class NativeVectorEnv(VectorEnv):
         out = self._env.step_all(actions)
         terminated, truncated = out["terminated"], out["truncated"]
         ended = terminated | truncated
-        return out["obs"], out["rewards"], terminated, truncated, self._info(out, ended) if ended.any() else {}
+        info = self._info(out, ended) if np.count_nonzero(ended) else {}
+        return out["obs"], out["rewards"], terminated, truncated, info
 
     def _info(self, out: dict[str, np.ndarray], ended: np.ndarray) -> dict[str, Any]:
-        final_obs = np.full(self.num_envs, None, object)
-        for i in np.flatnonzero(ended):
-            final_obs[i] = out["final_obs"][i]
+        final_obs = np.empty(self.num_envs, object)  # of None
+        for i, row in zip(np.flatnonzero(ended).tolist(), out["final_obs"][ended], strict=True):
+            final_obs[i] = row
         episode = {
             "r": np.where(ended, out["episode_return"], 0.0),
             "_r": ended,

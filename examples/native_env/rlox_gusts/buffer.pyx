@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.kernels.buffers.batch import Batch
 from rlox_gusts.config import RecencyBufferConfig
 
 cimport numpy as cnp
@@ -48,16 +49,6 @@ cdef void gather(const char* source, char* to, Py_ssize_t size, Py_ssize_t m, co
     cdef Py_ssize_t k
     for k in range(m):
         memcpy(to + k * size, source + rows[k] * size, size)
-
-
-class Batch(dict):
-    """The arrays of a sample, as items and as attributes."""
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        name = {"observations": "obs", "next_observations": "next_obs"}.get(name, name)
-        if name not in self:
-            raise AttributeError(f"Batch: {name} must be one of {', '.join(self)}")
-        return self[name]
 
 
 cdef class RecencyBuffer:
