@@ -163,7 +163,7 @@ def test_gymnasium_environments_step_alike():
 def test_the_collector_chooses_the_backend():
     fast, foreign = (
         FromModule("CartPole-v1", n_envs=64, seed=0),
-        FromModule("Acrobot-v1", n_envs=8, seed=0),
+        FromModule("LunarLander-v3", n_envs=8, seed=0),
     )
     assert isinstance(fast.env, rlox.VecEnv)
     assert isinstance(foreign.env, rlox.GymVecEnv)
@@ -442,3 +442,77 @@ def test_the_dqn_loop_by_hand():
     assert buffer.len() == 500
     assert len(losses) == 500
     assert np.mean(losses[200:300]) < 0.5 * np.mean(losses[:20])
+
+
+# Tutorial, 3.1: the grid world and its unit tests
+
+
+def test_gridworld_does_not_start_on_its_goal():
+    for seed in range(50):
+        env = rlox.GridWorld(5, 5, seed)
+        assert env.observe().tolist() != [1.0, 1.0]
+        assert env.reset().tolist() != [1.0, 1.0]
+
+
+def test_gridworld_reaches_its_goal():
+    env = rlox.GridWorld(2, 2, seed=0)
+    env.pos = (0, 0)
+    down = env.step(2)
+    assert not down["terminated"]
+    assert down["reward"] == -0.01
+    right = env.step(1)
+    assert right["terminated"]
+    assert right["reward"] == 1.0
+    assert right["obs"].tolist() == [1.0, 1.0]
+
+
+def test_gridworld_walls_hold():
+    env = rlox.GridWorld(3, 3, seed=0)
+    env.pos = (0, 0)
+    env.step(0)
+    assert env.pos == (0, 0)
+    env.step(3)
+    assert env.pos == (0, 0)
+
+
+def test_gridworld_is_cut_after_four_steps_per_cell():
+    env = rlox.GridWorld(2, 2, seed=0)
+    env.pos = (0, 0)
+    flags = [env.step(3)["truncated"] for _ in range(16)]
+    assert flags == [False] * 15 + [True]
+
+
+def test_gridworld_draws_itself_and_runs_in_a_vec_env():
+    env = rlox.GridWorld(2, 3, seed=0)
+    env.pos = (1, 0)
+    assert env.render() == "...\nA.G\n"
+    vec = rlox.VecEnv(n=8, seed=42, env_id="GridWorld-v0")
+    assert vec.reset_all().shape == (8, 2)
+    assert vec.step_all([0, 1, 2, 3] * 2)["obs"].shape == (8, 2)
+
+
+# Tutorial, 4.2: testing native environments
+
+
+def test_a_reset_gives_observations_in_range():
+    obs = rlox.GridWorld(5, 5, 42).reset()
+    assert obs.shape == (2,)
+    assert ((obs >= 0) & (obs <= 1)).all()
+
+
+def test_a_step_after_the_end_is_an_error():
+    env = rlox.GridWorld(2, 2, 0)
+    env.pos = (0, 0)
+    env.step(2)
+    assert env.step(1)["terminated"]
+    with pytest.raises(ValueError, match=r"GridWorld.step: an episode must be running; call reset\(\) first"):
+        env.step(0)
+
+
+def test_native_environments_are_decided_by_their_seed():
+    def run(seed):
+        env = rlox.GridWorld(5, 5, seed)
+        return [env.observe().tolist(), env.step(1)["obs"].tolist(), env.reset().tolist()]
+
+    assert run(42) == run(42)
+    assert run(42) != run(99)

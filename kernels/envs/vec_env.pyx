@@ -236,7 +236,8 @@ cdef void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outp
     cdef i64[BLOCK] index
     cdef rlox_batch_v1 batch
     cdef Py_ssize_t k, start, n
-    cdef i64 i, m
+    cdef i64 i, j, m
+    cdef u64 some, more
     cdef f32* obs
     cdef u8* terminated
     cdef u8* truncated
@@ -258,9 +259,17 @@ cdef void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outp
             memcpy(out.episode_length + start, envs.steps + start, n * sizeof(i64))
         if m:
             m = 0
-            for i in range(n):
-                index[m] = i
-                m += terminated[i] | truncated[i]
+            # Eight flags at a time, for most of them are 0.
+            for i in range(0, n - 7, 8):
+                memcpy(&some, terminated + i, 8)
+                memcpy(&more, truncated + i, 8)
+                if some | more:
+                    for j in range(i, i + 8):
+                        index[m] = j
+                        m += terminated[j] | truncated[j]
+            for j in range(n & ~7, n):
+                index[m] = j
+                m += terminated[j] | truncated[j]
             start_episodes(spec, envs, start, &batch, m, &index[0], obs)
 
 
