@@ -228,9 +228,7 @@ def test_a_limit_of_ones_own():
     ],
 )
 def test_ids_are_there_in_any_order_of_imports(program):
-    code = (
-        f"{program}; env = gymnasium.make_vec('rlox/CartPole-v1', 2); print(type(env).__name__)"
-    )
+    code = f"{program}; env = gymnasium.make_vec('rlox/CartPole-v1', 2); print(type(env).__name__)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "NativeVectorEnv"

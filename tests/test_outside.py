@@ -249,6 +249,8 @@ def test_wrappers_and_workers_take_native_ids_from_outside(installed):
             assert out["truncated"].all() == (t == 2)
     finally:
         shared.close()
+    with pytest.raises(ValueError, match=r"did you mean 'Gusts-v0'\?"):
+        make_vec_env("Gust-v0", 2, 0)
     with pytest.raises(ValueError, match="does not take kwargs"):
         make_vec_env("Gusts-v0", 2, 0, kwargs={"wind": 3})
 
