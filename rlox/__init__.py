@@ -16,6 +16,7 @@ _EXPORTS = {
     "A2CTrainer": "rlox.trainers",
     "Acrobot": "rlox.kernels.envs.vec_env",
     "Batch": "rlox.kernels.buffers.batch",
+    "BufferConfig": "rlox.config",
     "CartPole": "rlox.kernels.envs.vec_env",
     "clean_cold_files": "rlox.kernels.buffers.cold_file",
     "compute_batch_group_advantages": "rlox.kernels.llm.group",
@@ -35,13 +36,18 @@ _EXPORTS = {
     "ContinuousPolicy": "rlox.policies",
     "DiscretePolicy": "rlox.policies",
     "DPOPair": "rlox.kernels.llm.packing",
+    "DQN": "rlox.algorithms.dqn",
+    "DQNConfig": "rlox.config",
+    "DQNTrainer": "rlox.trainers",
     "evaluate": "rlox.evaluation",
     "ExperienceTable": "rlox.kernels.buffers.table",
+    "get_include": "rlox.plugins",
     "GridWorld": "rlox.kernels.envs.vec_env",
     "GymVecEnv": "rlox.gym_vec_env",
     "MmapReplayBuffer": "rlox.kernels.buffers.mmap",
     "MountainCar": "rlox.kernels.envs.vec_env",
     "MountainCarContinuous": "rlox.kernels.envs.vec_env",
+    "NativeReward": "rlox.kernels.reward",
     "OfflineDatasetBuffer": "rlox.kernels.buffers.offline",
     "pack_sequences": "rlox.kernels.llm.packing",
     "packed_attention_mask": "rlox.kernels.llm.packing",
@@ -51,7 +57,11 @@ _EXPORTS = {
     "PPOLoss": "rlox.losses",
     "PPOTrainer": "rlox.trainers",
     "PrioritizedReplayBuffer": "rlox.kernels.buffers.replay",
+    "QNetwork": "rlox.networks",
+    "register_buffer": "rlox.buffers",
+    "register_env": "rlox.envs",
     "ReplayBuffer": "rlox.kernels.buffers.replay",
+    "ReplayCollector": "rlox.collectors",
     "RolloutBatch": "rlox.batch",
     "RolloutCollector": "rlox.collectors",
     "RunningStats": "rlox.kernels.stats",
@@ -76,3 +86,7 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return __all__
+
+
+# "rlox/CartPole-v1" in gymnasium.make_vec, whichever of the two packages is imported first.
+import_module("rlox.gym_registration").follow_gymnasium()

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
-from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
-from rlox.policies import ActorCritic
+from rlox.policies import Actor
 from rlox.streams import Stream
 
 # Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
@@ -133,7 +132,7 @@ def evaluate(
         rows = torch.from_numpy(seen).to(device)
         if mode is not None:
             actions = mode(rows)
-        elif isinstance(policy, ActorCritic):
+        elif isinstance(policy, Actor):
             noise = np.empty(policy.noise_shape(len(obs)), np.float32)
             policy.fill_noise(rng, noise)
             actions = policy.act(rows, torch.from_numpy(noise).to(device))
@@ -141,7 +140,7 @@ def evaluate(
             actions = policy.get_action_and_logprob(rows)[0]
         return actions.cpu().numpy()
 
-    native = isinstance(env_id, str) and env_id in NATIVE_ENVS
+    native = is_native(env_id)
     with torch.inference_mode():
         if native and not (env_kwargs or wrappers or render or frames is not None):
             returns, lengths = _play_native(act, env_id, n_episodes, seed)

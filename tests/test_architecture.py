@@ -16,6 +16,7 @@ FLOORS = {
     "rlox.config": 0,
     "rlox.streams": 0,
     "rlox.kernels": 0,
+    "rlox.plugins": 0,
     **dict.fromkeys(
         (
             "rlox.policies",
@@ -28,10 +29,13 @@ FLOORS = {
         1,
     ),
     "rlox.gym_vec_env": 1,
+    "rlox.gym_envs": 1,
+    "rlox.gym_registration": 1,
     "rlox.parallel_env": 1,
     "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
     "rlox.logging": 2,
+    "rlox.buffers": 2,
     "rlox.vec_normalize": 1,
     "rlox.video": 2,
     "rlox.tracking": 2,

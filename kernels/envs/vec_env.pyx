@@ -311,6 +311,10 @@ cdef class NativeEnv:
             if env_id in NATIVE_ENVS:
                 self.spec = SPECS[NATIVE_ENVS.index(env_id)]
                 return 0
+            if env_id not in REGISTERED:
+                from rlox.plugins import register_offered
+
+                register_offered(env_id)
             self.capsule = REGISTERED.get(env_id)
             if self.capsule is None:
                 raise ValueError(
