@@ -51,6 +51,8 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env):
     assert job.tuned == f"{algo}/{env}"
     for key, value in settings["algo"].items():
         assert getattr(job.config.algo, key) == value
+    for key, value in settings.get("buffer", {}).items():
+        assert getattr(job.config.buffer, key) == value
     assert job.config.env.n_envs == settings["env"]["n_envs"]
     assert job.config.total_timesteps == settings["total_timesteps"]
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off"])
