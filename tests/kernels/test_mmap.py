@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -274,7 +281,9 @@ def test_a_million_frames_cost_nothing_until_written(tmp_path):
         for k in range(300):
             b.push(frame + np.uint8(k % 256), 0, k, False, False, frame)
         batch = b.sample(64, 0)
-        np.testing.assert_array_equal(batch["obs"], frame + (batch["rewards"] % 256).astype(np.uint8)[:, None, None, None])
+        np.testing.assert_array_equal(
+            batch["obs"], frame + (batch["rewards"] % 256).astype(np.uint8)[:, None, None, None]
+        )
         assert os.stat(b.cold_path).st_blocks * 512 < 310 * 2 * frame.nbytes
 
 
