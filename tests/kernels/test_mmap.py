@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         ks = batch["rewards"].astype(int)
         assert set(ks.tolist()) <= set(self.model)
         for i, k in enumerate(ks.tolist()):
-            obs, action, reward, ended, cut, after = row(k, self.sizes[2])
+            obs, action, _reward, ended, cut, after = row(k, self.sizes[2])
             np.testing.assert_array_equal(batch["obs"][i], obs)
             np.testing.assert_array_equal(np.ravel(batch["actions"][i]), action)
             np.testing.assert_array_equal(batch["next_obs"][i], after)
@@ -329,7 +329,7 @@ def test_sizes_that_no_machine_has(tmp_path):
 
 
 def test_max_ram_says_what_fits(tmp_path):
-    with pytest.raises(ValueError, match="hot_capacity=3$"):
+    with pytest.raises(ValueError, match=r"hot_capacity=3$"):
         MmapReplayBuffer(4, 10, 4, 1, tmp_path, max_ram=255)
     with MmapReplayBuffer(3, 10, 4, 1, tmp_path, max_ram=255) as buffer:
         assert 3 * 64 <= buffer.ram_budget < 1000
@@ -408,7 +408,9 @@ def test_what_a_push_accepts(tmp_path):
         assert batch.actions[first].tolist() == [4, 5]
         assert (batch.rewards[first], batch.terminated[first], batch.truncated[first]) == (6, True, False)
         last = np.flatnonzero(np.isnan(batch.rewards))[0]
-        assert np.isnan(batch.obs[last]).all() and batch.actions[last, 0] == np.inf and batch.truncated[last]
+        assert np.isnan(batch.obs[last]).all()
+        assert batch.actions[last, 0] == np.inf
+        assert batch.truncated[last]
 
 
 def test_next_obs_always_or_never(tmp_path):
