@@ -19,6 +19,7 @@ _EXPORTS = {
     "CartPole": "rlox.kernels.envs.vec_env",
     "VecEnv": "rlox.kernels.envs.vec_env",
     "VecNormalize": "rlox.vec_normalize",
+    "clean_cold_files": "rlox.kernels.buffers.cold_file",
     "compute_gae": "rlox.kernels.advantage.gae",
     "compute_gae_batched": "rlox.kernels.advantage.gae",
     "compute_gae_batched_f32": "rlox.kernels.advantage.gae",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from rlox.kernels.buffers.cold_file import PAGE, ColdFile, clean_cold_files
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 
+ROOT = Path(__file__).parent.parent  # where the children find this file
 DIM = 3
 
 
@@ -46,7 +48,7 @@ def child(program, *arguments, check=True):
     """Run a Python program in a fresh process and return what it printed."""
     program = textwrap.dedent(program)
     done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -218,6 +220,7 @@ class Killed:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
         )
         self.cold_path = self.process.stdout.readline().strip()
         assert self.cold_path
@@ -243,10 +246,10 @@ def test_the_next_start_cleans_what_no_checkpoint_names_and_nothing_else(tmp_pat
     foreign = {
         "replay-0123456789abcdef.cold": b"not ours",
         "replay.cold": b"",
-        "cut.cold": open(dead.cold_path, "rb").read(100),
+        "cut.cold": Path(dead.cold_path).read_bytes()[:100],
         "notes.txt": b"RLOXCOLD",
     }
-    damaged = bytearray(open(dead.cold_path, "rb").read())
+    damaged = bytearray(Path(dead.cold_path).read_bytes())
     damaged[40] ^= 1
     foreign["damaged.cold"] = bytes(damaged)
     for name, content in foreign.items():
@@ -484,7 +487,7 @@ def test_a_file_cut_short_by_somebody_is_an_error_not_a_crash(tmp_path):
 
 def test_a_forked_child_cannot_touch_the_file(tmp_path):
     buffer = fill(make(tmp_path), 0, 30)
-    before = open(buffer.cold_path, "rb").read()
+    before = Path(buffer.cold_path).read_bytes()
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -510,7 +513,7 @@ def test_a_forked_child_cannot_touch_the_file(tmp_path):
     os.close(write)
     assert os.read(read, 1000) == b"fork fork fork True"
     os.close(read)
-    assert open(buffer.cold_path, "rb").read() == before
+    assert Path(buffer.cold_path).read_bytes() == before
     fill(buffer, 30, 60)
     assert numbers(buffer) == list(range(20, 60))
     buffer.close()
@@ -528,8 +531,10 @@ def test_a_child_that_lives_on_does_not_hold_the_file_of_a_killed_parent(tmp_pat
             os._exit(0)
         time.sleep(60)
     """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), tmp_path], stdout=subprocess.PIPE)
-    word, pid = parent.stdout.readline().split()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), tmp_path], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    _word, pid = parent.stdout.readline().split()
     try:
         assert clean_cold_files(tmp_path, []) == []
         parent.kill()
@@ -547,8 +552,8 @@ def test_cleaning_refuses_what_is_no_list_of_ids(tmp_path):
         clean_cold_files(tmp_path, [3])
     with pytest.raises(FileNotFoundError):
         clean_cold_files(tmp_path / "nowhere")
+    (tmp_path / "x").write_bytes(b"")
     with pytest.raises(NotADirectoryError):
-        (tmp_path / "x").write_bytes(b"")
         clean_cold_files(tmp_path / "x")
 
 
@@ -556,7 +561,8 @@ def test_a_block_is_written_where_it_is_read(tmp_path):
     file = ColdFile.create(tmp_path, "test", 16, 4, 3, 0)
     data = np.arange(64, dtype=np.uint8)
     file.write(1, [data[:40], data[40:]])
-    assert not file.rows[:64].any() and not file.rows[128:].any()
+    assert not file.rows[:64].any()
+    assert not file.rows[128:].any()
     np.testing.assert_array_equal(file.rows[64:128], data)
     assert not file.rows.flags.writeable
     file.close()

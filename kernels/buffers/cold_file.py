@@ -42,7 +42,9 @@ def read_header(fd: int, path: str) -> dict:
     """Return the header of an open cold file; ValueError if it is none, or damaged."""
     page = os.pread(fd, PAGE, 0)
     if page[:8] != MAGIC or len(page) < PAGE:
-        raise ValueError(f"{_WHERE}: cold_path must be a cold file of {_WHERE}, got {path!r}, which is none or cut short")
+        raise ValueError(
+            f"{_WHERE}: cold_path must be a cold file of {_WHERE}, got {path!r}, which is none or cut short"
+        )
     _, version, length, crc = _PREFIX.unpack_from(page)
     if version != VERSION:
         raise ValueError(
@@ -333,7 +335,9 @@ class ColdFile:
             _write_header(self.fd, header)
             os.fsync(self.fd)  # the blocks too: a checkpoint will rely on them
         except OSError as e:
-            raise OSError(e.errno, f"{_WHERE}: cold_path must take the older transitions: {e.strerror}", self.path) from e
+            raise OSError(
+                e.errno, f"{_WHERE}: cold_path must take the older transitions: {e.strerror}", self.path
+            ) from e
         self.header = header
         self._keep[0] = True
 

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -135,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         ks = batch["rewards"].astype(int)
         assert set(ks.tolist()) <= set(self.model)
         for i, k in enumerate(ks.tolist()):
-            obs, action, reward, ended, cut, after = row(k, self.sizes[2])
+            obs, action, _reward, ended, cut, after = row(k, self.sizes[2])
             np.testing.assert_array_equal(batch["obs"][i], obs)
             np.testing.assert_array_equal(np.ravel(batch["actions"][i]), action)
             np.testing.assert_array_equal(batch["next_obs"][i], after)
@@ -274,7 +281,9 @@ def test_a_million_frames_cost_nothing_until_written(tmp_path):
         for k in range(300):
             b.push(frame + np.uint8(k % 256), 0, k, False, False, frame)
         batch = b.sample(64, 0)
-        np.testing.assert_array_equal(batch["obs"], frame + (batch["rewards"] % 256).astype(np.uint8)[:, None, None, None])
+        np.testing.assert_array_equal(
+            batch["obs"], frame + (batch["rewards"] % 256).astype(np.uint8)[:, None, None, None]
+        )
         assert os.stat(b.cold_path).st_blocks * 512 < 310 * 2 * frame.nbytes
 
 
@@ -320,7 +329,7 @@ def test_sizes_that_no_machine_has(tmp_path):
 
 
 def test_max_ram_says_what_fits(tmp_path):
-    with pytest.raises(ValueError, match="hot_capacity=3$"):
+    with pytest.raises(ValueError, match=r"hot_capacity=3$"):
         MmapReplayBuffer(4, 10, 4, 1, tmp_path, max_ram=255)
     with MmapReplayBuffer(3, 10, 4, 1, tmp_path, max_ram=255) as buffer:
         assert 3 * 64 <= buffer.ram_budget < 1000
@@ -399,7 +408,9 @@ def test_what_a_push_accepts(tmp_path):
         assert batch.actions[first].tolist() == [4, 5]
         assert (batch.rewards[first], batch.terminated[first], batch.truncated[first]) == (6, True, False)
         last = np.flatnonzero(np.isnan(batch.rewards))[0]
-        assert np.isnan(batch.obs[last]).all() and batch.actions[last, 0] == np.inf and batch.truncated[last]
+        assert np.isnan(batch.obs[last]).all()
+        assert batch.actions[last, 0] == np.inf
+        assert batch.truncated[last]
 
 
 def test_next_obs_always_or_never(tmp_path):
