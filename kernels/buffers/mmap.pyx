@@ -25,11 +25,11 @@ from kernels.types cimport f32, f64, i64, u8, u64
 cnp.import_array()
 
 # A block is what goes to the file in one write. 32 KiB keep a push_batch even; 128 transitions keep the writes
-# out of a push's 99th percentile where they are small; 1 MiB (0.2 ms) bounds what one push can take.
+# out of a push's 99th percentile; 8 MiB (2 ms, image stacks of 84x84x4) bound what one push can take.
 cdef enum:
     BLOCK_BYTES = 1 << 15
     BLOCK_ROWS = 128
-    MAX_BLOCK_BYTES = 1 << 20
+    MAX_BLOCK_BYTES = 1 << 23
     # A file has room for the ring and for two states that name it.
     COPIES = 3
     CURRENT = 4  # bits of `users`: who needs a block of the file; 1 and 2 are the two states
