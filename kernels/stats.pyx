@@ -13,8 +13,9 @@ from libc.math cimport isfinite, sqrt
 from libc.string cimport memcpy, memset
 
 from kernels.checks cimport as_index, as_number, as_real, as_seed
+from kernels.fmath cimport bits_of
 from kernels.outputs cimport fresh
-from kernels.types cimport cf64_r, f64, f64_r, u64
+from kernels.types cimport cf64_r, f64, f64_r, i64, u64
 
 cnp.import_array()
 
@@ -281,11 +282,13 @@ cdef void add_batch(Py_ssize_t n, Py_ssize_t d, const f64* x, f64* count, f64* m
 
 
 cdef inline bint all_usual(Py_ssize_t n, const f64* x) noexcept nogil:
+    """Whether every |x| < 1e150. On the bits, in lanes as wide as the numbers, so that it runs at memory speed."""
     cdef Py_ssize_t j
-    cdef int bad = 0
+    cdef i64 limit = <i64>bits_of(1e150) - 1
+    cdef i64 beyond = 0
     for j in range(n):
-        bad |= not (-1e150 < x[j] < 1e150)
-    return not bad
+        beyond |= limit - <i64>(bits_of(x[j]) & <u64>0x7FFF_FFFF_FFFF_FFFF)
+    return beyond >= 0
 
 
 cdef inline bint all_finite(Py_ssize_t n, const f64* x) noexcept nogil:

@@ -134,10 +134,31 @@ class Rlox:
         p, q = log_probs(n, np.float32)
         return lambda: self.rlox.compute_token_kl_schulman_f32(p, q)
 
-    def batch_token_kl(self, size):
+    def _batch_kl(self, size, dtype, name):
         rows, length = size
-        p, q = log_probs(rows * length, np.float64)
-        return lambda: self.rlox.compute_batch_token_kl(p, q, length)
+        p, q = log_probs(rows * length, dtype)
+        f = getattr(self.rlox, name)
+        return lambda: f(p, q, length)
+
+    def batch_token_kl(self, size):
+        return self._batch_kl(size, np.float64, "compute_batch_token_kl")
+
+    def batch_token_kl_f32(self, size):
+        return self._batch_kl(size, np.float32, "compute_batch_token_kl_f32")
+
+    def batch_token_kl_schulman(self, size):
+        return self._batch_kl(size, np.float64, "compute_batch_token_kl_schulman")
+
+    def batch_token_kl_schulman_f32(self, size):
+        return self._batch_kl(size, np.float32, "compute_batch_token_kl_schulman_f32")
+
+    def group_single(self, n):
+        rewards = np.random.default_rng(4).standard_normal(n)
+        return lambda: self.rlox.compute_group_advantages(rewards)
+
+    def dpo_pair(self, n):
+        tokens = np.arange(n, dtype=np.uint32)
+        return lambda: self.rlox.DPOPair(tokens, tokens, tokens).chosen_len()
 
     def pack_sequences(self, n):
         sequences = [np.arange(length, dtype=np.uint32) for length in token_lengths(limit(n, 32768))]
@@ -148,13 +169,31 @@ class Rlox:
         data = np.random.default_rng(5).standard_normal(n * OBS_DIM)
         return lambda: stats.batch_update(data, n)
 
+    def running_stats_update(self, dim):
+        stats = self.rlox.RunningStatsVec(dim)
+        row = np.random.default_rng(5).standard_normal(dim)
+        return lambda: stats.update(row)
+
+    def running_stats_normalize(self, n):
+        stats = self.rlox.RunningStatsVec(OBS_DIM)
+        data = np.random.default_rng(5).standard_normal(n * OBS_DIM)
+        stats.batch_update(data, n)
+        stats.batch_update(data + 1, n)
+        return lambda: stats.normalize_batch(data, n)
+
+    def running_stat(self, _):
+        stats = self.rlox.RunningStats()
+        return lambda: stats.update(0.5)
+
     # Buffers
 
     def _fill(self, buffer, n, **more):
         obs, next_obs, actions, rewards, terminated, truncated = transitions(n)
         if self.original:
             flat = (a.ravel() for a in (obs, next_obs, actions))
-            buffer.push_batch(*flat, rewards, terminated.astype(np.float32), truncated.astype(np.float32))
+            # Its two buffers take flags of different types.
+            kind = np.uint8 if isinstance(buffer, self.rlox.ReplayBuffer) else np.float32
+            buffer.push_batch(*flat, rewards, terminated.astype(kind), truncated.astype(kind))
         else:
             buffer.push_batch(obs, next_obs, actions, rewards, terminated, truncated, **more)
         return buffer
@@ -170,7 +209,7 @@ class Rlox:
         obs, next_obs, actions, rewards, terminated, truncated = transitions(n)
         if self.original:
             obs, next_obs, actions = obs.ravel(), next_obs.ravel(), actions.ravel()
-            terminated, truncated = terminated.astype(np.float32), truncated.astype(np.float32)
+            terminated, truncated = terminated.astype(np.uint8), truncated.astype(np.uint8)
         return lambda: buffer.push_batch(obs, next_obs, actions, rewards, terminated, truncated)
 
     def _sampler(self, buffer, n):
@@ -196,6 +235,12 @@ class Rlox:
             )  # fmt: skip
         return buffer
 
+    def per_push(self, _):
+        buffer = self.rlox.PrioritizedReplayBuffer(100_000, OBS_DIM, ACT_DIM, 0.6, 0.4)
+        obs, next_obs, actions, *_ = transitions(1)
+        o, n, a = obs[0], next_obs[0], actions[0]
+        return lambda: buffer.push(o, a, 1.0, False, False, n, 0.5)
+
     def per_sample(self, n):
         return self._sampler(self._prioritized(), n)
 
@@ -216,7 +261,7 @@ class Rlox:
 
         return both
 
-    def _mmap(self, hot, n):
+    def _mmap(self, hot):
         import tempfile
 
         folder = tempfile.mkdtemp(prefix="rlox-bench-")
@@ -225,10 +270,38 @@ class Rlox:
         self._cleanup = contextlib.ExitStack()
         self._cleanup.callback(os.rmdir, folder)
         self._cleanup.callback(buffer.close)
-        return self._sampler(self._fill(buffer, 100_000), n)
+        return self._fill(buffer, 100_000)
 
     def mmap_sample(self, n):
-        return self._mmap(10_000, n)
+        return self._sampler(self._mmap(10_000), n)
+
+    def mmap_push(self, _):
+        buffer = self._mmap(10_000)
+        obs, next_obs, actions, *_ = transitions(1)
+        o, n, a = obs[0], next_obs[0], actions[0]
+        return lambda: buffer.push(o, a, 1.0, False, False, n)
+
+    def _sequences(self):
+        buffer = self.rlox.SequenceReplayBuffer(100_000, OBS_DIM, ACT_DIM)
+        obs, next_obs, actions, *_ = transitions(1)
+        o, n, a = obs[0], next_obs[0], actions[0]
+        if self.original:
+            return buffer, lambda end: buffer.push(o, n, a, 1.0, end, False)
+        return buffer, lambda end: buffer.push(o, a, 1.0, end, False, n)
+
+    def sequence_push(self, _):
+        push = self._sequences()[1]
+        return lambda: push(False)
+
+    def sequence_sample(self, n):
+        buffer, push = self._sequences()
+        for k in range(100_000):
+            push(k % 200 == 199)
+        seed = iter(range(1 << 62))
+        if self.original:
+            return lambda: buffer.sample_sequences(n, 20, next(seed))
+        # The original's sequences lie within one episode.
+        return lambda: buffer.sample(n, 20, next(seed), cross_episodes=False)
 
     def offline_sample(self, n):
         obs, next_obs, actions, rewards, terminated, truncated = transitions(100_000)
@@ -261,6 +334,24 @@ class Rlox:
             if count == 4096:
                 table.clear()
                 count = 0
+
+        return push
+
+    def table_observations(self, n):
+        table = self.rlox.ExperienceTable(OBS_DIM, ACT_DIM)
+        obs, _, actions, *_ = transitions(n)
+        for k in range(n):
+            table.push(obs[k], actions[k], 1.0, False, False)
+        return table.observations
+
+    def varlen_push(self, n):
+        sequence = np.arange(n, dtype=np.uint32)
+        held = []
+
+        def push():
+            if not held or held[0].total_elements() > 1_000_000:
+                held[:] = [self.rlox.VarLenStore()]
+            held[0].push(sequence)
 
         return push
 
