@@ -452,6 +452,7 @@ cdef class OfflineDatasetBuffer:
         starts = np.concatenate([[0], self.ends[:-1]])
         returns = np.add.reduceat(self.rewards, starts, dtype=np.float64)
         lengths = self.ends - starts
+        last = len(self.rewards) - 1
         self.described = {
             "n_transitions": int(self.data.n),
             "n_episodes": int(self.data.n_episodes),
@@ -466,7 +467,7 @@ cdef class OfflineDatasetBuffer:
             "max_episode_length": int(lengths.max()),
             "n_terminated": int(np.count_nonzero(self.terminated)),
             "n_truncated": int(np.count_nonzero(self.truncated)),
-            "unfinished": not (self.terminated[self.n - 1] or self.truncated[self.n - 1]),
+            "unfinished": not (self.terminated[last] or self.truncated[last]),
             "mean_reward": float(self.rewards.mean(dtype=np.float64)),
             "obs_mean": self.obs_mean,
             "obs_std": self.obs_std,

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from children import child, digest
 
 import rlox
 from rlox.kernels.rng import Rng
@@ -39,26 +40,12 @@ MAKERS = {
 }
 
 
-def digest(thing):
-    """Numbers that depend on everything `thing` is: a hundred samples, or a hundred steps."""
-    if isinstance(thing, rlox.VecEnv):
-        actions = Rng(5).integers(2, size=(100, thing.n_envs))
-        return [float(thing.step_all(row)["obs"].sum()) for row in actions]
-    if isinstance(thing, Rng):
-        return thing.normal(100).tolist()
-    return [float(thing.sample(64, seed)["obs"].sum()) for seed in range(100)]
-
-
 def make(name):
     if name == "VecEnv":
         env = rlox.VecEnv(8, seed=3)
         env.reset_all()
         return env
     return Rng(7) if name == "Rng" else MAKERS[name]()
-
-
-def child(queue, thing):
-    queue.put(digest(thing))
 
 
 ALL = ["VecEnv", "Rng", *MAKERS]
