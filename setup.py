@@ -78,7 +78,7 @@ def kernel_extensions() -> list[Extension]:
         return Extension(
             name,
             [source],
-            include_dirs=[numpy.get_include(), "kernels/include", "kernels/nn"],
+            include_dirs=[numpy.get_include(), "kernels/include", "kernels/nn", "kernels/envs"],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags + contract,
             extra_link_args=LINK_FLAGS,

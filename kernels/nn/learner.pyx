@@ -10,9 +10,10 @@ import numpy as np
 cimport numpy as cnp
 from libc.math cimport exp, expf, fabs, isfinite, log, logf, sqrt, sqrtf
 from libc.string cimport memcpy, memset
+from cpython.pycapsule cimport PyCapsule_GetPointer
 
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
-from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u64
+from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 
 cnp.import_array()
 
@@ -31,6 +32,20 @@ cdef extern from "gemm.h":
                    const f32* bias, const f32* h, Py_ssize_t ldh) noexcept nogil
     void rlox_pack_transposed(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
     void rlox_pack(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
+
+cdef extern from "stepper.h":
+    const char* RLOX_STEPPER_CAPSULE
+    ctypedef struct rlox_stepper:
+        void* self
+        i64 n
+        i64 obs_dim
+        i64 n_actions
+        i64 act_dim
+        i64 max_episode_steps
+        const f32* act_low
+        const f32* act_high
+        void (*step)(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
+                     f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil
 
 cdef enum:
     MAX_LAYERS = 9
@@ -497,6 +512,123 @@ cdef class NativeActorCritic:
         if self.gaussian:
             for k in range(a):
                 (<f32*>cnp.PyArray_DATA(self.gradient))[k] = <f32>d_log_std[k]
+
+    cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, i64* choices, f32* actions) noexcept nogil:
+        """Sample actions: argmax(logits + Gumbel noise), or mean + noise * std. The actor must be packed."""
+        cdef Py_ssize_t start = 0, rows, i, j, best, a = self.n_outputs
+        cdef const f32* y
+        cdef const f32* log_std = <const f32*>cnp.PyArray_DATA(self.parameters)
+        cdef const f32* z
+        cdef Py_ssize_t ld = self.actor.layers[self.actor.n_layers - 1].out_pad
+        while start < n:
+            rows = min(CHUNK, n - start)
+            y = forward(&self.actor, obs + start * self.obs_dim, self.obs_dim, rows)
+            for i in range(rows):
+                z = noise + (start + i) * a
+                if self.gaussian:
+                    for j in range(a):
+                        actions[(start + i) * a + j] = y[i * ld + j] + z[j] * expf(log_std[j])
+                else:
+                    best = 0
+                    for j in range(1, a):
+                        if y[i * ld + j] + z[j] > y[i * ld + best] + z[best]:
+                            best = j
+                    choices[start + i] = best
+            start += rows
+
+    def act(self, cnp.ndarray obs not None, cnp.ndarray noise not None):
+        """Sampled actions for observations (N, D) and noise (N, n_outputs): (N,) int64, or (N, A) float32."""
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs, 0)
+        cdef cnp.ndarray out = np.empty((n, self.n_outputs), np.float32) if self.gaussian else np.empty(n, np.int64)
+        with nogil:
+            pack(&self.actor, False)
+            self.act_on(<const f32*>cnp.PyArray_DATA(obs), n, <const f32*>cnp.PyArray_DATA(noise),
+                        <i64*>cnp.PyArray_DATA(out), <f32*>cnp.PyArray_DATA(out))
+        return out
+
+    def rollout(self, stepper, Py_ssize_t n_steps, cnp.ndarray noise, cnp.ndarray obs, cnp.ndarray actions,
+                cnp.ndarray rewards, cnp.ndarray terminated, cnp.ndarray truncated, cnp.ndarray episode_return,
+                cnp.ndarray episode_length):
+        """Act and step `n_steps` times in one go, filling (T, N, ...) arrays; obs is (T + 1, N, D) with row 0 given.
+
+        Returns
+        -------
+        limits, reached
+            (K, 2) int64 steps and environments that a time limit cut, and (K, D) what they truly led to.
+        """
+        cdef rlox_stepper* env = <rlox_stepper*>PyCapsule_GetPointer(stepper, RLOX_STEPPER_CAPSULE)
+        cdef Py_ssize_t n = env.n, d = env.obs_dim, a = self.n_outputs, t, i, j, k = 0, most
+        most = n * (n_steps // env.max_episode_steps + 1) if env.max_episode_steps else 0
+        cdef cnp.ndarray limits = np.empty((most, 2), np.int64)
+        cdef cnp.ndarray reached = np.empty((most, d), np.float32)
+        cdef cnp.ndarray final_obs = np.empty((n, d), np.float32)
+        cdef cnp.ndarray clipped = np.empty((n, a), np.float32)
+        cdef f32* final_ = <f32*>cnp.PyArray_DATA(final_obs)
+        cdef f32* clipped_ = <f32*>cnp.PyArray_DATA(clipped)
+        cdef i64* limits_ = <i64*>cnp.PyArray_DATA(limits)
+        cdef f32* reached_ = <f32*>cnp.PyArray_DATA(reached)
+        cdef const f32* noise_ = <const f32*>cnp.PyArray_DATA(noise)
+        cdef f32* obs_ = <f32*>cnp.PyArray_DATA(obs)
+        cdef i64* choices = <i64*>cnp.PyArray_DATA(actions)
+        cdef f32* continuous = <f32*>cnp.PyArray_DATA(actions)
+        cdef f64* rewards_ = <f64*>cnp.PyArray_DATA(rewards)
+        cdef u8* terminated_ = <u8*>cnp.PyArray_DATA(terminated)
+        cdef u8* truncated_ = <u8*>cnp.PyArray_DATA(truncated)
+        cdef f64* return_ = <f64*>cnp.PyArray_DATA(episode_return)
+        cdef i64* length_ = <i64*>cnp.PyArray_DATA(episode_length)
+        cdef const void* taken
+        with nogil:
+            pack(&self.actor, False)
+            for t in range(n_steps):
+                self.act_on(obs_ + t * n * d, n, noise_ + t * n * a, choices + t * n, continuous + t * n * a)
+                taken = choices + t * n
+                if self.gaussian:
+                    for i in range(n):
+                        for j in range(a):
+                            clipped_[i * a + j] = min(max(continuous[(t * n + i) * a + j], env.act_low[j]),
+                                                      env.act_high[j])
+                    taken = clipped_
+                env.step(env.self, taken, obs_ + (t + 1) * n * d, rewards_ + t * n, terminated_ + t * n,
+                         truncated_ + t * n, final_, return_ + t * n, length_ + t * n)
+                for i in range(n):
+                    if truncated_[t * n + i]:
+                        limits_[2 * k] = t
+                        limits_[2 * k + 1] = i
+                        memcpy(reached_ + k * d, final_ + i * d, d * sizeof(f32))
+                        k += 1
+        return limits[:k], reached[:k]
+
+    def log_probs(self, cnp.ndarray obs not None, cnp.ndarray actions not None):
+        """Log-probabilities (B,) of actions, and values (B,), for observations (B, D)."""
+        outputs, values = self.outputs(obs)
+        cdef cnp.ndarray y = outputs
+        cdef Py_ssize_t n = cnp.PyArray_DIM(y, 0), a = self.n_outputs, i, j
+        cdef cnp.ndarray out = np.empty(n, np.float32)
+        cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
+        cdef const f32* x
+        cdef const f32* log_std = <const f32*>cnp.PyArray_DATA(self.parameters)
+        cdef const i64* choices = <const i64*>cnp.PyArray_DATA(actions)
+        cdef const f32* continuous = <const f32*>cnp.PyArray_DATA(actions)
+        cdef f32 top
+        cdef f64 total, z
+        with nogil:
+            for i in range(n):
+                x = <const f32*>cnp.PyArray_DATA(y) + i * a
+                if self.gaussian:
+                    total = -a * LOG_SQRT_2PI
+                    for j in range(a):
+                        z = (continuous[i * a + j] - x[j]) * exp(-<f64>log_std[j])
+                        total -= 0.5 * z * z + log_std[j]
+                    out_[i] = <f32>total
+                else:
+                    top = x[0]
+                    for j in range(1, a):
+                        top = max(top, x[j])
+                    total = 0.0
+                    for j in range(a):
+                        total += expf(x[j] - top)
+                    out_[i] = <f32>(x[choices[i]] - top - log(total))
+        return out, values
 
     def ppo(self, cnp.ndarray obs, cnp.ndarray actions, cnp.ndarray log_probs, cnp.ndarray advantages,
             cnp.ndarray returns, cnp.ndarray values, rng, *, n_epochs, batch_size, learning_rate, clip_eps, vf_coef,
