@@ -6,8 +6,28 @@ prefer_level(__path__, "envs")
 
 from rlox.kernels.envs.vec_env import (  # noqa: E402 - found only once the level is on the path
     NATIVE_ENVS,
+    Acrobot,
     CartPole,
+    Env,
+    GridWorld,
+    MountainCar,
+    MountainCarContinuous,
+    Pendulum,
     VecEnv,
+    native_ids,
+    register_native,
 )
 
-__all__ = ["NATIVE_ENVS", "CartPole", "VecEnv"]
+__all__ = [
+    "NATIVE_ENVS",
+    "Acrobot",
+    "CartPole",
+    "Env",
+    "GridWorld",
+    "MountainCar",
+    "MountainCarContinuous",
+    "Pendulum",
+    "VecEnv",
+    "native_ids",
+    "register_native",
+]

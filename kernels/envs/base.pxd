@@ -1,32 +1,48 @@
-"""What the vectorised loop knows about an environment.
+"""What the vectorised loop knows about an environment: the C struct that environments from outside fill too.
 
-State is float64 in structure-of-arrays form: component s of environment i of n is ``state[s * n + i]``.
-Observations are float32 rows. An environment's .pxd fills one `EnvSpec` in ``spec()``; the loop in
-vec_env.pyx calls it once per batch, so the indirection costs nothing per environment.
+An environment's .pxd fills one `rlox_env_v1` in ``spec()`` (kernels/include/rlox_native.h says what its fields and
+functions mean). The loop in vec_env.pyx calls the functions once for a block of environments, so the indirection
+costs nothing per environment. State is float64 in structure-of-arrays form: component s of environment i of a batch of
+n is ``state[s * n + i]``. Observations are float32 rows.
 """
 
 from kernels.philox cimport DOMAIN_ENV_RESET, Block, philox
-from kernels.types cimport f32, f64, u8, u64
-
-ctypedef void (*reset_f)(f64* state, Py_ssize_t n, Py_ssize_t i, u64 key, u64 episode) noexcept nogil
-ctypedef void (*observe_f)(const f64* state, Py_ssize_t n, Py_ssize_t i, f32* obs) noexcept nogil
-ctypedef void (*step_f)(
-    Py_ssize_t n, f64* state, const void* actions, f32* obs, f64* rewards, u8* terminated
-) noexcept nogil
+from kernels.types cimport f32, f64, i64, u8, u32, u64
 
 
-cdef struct EnvSpec:
-    const char* env_id
-    int state_size          # S
-    int obs_dim             # D
-    int n_actions           # 0 for continuous actions
-    double act_high         # continuous actions lie in [-act_high, act_high]
-    int max_episode_steps   # the time limit, which truncates
-    reset_f reset           # start episode number `episode` of environment i
-    observe_f observe       # write the D numbers of environment i
-    step_f step             # actions (n,) int64 or float32 -> next state, obs (n, D), rewards, terminated
+cdef extern from "rlox_native.h":
+    const char* RLOX_ENV_CAPSULE
+
+    ctypedef struct rlox_batch_v1:
+        i64 n
+        f64* state
+        const u64* keys
+        const u64* episodes
+        const i64* steps
+
+    ctypedef void (*reset_n_f)(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,
+                               f32* obs) noexcept nogil
+    ctypedef void (*step_n_f)(const void* params, const rlox_batch_v1* batch, const void* actions, f32* obs,
+                              f64* rewards, u8* terminated) noexcept nogil
+    ctypedef void (*observe_n_f)(const void* params, const rlox_batch_v1* batch, f32* obs) noexcept nogil
+
+    ctypedef struct rlox_env_v1:
+        u32 struct_size
+        u32 flags
+        const char* env_id
+        i64 state_size
+        i64 obs_dim
+        i64 n_actions
+        i64 act_dim
+        const f32* act_low
+        const f32* act_high
+        i64 max_episode_steps
+        const void* params
+        reset_n_f reset_n
+        step_n_f step_n
+        observe_n_f observe_n
 
 
-cdef inline Block reset_block(u64 key, u64 episode, u64 index) noexcept nogil:
-    """Random block `index` of the start of an episode: a pure function of its three arguments."""
-    return philox(key, episode, DOMAIN_ENV_RESET | (index << 32))
+cdef inline Block reset_block(const rlox_batch_v1* batch, Py_ssize_t i) noexcept nogil:
+    """Random words for the start of environment i's episode: a pure function of its key and episode number."""
+    return philox(batch.keys[i], batch.episodes[i], DOMAIN_ENV_RESET)

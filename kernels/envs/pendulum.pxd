@@ -13,15 +13,17 @@ Truncated    after 200 steps.
 
 from libc.math cimport floor
 
-from kernels.envs.base cimport EnvSpec, reset_block
+from kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
 from kernels.fmath cimport sincos
 from kernels.philox cimport Block, open_unit
-from kernels.types cimport cf32_r, f32, f32_r, f64, f64_r, u8, u8_r, u64
+from kernels.types cimport cf32_r, cf64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
-cdef enum:
-    STATE_SIZE = 2
-    OBS_DIM = 3
-    MAX_STEPS = 200
+cdef extern from *:
+    """
+    static const float rlox_pendulum_low[1] = {-2.0f}, rlox_pendulum_high[1] = {2.0f};
+    """
+    const f32* LOW "rlox_pendulum_low"
+    const f32* HIGH "rlox_pendulum_high"
 
 
 cdef inline f64 clip(f64 x, f64 limit) noexcept nogil:
@@ -49,44 +51,61 @@ cdef inline f64 step_one(f64* theta, f64* theta_dot, f64 action) noexcept nogil:
     return -cost
 
 
-cdef inline void step_all(Py_ssize_t n, f64_r theta, f64_r theta_dot, cf32_r actions, f32_r obs,
-                          f64_r rewards, u8_r terminated) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef f64 angle, speed, sin_theta, cos_theta
+cdef inline void write_obs(f32* obs, f64 theta, f64 theta_dot) noexcept nogil:
+    cdef f64 sin_theta, cos_theta
+    sincos(theta, &sin_theta, &cos_theta)
+    obs[0] = <f32>cos_theta
+    obs[1] = <f32>sin_theta
+    obs[2] = <f32>theta_dot
+
+
+cdef inline void step_all(i64 n, f64_r theta, f64_r theta_dot, cf32_r actions, f32_r obs, f64_r rewards,
+                          u8_r terminated) noexcept nogil:
+    cdef i64 i
+    cdef f64 angle, speed
     for i in range(n):
         angle = theta[i]
         speed = theta_dot[i]
         rewards[i] = step_one(&angle, &speed, actions[i])
         theta[i] = angle
         theta_dot[i] = speed
-        sincos(angle, &sin_theta, &cos_theta)
-        obs[3 * i] = <f32>cos_theta
-        obs[3 * i + 1] = <f32>sin_theta
-        obs[3 * i + 2] = <f32>speed
+        write_obs(obs + 3 * i, angle, speed)
         terminated[i] = 0
 
 
-cdef inline void step(Py_ssize_t n, f64* state, const void* actions, f32* obs, f64* rewards,
-                      u8* terminated) noexcept nogil:
-    step_all(n, state, state + n, <const f32*>actions, obs, rewards, terminated)
+cdef inline void step_n(const void* params, const rlox_batch_v1* batch, const void* actions, f32* obs, f64* rewards,
+                        u8* terminated) noexcept nogil:
+    step_all(batch.n, batch.state, batch.state + batch.n, <const f32*>actions, obs, rewards, terminated)
 
 
-cdef inline void reset(f64* state, Py_ssize_t n, Py_ssize_t i, u64 key, u64 episode) noexcept nogil:
-    cdef Block block = reset_block(key, episode, 0)
-    state[i] = 3.14159265358979323846 * (2.0 * open_unit(block.a) - 1.0)
-    state[n + i] = 2.0 * open_unit(block.b) - 1.0
+cdef inline void reset_n(const void* params, const rlox_batch_v1* batch, i64 m, const i64* index,
+                         f32* obs) noexcept nogil:
+    cdef i64 i, j
+    cdef Block block
+    cdef f64 theta, theta_dot
+    for j in range(m):
+        i = index[j]
+        block = reset_block(batch, i)
+        theta = 3.14159265358979323846 * (2.0 * open_unit(block.a) - 1.0)
+        theta_dot = 2.0 * open_unit(block.b) - 1.0
+        batch.state[i] = theta
+        batch.state[batch.n + i] = theta_dot
+        write_obs(obs + 3 * i, theta, theta_dot)
 
 
-cdef inline void observe(const f64* state, Py_ssize_t n, Py_ssize_t i, f32* obs) noexcept nogil:
-    cdef f64 sin_theta, cos_theta
-    sincos(state[i], &sin_theta, &cos_theta)
-    obs[0] = <f32>cos_theta
-    obs[1] = <f32>sin_theta
-    obs[2] = <f32>state[n + i]
+cdef inline void observe_all(i64 n, cf64_r theta, cf64_r theta_dot, f32_r obs) noexcept nogil:
+    cdef i64 i
+    for i in range(n):
+        write_obs(obs + 3 * i, theta[i], theta_dot[i])
 
 
-cdef inline EnvSpec spec() noexcept:
-    return EnvSpec(
-        env_id="Pendulum-v1", state_size=STATE_SIZE, obs_dim=OBS_DIM, n_actions=0, act_high=2.0,
-        max_episode_steps=MAX_STEPS, reset=reset, observe=observe, step=step,
+cdef inline void observe_n(const void* params, const rlox_batch_v1* batch, f32* obs) noexcept nogil:
+    observe_all(batch.n, batch.state, batch.state + batch.n, obs)
+
+
+cdef inline rlox_env_v1 spec() noexcept:
+    return rlox_env_v1(
+        struct_size=sizeof(rlox_env_v1), flags=0, env_id="Pendulum-v1", state_size=2, obs_dim=3, n_actions=0,
+        act_dim=1, act_low=LOW, act_high=HIGH, max_episode_steps=200, params=NULL,
+        reset_n=reset_n, step_n=step_n, observe_n=observe_n,
     )

@@ -27,12 +27,12 @@ result = {"level": rlox.kernels.CPU_LEVEL,
           "files": [m.__file__ for m in (gae, vec_env, rng)]}
 r = rng.Rng(7)
 for env_id in vec_env.NATIVE_ENVS:
-    env = vec_env.VecEnv(64, 3, env_id)
+    env = vec_env.VecEnv(67, 3, env_id)
     seen = [env.reset_all()]
-    for _ in range(300):
-        a = r.integers(2, 64) if env.discrete else r.normal((64, 1)) * np.float32(3)
+    for _ in range(300 if env.max_episode_steps < 300 else env.max_episode_steps + 20):
+        a = r.integers(env.n_actions, 67) if env.discrete else r.normal((67, 1)) * np.float32(3)
         step = env.step_all(a)
-        seen += [step[k] for k in sorted(step)]
+        seen += [step[k] for k in sorted(step)] + [env.get_state()["state"]]
     seen += [v for _, v in sorted(env.get_state().items())]
     result[env_id] = digest(*seen)
 result["rng"] = digest(

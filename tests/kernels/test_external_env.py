@@ -1,0 +1,293 @@
+"""Environments from outside: a PyCapsule with `rlox_env_v1` runs on the loop of the built-in ones.
+
+The environments here are ctypes callbacks, so that no compiler is needed; examples/ has one in C.
+"""
+
+import ctypes as c
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+from rlox.kernels.envs import NATIVE_ENVS, Env, VecEnv, native_ids, register_native
+from rlox.kernels.envs.vec_env import REGISTERED
+
+NAME = b"rlox.env.v1"
+NEVER = 2**63 - 1
+
+
+class Batch(c.Structure):
+    _fields_ = [
+        ("n", c.c_int64),
+        ("state", c.POINTER(c.c_double)),
+        ("keys", c.POINTER(c.c_uint64)),
+        ("episodes", c.POINTER(c.c_uint64)),
+        ("steps", c.POINTER(c.c_int64)),
+    ]
+
+
+P = c.POINTER
+RESET = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_int64, P(c.c_int64), P(c.c_float))
+STEP = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_void_p, P(c.c_float), P(c.c_double), P(c.c_uint8))
+OBSERVE = c.CFUNCTYPE(None, c.c_void_p, P(Batch), P(c.c_float))
+
+
+class Spec(c.Structure):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("flags", c.c_uint32),
+        ("env_id", c.c_char_p),
+        ("state_size", c.c_int64),
+        ("obs_dim", c.c_int64),
+        ("n_actions", c.c_int64),
+        ("act_dim", c.c_int64),
+        ("act_low", P(c.c_float)),
+        ("act_high", P(c.c_float)),
+        ("max_episode_steps", c.c_int64),
+        ("params", c.c_void_p),
+        ("reset_n", RESET),
+        ("step_n", STEP),
+        ("observe_n", OBSERVE),
+    ]
+
+
+new_capsule = c.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = c.py_object, [c.c_void_p, c.c_char_p, c.c_void_p]
+ALIVE = []  # ctypes objects whose addresses C holds
+
+
+def bounds(*values):
+    return c.cast((c.c_float * len(values))(*values), P(c.c_float))
+
+
+def walk(discrete, **change):
+    """A walk in the plane: the action moves (x, y); it ends where |x| or |y| exceeds 3; the reward is x + y.
+
+    Episodes begin at (0, number of the episode / 4). `terminated` is written as 2, which must be read as true.
+    """
+
+    def arrays(batch, *pointers):
+        n = batch.contents.n
+        state = np.ctypeslib.as_array(batch.contents.state, (2, n))
+        return n, state, *[np.ctypeslib.as_array(p, (n, 2)) for p in pointers]
+
+    def reset(params, batch, m, index, obs):
+        _, state, rows = arrays(batch, obs)
+        for i in index[:m]:
+            assert batch.contents.steps[i] == 0
+            state[:, i] = 0, batch.contents.episodes[i] / 4
+            rows[i] = state[:, i]
+
+    def step(params, batch, actions, obs, rewards, terminated):
+        n, state, rows = arrays(batch, obs)
+        if discrete:
+            taken = np.ctypeslib.as_array(c.cast(actions, P(c.c_int64)), (n,))
+            moves = np.array([[1, 0], [0, 1], [-1, 0]])[taken]
+        else:
+            moves = np.ctypeslib.as_array(c.cast(actions, P(c.c_float)), (n, 2)).clip(-1, 1)
+        state += moves.T
+        rows[:] = state.T
+        np.ctypeslib.as_array(rewards, (n,))[:] = state.sum(0)
+        np.ctypeslib.as_array(terminated, (n,))[:] = 2 * (np.abs(state) > 3).any(0)
+
+    def observe(params, batch, obs):
+        _, state, rows = arrays(batch, obs)
+        rows[:] = state.T
+
+    spec = {
+        "struct_size": c.sizeof(Spec),
+        "env_id": b"Walk-v0" if discrete else b"Drift-v0",
+        "state_size": 2,
+        "obs_dim": 2,
+        "n_actions": 3 if discrete else 0,
+        "act_dim": 1 if discrete else 2,
+        "act_low": None if discrete else bounds(-1, -1),
+        "act_high": None if discrete else bounds(1, 1),
+        "max_episode_steps": 7,
+        "reset_n": RESET(reset),
+        "step_n": STEP(step),
+        "observe_n": OBSERVE(observe),
+    } | change
+    spec = Spec(**spec)
+    ALIVE.append(spec)
+    return new_capsule(c.addressof(spec), NAME, None)
+
+
+@pytest.fixture(autouse=True)
+def forget_what_a_test_registers():
+    yield
+    REGISTERED.clear()
+
+
+@pytest.mark.parametrize("n", [1, 3, 600])
+def test_the_loop_serves_an_environment_from_outside(n):
+    env = VecEnv(n, 5, walk(discrete=True))
+    assert (env.env_id, env.obs_dim, env.n_actions, env.act_dim) == ("Walk-v0", 2, 3, 1)
+    assert (env.discrete, env.act_low, env.act_high, env.max_episode_steps) == (True, None, None, 7)
+    np.testing.assert_array_equal(env.reset_all(), np.zeros((n, 2)))
+    rng = np.random.default_rng(0)
+    where, t, episode, total = np.zeros((n, 2)), np.zeros(n), np.zeros(n), np.zeros(n)
+    for _ in range(40):
+        actions = rng.integers(0, 3, n)
+        step = env.step_all(actions)
+        where += np.array([[1, 0], [0, 1], [-1, 0]])[actions]
+        t, total = t + 1, total + where.sum(1)
+        terminated, truncated = (np.abs(where) > 3).any(1), t >= 7
+        done = terminated | truncated
+        np.testing.assert_array_equal(step["final_obs"], where.astype(np.float32))
+        np.testing.assert_array_equal(step["rewards"], where.sum(1))
+        assert set(step["terminated"].view(np.uint8)) <= {0, 1}
+        np.testing.assert_array_equal(step["terminated"], terminated)
+        np.testing.assert_array_equal(step["truncated"], truncated)
+        np.testing.assert_array_equal(step["episode_length"], t)
+        np.testing.assert_array_equal(step["episode_return"], total)
+        episode += done
+        where[done] = np.stack([np.zeros(n), episode / 4], 1)[done]
+        t[done] = total[done] = 0
+        np.testing.assert_array_equal(step["obs"], where.astype(np.float32))
+        np.testing.assert_array_equal(env.observe(), step["obs"])
+        np.testing.assert_array_equal(env.get_state()["state"], where.T)
+
+
+def test_actions_of_several_components():
+    env = VecEnv(3, 0, walk(discrete=False))
+    assert (env.n_actions, env.act_dim) == (None, 2)
+    np.testing.assert_array_equal(env.act_low, np.float32([-1, -1]))
+    np.testing.assert_array_equal(env.act_high, np.float32([1, 1]))
+    moves = [[0.5, 0.25], [-5, 0.5], [0, 5]]
+    for given in (moves, np.array(moves), np.asfortranarray(moves, np.float32)):
+        env.reset_all(0)
+        np.testing.assert_array_equal(env.step_all(given)["obs"], [[0.5, 0.25], [-1, 0.5], [0, 1]])
+    for wrong in (np.zeros(3), np.zeros(6), np.zeros((3, 1)), np.zeros((2, 3))):
+        with pytest.raises(ValueError, match=r"actions must have shape \(3, 2\), one per environment"):
+            env.step_all(wrong)
+    with pytest.raises(ValueError, match=r"not NaN, got .* at index 1"):
+        env.step_all([[0, 0], [0, np.nan], [0, 0]])
+
+
+def test_one_environment_from_outside():
+    env = Env(walk(discrete=False), seed=0)
+    np.testing.assert_array_equal(env.reset(), [0, 0])
+    for t in range(7):
+        result = env.step([0.25, -0.25])
+        np.testing.assert_array_equal(result["obs"], np.array([0.25, -0.25]) * (t + 1))
+        assert result["truncated"] == (t == 6)
+    with pytest.raises(ValueError, match=r"Env.step: .* call reset\(\) first"):
+        env.step([0, 0])
+    env.reset()
+    for action, error, message in (
+        (0.5, ValueError, r"shape \(2,\), got \(\)"),
+        ([0.0], ValueError, r"shape \(2,\), got \(1,\)"),
+        ([0, np.nan], ValueError, "not NaN"),
+        (["a", "b"], TypeError, "real numbers"),
+    ):
+        with pytest.raises(error, match="Env.step: action must .*" + message):
+            env.step(action)
+
+
+def test_no_time_limit():
+    capsule = walk(discrete=True, max_episode_steps=0)
+    env = VecEnv(2, 0, capsule)
+    assert env.max_episode_steps is None
+    env.reset_all()
+    state = env.get_state() | {"steps": np.array([NEVER - 5, 0])}
+    env.set_state(state)
+    for actions in ([0, 0], [2, 2], [0, 0]):
+        assert not env.step_all(actions)["truncated"].any()
+
+
+def test_registration_makes_the_id_known():
+    capsule = walk(discrete=True)
+    with pytest.raises(ValueError, match=r"env_id must be a native .* got 'Walk-v0'; .* register_native comes first"):
+        VecEnv(2, 0, "Walk-v0")
+    assert native_ids() == NATIVE_ENVS
+    assert register_native(capsule) == "Walk-v0"
+    assert register_native(capsule) == "Walk-v0"
+    assert native_ids() == (*NATIVE_ENVS, "Walk-v0")
+    env = VecEnv(2, 0, "Walk-v0")
+    assert env.reset_all().shape == (2, 2)
+    with pytest.raises(ValueError, match="register_native: Walk-v0: env_id must be new, got one that is registered"):
+        register_native(walk(discrete=True))
+    with pytest.raises(ValueError, match="VecEnv: Walk-v0: env_id must be new"):
+        VecEnv(2, 0, walk(discrete=True))
+    with pytest.raises(ValueError, match="CartPole-v1: env_id must not be that of a built-in"):
+        register_native(walk(discrete=True, env_id=b"CartPole-v1"))
+
+
+def test_pickling_and_snapshots_go_by_id():
+    capsule = walk(discrete=True)
+    env, other = VecEnv(3, 1, capsule), VecEnv(3, 2, capsule)
+    env.reset_all()
+    env.step_all([0, 1, 2])
+    other.set_state(env.get_state())
+    np.testing.assert_array_equal(other.observe(), env.observe())
+    data, single = pickle.dumps(env), pickle.dumps(Env(capsule, 0))
+    for text in (data, single):
+        with pytest.raises(ValueError, match="register_native comes first"):
+            pickle.loads(text)
+    register_native(capsule)
+    copy = pickle.loads(data)
+    np.testing.assert_array_equal(copy.step_all([1, 1, 1])["obs"], env.step_all([1, 1, 1])["obs"])
+    assert pickle.loads(single).env_id == "Walk-v0"
+
+
+def test_a_vec_env_keeps_its_capsule_alive():
+    capsule = walk(discrete=True)
+    before = sys.getrefcount(capsule)
+    env = VecEnv(1, 0, capsule)
+    assert sys.getrefcount(capsule) == before + 1
+    del env
+    assert sys.getrefcount(capsule) == before
+
+
+@pytest.mark.parametrize(
+    ("discrete", "change", "message"),
+    [
+        (True, {"struct_size": 8}, rf"struct_size must be at least {c.sizeof(Spec)}, got 8"),
+        (True, {"flags": 1}, "flags must be 0, got 1"),
+        (True, {"env_id": None}, "env_id must be a name, got NULL"),
+        (True, {"env_id": b""}, "env_id must be a name, got an empty one"),
+        (True, {"env_id": b"\xff\xfe"}, "env_id must be UTF-8"),
+        (True, {"state_size": 0}, "Walk-v0: state_size must be at least 1 .*, got 0"),
+        (True, {"state_size": 2**62}, "state_size must be .*at most 2"),
+        (True, {"obs_dim": -3}, "obs_dim must be at least 1 .*, got -3"),
+        (True, {"n_actions": -1}, "n_actions must be at least 0 .*, got -1"),
+        (True, {"act_dim": 0}, "act_dim must be at least 1 .*, got 0"),
+        (True, {"act_dim": 2}, "act_dim must be 1 where n_actions is not 0, got 2"),
+        (True, {"act_low": bounds(0)}, "act_low and act_high must be NULL where n_actions"),
+        (True, {"max_episode_steps": -1}, "max_episode_steps must be at least 0 .*, got -1"),
+        (True, {"reset_n": RESET()}, "reset_n must be a function, got NULL"),
+        (True, {"step_n": STEP()}, "step_n must be a function, got NULL"),
+        (True, {"observe_n": OBSERVE()}, "observe_n must be a function, got NULL"),
+        (False, {"act_low": None}, "act_low and act_high must hold bounds where n_actions is 0, got NULL"),
+        (False, {"act_high": bounds(1, -1)}, "act_low must be below act_high, got -1.0 and -1.0 at 1"),
+        (False, {"act_high": bounds(1, np.nan)}, "act_low must be below act_high"),
+    ],
+)
+def test_fields_are_checked(discrete, change, message):
+    capsule = walk(discrete, **change)
+    for where, call in (
+        ("VecEnv", lambda: VecEnv(1, 0, capsule)),
+        ("Env", lambda: Env(capsule)),
+        ("register_native", lambda: register_native(capsule)),
+    ):
+        with pytest.raises(ValueError, match=f"{where}: (.*: )?{message}"):
+            call()
+    assert native_ids() == NATIVE_ENVS
+
+
+def test_capsules_are_checked():
+    with pytest.raises(ValueError, match=r"capsule must be named 'rlox.env.v1', got 'other'"):
+        register_native(new_capsule(1, b"other", None))
+    with pytest.raises(ValueError, match=r"capsule must be named 'rlox.env.v1', got one without a name"):
+        VecEnv(1, 0, new_capsule(1, None, None))
+    with pytest.raises(TypeError, match=r"capsule must be a PyCapsule named 'rlox.env.v1', got str"):
+        register_native("Walk-v0")
+    for wrong in (None, 3, b"CartPole-v1"):
+        with pytest.raises(TypeError, match="env_id must be an id or a PyCapsule"):
+            VecEnv(1, 0, wrong)
+
+
+def test_a_struct_that_knows_more_is_taken():
+    assert VecEnv(1, 0, walk(discrete=True, struct_size=c.sizeof(Spec) + 64)).env_id == "Walk-v0"
