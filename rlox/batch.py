@@ -1,13 +1,14 @@
-"""The data of one rollout."""
+"""The data of one update: a rollout, or a sample of a replay memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.networks import rng_from_torch
 
@@ -112,3 +113,44 @@ class RolloutBatch:
             columns = [column[order] for column in columns]
         for parts in zip(*(column.split(batch_size) for column in columns), strict=True):
             yield RolloutBatch(*parts)
+
+
+@dataclass
+class TransitionBatch:
+    """B transitions from a replay memory, tensors on the learner's device."""
+
+    obs: torch.Tensor  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    actions: torch.Tensor  # (B,) or (B, K) int64, or (B, A) f32
+    rewards: torch.Tensor  # (B,) f32, or discounted sums of n rewards
+    next_obs: torch.Tensor  # like obs, what the (last) step truly led to
+    discounts: torch.Tensor  # (B,) f32, factor of the value of next_obs: gamma^n, and 0 where the episode terminated
+    weights: torch.Tensor | None = None  # (B,) f32, importance weights; None: all transitions were as likely
+    indices: np.ndarray | None = None  # (B,), where the memory wants to be told the new priorities
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @classmethod
+    def from_rows(
+        cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: torch.device
+    ) -> TransitionBatch:
+        """What `rlox.buffers.Buffer.sample` returned, in the shapes of `spec`.
+
+        A time limit leaves the discount as it is: only terminations end the value of what comes after.
+        """
+
+        def tensor(name: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.from_numpy(rows[name]).reshape(n, *shape).to(device, dtype)
+
+        n = len(rows["rewards"])
+        obs_dtype = torch.uint8 if spec.image else torch.float32
+        goes_on = ~tensor("terminated", dtype=torch.bool)
+        return cls(
+            obs=tensor("obs", spec.obs_shape, obs_dtype),
+            actions=tensor("actions", spec.action_shape, torch.float32 if spec.continuous else torch.int64),
+            rewards=tensor("rewards"),
+            next_obs=tensor("next_obs", spec.obs_shape, obs_dtype),
+            discounts=goes_on * (tensor("discounts") if "discounts" in rows else gamma),
+            weights=tensor("weights") if "weights" in rows else None,
+            indices=rows.get("indices"),
+        )

@@ -30,10 +30,12 @@ class Callback:
         """Before the first rollout. info: algorithm."""
 
     def on_rollout_end(self, **info: Any) -> None:
-        """After each rollout, before the update. info: algorithm, batch."""
+        """After each rollout, or each round of off-policy collection, before the update. info: algorithm, batch (what
+        was collected: `rlox.batch.RolloutBatch` or `rlox.loops.Episodes`)."""
 
     def on_step(self, **info: Any) -> bool:
-        """After each update. info: step (environment steps so far), reward (mean return of the last 100 episodes, NaN
+        """After each update; off-policy, where these are many, a hundred times in a training and every 1,000 steps in a
+        long one. info: step (environment steps so far), reward (mean return of the last 100 episodes, NaN
         before the first), metrics (dict of float), algorithm. Return False to stop training."""
         return True
 

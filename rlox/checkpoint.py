@@ -5,6 +5,7 @@ algorithm has no use for is there and empty:
 
 =============== =============================================================================================
 policy          weights, by their ``state_dict`` names
+target          weights of a target network, likewise
 optimizer       moments and step counts
 normalization   running statistics of observations and rewards
 environment     state of native environments
@@ -23,6 +24,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +36,7 @@ FORMAT = "rlox-checkpoint"
 FORMAT_VERSION = 1
 TENSOR_SECTIONS = (
     "policy",
+    "target",
     "optimizer",
     "normalization",
     "environment",
@@ -136,8 +139,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def load_checkpoint(path: str | os.PathLike) -> Checkpoint:
-    """Read and verify a checkpoint.
+def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) -> Checkpoint:
+    """Read and verify a checkpoint; `keys` are what its header must hold.
 
     Raises
     ------
@@ -174,7 +177,7 @@ def load_checkpoint(path: str | os.PathLike) -> Checkpoint:
         raise ValueError(
             f"load_checkpoint: {path} has format version {version}, this rlox reads {FORMAT_VERSION}; update rlox-cli"
         )
-    missing = [key for key in HEADER_KEYS if key not in header]
+    missing = [key for key in keys if key not in header]
     if missing:
         raise ValueError(f"load_checkpoint: {path} is damaged: its header lacks {', '.join(missing)}")
     if info.get("sha256") != _digest(info["rlox"], flat):

@@ -1,9 +1,9 @@
-"""How on-policy experience is gathered."""
+"""How experience is gathered: whole rollouts for on-policy learning, step by step into a memory for off-policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from rlox.batch import FrameStacks, RolloutBatch
 from rlox.envs import env_name, make_vec_env, spec_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.rng import Rng
-from rlox.policies import ActorCritic, check_policy
+from rlox.policies import Actor, ActorCritic, check_policy
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
@@ -66,7 +66,68 @@ class _FrameStore:
         return FrameStacks(frames, torch.from_numpy(self._index[:-1].reshape(-1, self._k)).to(device))
 
 
-class RolloutCollector:
+class _Collector:
+    """The environments of a collector, and what both kinds do with them."""
+
+    _where: ClassVar[str]  # whom errors name
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int,
+        seed: int,
+        reward_fn: RewardFn | None,
+        env_kwargs: dict[str, Any] | None,
+        device: str | torch.device,
+        env_wrappers: Sequence[Any],
+        env_workers: int,
+        env_backend: str,
+    ):
+        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend)
+        self.spec = spec_of(self.env)
+        self.n_envs = n_envs
+        self.reward_fn = reward_fn
+        self.device = torch.device(device)
+        self.rng = Rng(seed, Stream.ACTION)
+        self._name = env_name(env_id)
+        # (N, *obs_shape), where the next step starts, as the environment says it.
+        self._raw: np.ndarray | None = None
+
+    def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        shaped = np.asarray(self.reward_fn(obs, actions, raw))
+        if shaped.shape != raw.shape:
+            raise ValueError(f"{self._where}: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}")
+        return shaped
+
+    def _refuse_action(self, action: torch.Tensor) -> None:
+        raise ValueError(
+            f"{self._where}: the policy must act with shape {(self.n_envs, *self.spec.action_shape)} on {self._name} "
+            f"({self.spec.describe_actions()}), got {tuple(action.shape)}"
+        )
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Exact snapshot of native environments; None for foreign ones, which start fresh episodes after a restore."""
+        return self.env.get_state() if self.exact and self._raw is not None else None
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from what `state` returned."""
+        self.env.set_state(state)
+        self._raw = self.env.observe()
+
+    def close(self) -> None:
+        """End foreign environments and their worker processes; native ones hold nothing."""
+        if not self.exact:
+            self.env.close()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the environments can be saved and restored exactly."""
+        from rlox.kernels.envs.vec_env import VecEnv
+
+        return isinstance(self.env, VecEnv)
+
+
+class RolloutCollector(_Collector):
     """Steps N environments with a policy and returns whole rollouts with their advantages.
 
     Parameters
@@ -94,6 +155,8 @@ class RolloutCollector:
         gymnasium wrappers, worker processes and what implements the environments (see `rlox.envs.make_vec_env`).
     """
 
+    _where = "RolloutCollector.collect"
+
     def __init__(
         self,
         env_id: str | Callable[[], Any],
@@ -109,18 +172,10 @@ class RolloutCollector:
         env_workers: int = 0,
         env_backend: str = "auto",
     ):
-        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend)
-        self.spec = spec_of(self.env)
-        self.n_envs = n_envs
+        super().__init__(env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend)
         self.gamma = gamma
         self.gae_lambda = gae_lambda
-        self.reward_fn = reward_fn
         self.normalizer = normalizer
-        self.device = torch.device(device)
-        self.rng = Rng(seed, Stream.ACTION)
-        self._name = env_name(env_id)
-        # (N, *obs_shape), where the next rollout starts, as the environment says it.
-        self._raw: np.ndarray | None = None
 
     def collect(self, policy: nn.Module, n_steps: int) -> RolloutBatch:
         """Take `n_steps` steps in every environment.
@@ -184,7 +239,7 @@ class RolloutCollector:
                         action, log_prob = policy.get_action_and_logprob(here)
                         sampled_log_probs.append(log_prob)
                     if action.shape != actions.shape[1:]:
-                        self._refuse_action(action, actions)
+                        self._refuse_action(action)
                     actions[t] = action
                     taken, after = actions_np[t], obs_np[(t + 1) % kept]
                     self.env.step_all(
@@ -269,37 +324,104 @@ class RolloutCollector:
             episode_lengths=episode_length[ended],
         )
 
-    def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        shaped = np.asarray(self.reward_fn(obs, actions, raw))
-        if shaped.shape != raw.shape:
-            raise ValueError(
-                f"RolloutCollector.collect: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}"
-            )
-        return shaped
 
-    def _refuse_action(self, action: torch.Tensor, expected: torch.Tensor) -> None:
-        raise ValueError(
-            f"RolloutCollector.collect: the policy must act with shape {tuple(expected.shape[1:])} on {self._name} "
-            f"({self.spec.describe_actions()}), got {tuple(action.shape)}"
+class ReplayCollector(_Collector):
+    """Steps N environments with a policy and keeps every transition in a replay memory.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend
+        As `RolloutCollector` takes them.
+    """
+
+    _where = "ReplayCollector.step"
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 1,
+        seed: int = 0,
+        reward_fn: RewardFn | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        device: str | torch.device = "cpu",
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
+        env_backend: str = "auto",
+    ):
+        super().__init__(env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend)
+        n, spec = n_envs, self.spec
+        self._out = {
+            "obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),
+            "rewards": np.empty(n),
+            "terminated": np.empty(n, np.bool_),
+            "truncated": np.empty(n, np.bool_),
+            "final_obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),
+            "episode_return": np.empty(n),
+            "episode_length": np.empty(n, np.int64),
+        }
+        self._noise: np.ndarray | None = None
+
+    def step(self, policy: Actor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Take one step in every environment and push N transitions.
+
+        The next observation of a transition is the one its step truly led to, also where the episode ended there.
+
+        Parameters
+        ----------
+        policy : Actor
+            Acts by its noise, which this collector's generator gives.
+        buffer : rlox.buffers.Buffer
+            Where the transitions go.
+        random : bool
+            Uniformly random actions instead of the policy's.
+
+        Returns
+        -------
+        returns, lengths : arrays (E,) f64 and int64
+            Of the episodes that ended, from the environment's own statistics.
+
+        Raises
+        ------
+        ValueError
+            If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
+        """
+        if self._raw is None:
+            self._raw = self.env.reset_all()
+        obs, out = self._raw, self._out
+        actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
+        self.env.step_all(actions, out)
+        rewards = out["rewards"]
+        if self.reward_fn is not None:
+            # It may keep what it is given, and these arrays are used again.
+            rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
+        terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
+        buffer.push_batch(
+            obs.reshape(n, -1),
+            out["final_obs"].reshape(n, -1),
+            actions.reshape(n, -1).astype(np.float32, copy=False),
+            rewards.astype(np.float32),
+            terminated,
+            truncated,
         )
+        self._raw, out["obs"] = out["obs"], obs
+        ended = terminated | truncated
+        return out["episode_return"][ended], out["episode_length"][ended]
 
-    def state(self) -> dict[str, np.ndarray] | None:
-        """Exact snapshot of native environments; None for foreign ones, which start fresh episodes after a restore."""
-        return self.env.get_state() if self.exact and self._raw is not None else None
+    def _act(self, policy: Actor, obs: np.ndarray) -> np.ndarray:
+        if self._noise is None:
+            self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
+        policy.fill_noise(self.rng, self._noise)
+        with torch.inference_mode():
+            noise = torch.from_numpy(self._noise).to(self.device)
+            actions = policy.act(torch.from_numpy(obs).to(self.device), noise)
+        if actions.shape != (self.n_envs, *self.spec.action_shape):
+            self._refuse_action(actions)
+        return actions.cpu().numpy()
 
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned."""
-        self.env.set_state(state)
-        self._raw = self.env.observe()
-
-    def close(self) -> None:
-        """End foreign environments and their worker processes; native ones hold nothing."""
-        if not self.exact:
-            self.env.close()
-
-    @property
-    def exact(self) -> bool:
-        """Whether the environments can be saved and restored exactly."""
-        from rlox.kernels.envs.vec_env import VecEnv
-
-        return isinstance(self.env, VecEnv)
+    def _random_actions(self) -> np.ndarray:
+        n, spec = self.n_envs, self.spec
+        if spec.discrete:
+            return self.rng.integers(spec.n_actions, n)
+        if spec.n_choices is not None:
+            return (self.rng.uniform((n, len(spec.n_choices)), dtype=np.float64) * spec.n_choices).astype(np.int64)
+        return spec.act_low + (spec.act_high - spec.act_low) * self.rng.uniform((n, spec.act_dim))

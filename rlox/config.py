@@ -13,11 +13,12 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 SCHEDULES = ("constant", "linear")
 ACTIVATIONS = ("tanh", "relu")
 OPTIMIZERS = ("adam", "rmsprop")
+Q_LOSSES = ("huber", "mse")
 DEVICES = ("auto", "cpu", "cuda")
 WANDB_MODES = ("online", "offline")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool")
@@ -180,6 +181,132 @@ class A2CConfig(OnPolicyConfig):
 
 
 @dataclass
+class OffPolicyConfig(Config):
+    """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
+
+    learning_rate: float = 1e-4  # step size of the optimiser at the start
+    learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
+    gamma: float = 0.99  # discount factor per step, in [0, 1]
+    batch_size: int = 64  # transitions per update
+    learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
+    train_freq: int = 1  # environment steps, over all environments together, from one round of updates to the next
+    gradient_steps: int = 1  # updates in a round; -1: as many as environment steps were taken since the last
+    max_grad_norm: float | None = 10.0  # global gradient norm is clipped to this; null: off
+    hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])  # units per hidden layer
+    activation: str = "relu"  # tanh or relu
+
+    def rules(self):
+        yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
+        yield (
+            "learning_rate_schedule",
+            self.learning_rate_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "batch_size", self.batch_size >= 1, "be >= 1"
+        yield "learning_starts", self.learning_starts >= 0, "be >= 0"
+        yield "train_freq", self.train_freq >= 1, "be >= 1"
+        yield "gradient_steps", self.gradient_steps >= 1 or self.gradient_steps == -1, "be >= 1, or -1"
+        yield (
+            "max_grad_norm",
+            self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
+            "be > 0 and finite, or null",
+        )
+        yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
+        yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
+
+
+@dataclass
+class DQNConfig(OffPolicyConfig):
+    """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236), with parts of Rainbow (arXiv:1710.02298)."""
+
+    double_dqn: bool = True  # the online network chooses the next action, the target network values it
+    dueling: bool = False  # separate streams for the state's value and the actions' advantages
+    loss: str = "huber"  # huber (quadratic to an error of 1, then linear) or mse (the squared error, no factor 1/2)
+    target_update_freq: int = 1000  # environment steps from one update of the target network to the next
+    tau: float = 1.0  # share of the online network that an update of the target takes in; 1: a copy
+    exploration_fraction: float = 0.1  # part of total_timesteps over which epsilon falls, linearly
+    exploration_initial_eps: float = 1.0  # probability of a random action at the start
+    exploration_final_eps: float = 0.05  # probability of a random action from then on
+
+    def rules(self):
+        yield from super().rules()
+        yield "loss", self.loss in Q_LOSSES, f"be one of {', '.join(Q_LOSSES)}"
+        yield "target_update_freq", self.target_update_freq >= 1, "be >= 1"
+        yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        yield "exploration_fraction", 0 <= self.exploration_fraction <= 1, "be in [0, 1]"
+        yield "exploration_initial_eps", 0 <= self.exploration_initial_eps <= 1, "be in [0, 1]"
+        yield "exploration_final_eps", 0 <= self.exploration_final_eps <= 1, "be in [0, 1]"
+
+
+@dataclass
+class BufferConfig(Config):
+    """Uniform: every transition is as likely to be drawn as any other. The base of every memory's configuration."""
+
+    name: str = "uniform"  # which one (`rlox ls buffers`); chosen by buffer=NAME
+    size: int = 1_000_000  # transitions it holds before the oldest make room
+    n_step: int = 1  # steps of a return before it bootstraps; ends of episodes and time limits cut it short
+
+    frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store the frames of stacks once
+
+    def rules(self):
+        yield "name", bool(self.name), "not be empty"
+        yield "size", self.size >= 1, "be >= 1"
+        yield "n_step", self.n_step >= 1, "be >= 1"
+        yield "n_step", self.n_step <= self.size, f"be at most size ({self.size})"
+
+    def arguments(self) -> dict[str, Any]:
+        """What the buffer's class is given beside shapes and n-step returns: ``capacity``, and every other field."""
+        given = {key: value for key, value in self.to_dict().items() if key not in ("name", "size", "n_step")}
+        return {"capacity": self.size, **given}
+
+
+@dataclass
+class OutsideBufferConfig(BufferConfig):
+    """A registered memory that has no configuration class of its own."""
+
+    name: str = "outside"  # which one (`rlox ls buffers`); chosen by buffer=NAME
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of its class
+
+    frame_stacks = False
+
+    def arguments(self):
+        return {"capacity": self.size, **self.kwargs}
+
+
+@dataclass
+class PrioritizedBufferConfig(BufferConfig):
+    """Transitions are drawn in proportion to their last TD error (Schaul et al. 2016, arXiv:1511.05952)."""
+
+    name: str = "prioritized"  # which one (`rlox ls buffers`); chosen by buffer=NAME
+    alpha: float = 0.6  # exponent of the priorities: 0 draws uniformly, 1 in full proportion
+    beta: float = 0.4  # exponent of the importance weights at the start; it rises to 1 at total_timesteps, linearly
+
+    def rules(self):
+        yield from super().rules()
+        yield "alpha", 0 <= self.alpha <= 1, "be in [0, 1]"
+        yield "beta", 0 <= self.beta <= 1, "be in [0, 1]"
+
+
+@dataclass
+class MmapBufferConfig(BufferConfig):
+    """Uniform; the newest transitions in memory, older ones in a file."""
+
+    name: str = "mmap"  # which one (`rlox ls buffers`); chosen by buffer=NAME
+    hot_size: int = 10_000  # transitions held in memory
+    folder: str | None = None  # folder of the file; null: the run's (library: a temporary one)
+
+    frame_stacks = False
+
+    def rules(self):
+        yield from super().rules()
+        yield "hot_size", 1 <= self.hot_size <= self.size, f"be between 1 and size ({self.size})"
+
+    def arguments(self):
+        return {"hot_capacity": self.hot_size, "total_capacity": self.size, "cold_path": self.folder}
+
+
+@dataclass
 class EnvConfig(Config):
     """The environment a run trains on."""
 
@@ -308,6 +435,7 @@ class RunConfig(Config):
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
+    buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to

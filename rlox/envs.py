@@ -52,6 +52,11 @@ class EnvSpec:
         return self.act_dim is not None
 
     @property
+    def action_kind(self) -> str:
+        """``discrete``, ``multi-discrete`` or ``continuous``."""
+        return "discrete" if self.discrete else "continuous" if self.continuous else "multi-discrete"
+
+    @property
     def action_shape(self) -> tuple[int, ...]:
         """Shape of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box."""
         if self.n_choices is not None:

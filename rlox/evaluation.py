@@ -15,7 +15,7 @@ from rlox.envs import env_name, make_vec_env, spec_of
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
-from rlox.policies import ActorCritic
+from rlox.policies import Actor
 from rlox.streams import Stream
 
 # Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
@@ -133,7 +133,7 @@ def evaluate(
         rows = torch.from_numpy(seen).to(device)
         if mode is not None:
             actions = mode(rows)
-        elif isinstance(policy, ActorCritic):
+        elif isinstance(policy, Actor):
             noise = np.empty(policy.noise_shape(len(obs)), np.float32)
             policy.fill_noise(rng, noise)
             actions = policy.act(rows, torch.from_numpy(noise).to(device))

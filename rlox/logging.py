@@ -12,6 +12,7 @@ _TRACKER_NAMES = {
     "mean_length": "episode/length",
     "policy_loss": "loss/policy",
     "value_loss": "loss/value",
+    "q_loss": "loss/q",
 }
 
 

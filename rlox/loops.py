@@ -41,9 +41,26 @@ class Counters:
         return {name: value for name, value in asdict(self).items() if isinstance(value, int)}
 
 
+@dataclass(frozen=True)
+class Episodes:
+    """What one round of off-policy collection has brought; its length is the environment steps taken."""
+
+    n_steps: int  # over all environments together
+    episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
+    episode_lengths: np.ndarray  # (E,) int64, steps
+
+    def __len__(self) -> int:
+        return self.n_steps
+
+
 def scheduled(value: float, schedule: str, progress: float) -> float:
     """`value` as it stands at `progress` in [0, 1]: constant, or linearly down to 0."""
     return value * (1.0 - progress) if schedule == "linear" else value
+
+
+def interpolated(start: float, end: float, progress: float, fraction: float) -> float:
+    """From `start` to `end`, linearly over the first `fraction` of the horizon; `end` from then on."""
+    return end if progress >= fraction else start + (end - start) * progress / fraction
 
 
 def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -51,6 +68,16 @@ def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
     if not metrics:
         return {}
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+
+
+def _require_finite(losses: dict[str, float], algorithm) -> None:
+    for name, value in losses.items():
+        # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
+        if not math.isfinite(value) and name != "explained_variance":
+            raise FloatingPointError(
+                f"{algorithm.name}: {name} became {value} at step {algorithm.counters.env_steps}; training cannot go "
+                "on. Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
+            )
 
 
 def on_policy(algorithm) -> dict[str, float]:
@@ -86,13 +113,7 @@ def on_policy(algorithm) -> dict[str, float]:
         losses = to_floats(algorithm.update(batch))
         c.updates += 1
         now = time.perf_counter()
-        for name, value in losses.items():
-            # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
-            if not math.isfinite(value) and name != "explained_variance":
-                raise FloatingPointError(
-                    f"{algorithm.name}: {name} became {value} at step {c.env_steps}; training cannot go on. Try a "
-                    "lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
-                )
+        _require_finite(losses, algorithm)
         metrics = {
             "mean_reward": c.mean_reward,
             "mean_length": c.mean_length,
@@ -104,5 +125,84 @@ def on_policy(algorithm) -> dict[str, float]:
         go_on = callbacks.on_step(step=c.env_steps, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
         # Evaluation and saving are not the training's speed.
         since += time.perf_counter() - now
+    callbacks.on_training_end(algorithm=algorithm)
+    return metrics
+
+
+def off_policy(algorithm) -> dict[str, float]:
+    """Collect into the replay memory, update from it, repeat until the horizon is reached or a callback says stop.
+
+    A round is `train_freq` environment steps, rounded up to whole steps of all environments, then `gradient_steps`
+    updates, once the memory has taken in `learning_starts` steps. Metrics are means over the updates since they were
+    last told, which is a hundred times in a training, and every 1,000 steps in a long one; only then does a callback
+    see them, and can stop it.
+
+    Raises
+    ------
+    FloatingPointError
+        As soon as metrics are told that are not finite.
+    """
+    c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
+    collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
+    end = c.horizon_start + c.horizon_steps
+    tell_every = min(1000, max(1, c.horizon_steps // 100))
+    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
+    history: list[dict[str, torch.Tensor]] = []
+    collect_s = update_s = 0.0
+    callbacks.on_training_start(algorithm=algorithm)
+    go_on = True
+    since, since_steps = clock(), c.env_steps
+    while go_on and c.env_steps < end:
+        started, round_start = clock(), c.env_steps
+        returns: list[float] = []
+        lengths: list[int] = []
+        try:
+            while c.env_steps - round_start < config.train_freq:
+                algorithm.explore()
+                random = c.env_steps < config.learning_starts
+                ended_returns, ended_lengths = collector.step(algorithm.policy, buffer, random)
+                c.env_steps += collector.n_envs
+                if len(ended_returns):
+                    returns += ended_returns.tolist()
+                    lengths += ended_lengths.tolist()
+        except Exception as e:
+            # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+            callbacks.on_collection_error(algorithm=algorithm, error=e)
+            raise
+        c.episodes += len(returns)
+        c.recent_returns.extend(returns)
+        c.recent_lengths.extend(lengths)
+        taken = c.env_steps - round_start
+        callbacks.on_rollout_end(algorithm=algorithm, batch=Episodes(taken, np.asarray(returns), np.asarray(lengths)))
+        collected = clock()
+        if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer):
+            for _ in range(taken if config.gradient_steps == -1 else config.gradient_steps):
+                history.append(algorithm.update(algorithm.sample()))
+                c.updates += 1
+        now = clock()
+        collect_s += collected - started
+        update_s += now - collected
+        so_far = c.env_steps - c.horizon_start
+        if so_far // tell_every == (so_far - taken) // tell_every and c.env_steps < end:
+            continue
+        losses = {}
+        if history:
+            losses = to_floats({name: torch.stack([row[name] for row in history]).mean() for name in history[0]})
+        history.clear()
+        _require_finite(losses, algorithm)
+        metrics = {
+            "mean_reward": c.mean_reward,
+            "mean_length": c.mean_length,
+            **losses,
+            **algorithm.exploration(),
+            "time/steps_per_second": (c.env_steps - since_steps) / (clock() - since),
+            "time/collect_s": collect_s,
+            "time/update_s": update_s,
+        }
+        collect_s = update_s = 0.0
+        now = clock()
+        go_on = callbacks.on_step(step=c.env_steps, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
+        # Evaluation and saving are not the training's speed.
+        since += clock() - now
     callbacks.on_training_end(algorithm=algorithm)
     return metrics

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons whose initial weights come from rlox's own generator."""
+"""Networks whose initial weights come from rlox's own generator."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import nn
 
 from rlox.config import ACTIVATIONS, nearest
 from rlox.kernels.rng import Rng
+
+_NONLINEARITIES = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def rng_from_torch() -> Rng:
@@ -62,7 +64,6 @@ def mlp(
     if activation not in ACTIVATIONS:
         raise ValueError(f"mlp: activation must be known, got {activation!r}; {nearest(activation, ACTIVATIONS)}")
     rng = rng or rng_from_torch()
-    nonlinearity = nn.Tanh if activation == "tanh" else nn.ReLU
     layers: list[nn.Module] = []
     for i, (n_in, n_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
@@ -70,7 +71,7 @@ def mlp(
         layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
         layers.append(init_layer_(layer, out_gain if last else math.sqrt(2.0), orthogonal, rng))
         if not last:
-            layers.append(nonlinearity())
+            layers.append(_NONLINEARITIES[activation]())
     return nn.Sequential(*layers)
 
 
@@ -93,3 +94,83 @@ def nature_cnn(shape: tuple[int, int, int], orthogonal: bool, rng: Rng) -> tuple
         channels, height, width = n_out, (height - size) // stride + 1, (width - size) // stride + 1
     linear = nn.utils.skip_init(nn.Linear, channels * height * width, 512)
     return nn.Sequential(*layers, nn.Flatten(), init_layer_(linear, gain, orthogonal, rng), nn.ReLU()), 512
+
+
+class QNetwork(nn.Module):
+    """Values of all actions at once, ``(B, D) -> (B, n_actions)``; images go through `nature_cnn` first.
+
+    Weights and biases start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Parameters
+    ----------
+    obs_dim : int or (C, H, W)
+        Observation size D, or the shape of an image.
+    n_actions : int
+        Number of actions.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves; after the features of an image they may be ``()``.
+    activation : str
+        ``tanh`` or ``relu``.
+    dueling : bool
+        Q = V + A - mean(A) from two streams, each with the last hidden layer to itself (Wang et al. 2016,
+        arXiv:1511.06581, eq. 9).
+    rng : Rng, optional
+        Generator of the initial weights; by default seeded from PyTorch's.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int | Sequence[int],
+        n_actions: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        dueling: bool = False,
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        widths = [hidden, hidden] if isinstance(hidden, int) else list(hidden)
+        rng = rng or rng_from_torch()
+        self.dueling = dueling
+        self.body: nn.Module | None = None
+        n_inputs = obs_dim
+        if not isinstance(obs_dim, int):
+            self.body, n_inputs = nature_cnn(tuple(obs_dim), False, rng)
+        widths = [n_inputs, *widths]
+        if dueling and len(widths) > 1:
+            shared = mlp(widths[:-1], activation, orthogonal=False, rng=rng)
+            self.trunk = nn.Sequential(*shared, *([_NONLINEARITIES[activation]()] if len(shared) else []))
+            widths = widths[-2:]
+        else:
+            self.trunk = nn.Sequential()
+        self.head = mlp([*widths, n_actions], activation, orthogonal=False, rng=rng)
+        self.value = mlp([*widths, 1], activation, orthogonal=False, rng=rng) if dueling else None
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Values (B, n_actions), in units of discounted return."""
+        features = self.trunk(obs if self.body is None else self.body(obs.float() / 255.0))
+        if self.value is None:
+            return self.head(features)
+        advantages = self.head(features)
+        return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
+
+
+@torch.no_grad()
+def polyak_update(source: nn.Module, target: nn.Module, tau: float = 0.005) -> None:
+    """Move `target`'s parameters by the share `tau` of the way to `source`'s; 1 copies them. Buffers are copied.
+
+    Raises
+    ------
+    ValueError
+        If `tau` is outside (0, 1], or the modules differ in their parameters.
+    """
+    if not 0 < tau <= 1:
+        raise ValueError(f"polyak_update: tau must be in (0, 1], got {tau}")
+    ours, theirs = list(target.parameters()), list(source.parameters())
+    if [p.shape for p in ours] != [p.shape for p in theirs]:
+        raise ValueError("polyak_update: target must have the parameters of source, in number and shapes")
+    if tau == 1:
+        torch._foreach_copy_(ours, theirs)
+    else:
+        torch._foreach_lerp_(ours, theirs, tau)
+    for buffer, from_source in zip(target.buffers(), source.buffers(), strict=True):
+        buffer.copy_(from_source)

@@ -1,6 +1,6 @@
-"""Actor-critics for every action space.
+"""What acts: actor-critics for every action space, and ε-greedy over Q-values.
 
-The three methods that any policy must have, ours or a user's module:
+The three methods that any on-policy policy must have, ours or a user's module:
 
 - ``get_action_and_logprob(obs) -> (actions, log_probs)``
 - ``get_value(obs) -> values``
@@ -26,8 +26,35 @@ POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entrop
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class ActorCritic(nn.Module):
-    """Base of the policies that take their noise from outside, so that rlox's generator decides the actions.
+class Actor(nn.Module):
+    """Base of what takes its noise from outside, so that rlox's generator decides the actions."""
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        """Shape of the noise that `act` takes for `n` observations."""
+        raise NotImplementedError
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        """Fill the f32 array `out` with the noise this policy samples by."""
+        raise NotImplementedError
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Sampled actions, a function of observation and noise alone."""
+        raise NotImplementedError
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        """The most likely action."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def sample(self, obs: torch.Tensor) -> torch.Tensor:
+        """Sampled actions; ``torch.manual_seed`` decides the noise."""
+        noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32)
+        self.fill_noise(rng_from_torch(), noise.numpy())
+        return self.act(obs, noise.to(obs.device))
+
+
+class ActorCritic(Actor):
+    """Base of the on-policy policies: values beside actions, and the probabilities of these.
 
     Vector observations go to an actor and a critic network that share nothing. Images go through one convolutional
     `body` (Mnih et al. 2015) whose features both heads read.
@@ -71,22 +98,6 @@ class ActorCritic(nn.Module):
         """What both heads read: the observation itself, or the body's features of an image."""
         return obs if self.body is None else self.body(obs.float() / 255.0)
 
-    def noise_shape(self, n: int) -> tuple[int, ...]:
-        """Shape of the noise that `act` takes for `n` observations."""
-        raise NotImplementedError
-
-    def fill_noise(self, rng: Rng, out) -> None:
-        """Fill the f32 array `out` with the noise this policy samples by."""
-        raise NotImplementedError
-
-    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Sampled actions, a function of observation and noise alone."""
-        raise NotImplementedError
-
-    def mode(self, obs: torch.Tensor) -> torch.Tensor:
-        """The most likely action."""
-        raise NotImplementedError
-
     def distribution(self, outputs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of `actions` and entropy, both (B,) in nats, from the actor's outputs."""
         raise NotImplementedError
@@ -102,9 +113,7 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sampled actions and their log-probabilities (B,); ``torch.manual_seed`` decides the noise."""
-        noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32)
-        self.fill_noise(rng_from_torch(), noise.numpy())
-        actions = self.act(obs, noise.to(obs.device))
+        actions = self.sample(obs)
         return actions, self.get_logprob_and_entropy(obs, actions)[0]
 
 
@@ -238,6 +247,42 @@ class ContinuousPolicy(ActorCritic):
         log_prob = -0.5 * z.square().sum(-1) - (self.log_std.sum() + self.act_dim * _LOG_SQRT_2PI)
         entropy = self.log_std.sum() + self.act_dim * (0.5 + _LOG_SQRT_2PI)
         return log_prob, entropy.expand(len(log_prob))
+
+
+class QPolicy(Actor):
+    """ε-greedy over the values of a module ``(B, D) -> (B, n_actions)``.
+
+    Attributes
+    ----------
+    epsilon : float
+        Probability that `act` takes an action at random; the training sets it, and no checkpoint holds it.
+    """
+
+    def __init__(self, q: nn.Module, n_actions: int, epsilon: float = 0.0):
+        super().__init__()
+        self.q = q
+        self.n_actions = n_actions
+        self.epsilon = epsilon
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Values (B, n_actions)."""
+        return self.q(obs)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, 2)
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.uniform(out=out)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
+        explore = noise[:, 0] < self.epsilon
+        # The largest f32 below 1 times n rounds to a number below n.
+        random = (noise[:, 1] * self.n_actions).long()
+        return random if explore.all() else torch.where(explore, random, self.mode(obs))
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.q(obs).argmax(-1)
 
 
 def make_policy(spec, config, rng: Rng) -> ActorCritic:

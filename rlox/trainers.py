@@ -50,3 +50,12 @@ class A2CTrainer(Trainer):
         from rlox.algorithms.a2c import A2C
 
         self.algorithm = A2C(env, **kwargs)
+
+
+class DQNTrainer(Trainer):
+    """`DQN` as `PPOTrainer` is PPO; every field of `rlox.config.DQNConfig`, and ``buffer`` and its short forms."""
+
+    def __init__(self, env: Any, **kwargs: Any):
+        from rlox.algorithms.dqn import DQN
+
+        self.algorithm = DQN(env, **kwargs)

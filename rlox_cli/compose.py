@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_config_class
 from rlox.checkpoint import load_checkpoint
-from rlox.config import RunConfig, nearest, tuned_pairs
+from rlox.config import BufferConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
+from rlox_cli.buffer_source import BufferSource
+from rlox_cli.cp import shipped
 from rlox_cli.env_source import GymEnvSource
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules
@@ -44,7 +47,14 @@ _KINDS = {
     "Boolean": "true or false",
     "String": "a text",
 }
-# The key that a Config stands at; an algorithm's own stands at `algo`.
+# What the library's classes take as short forms, and many would look for among the algorithm's keys.
+_BUFFER_KEYS = {
+    "algo.buffer_size": "buffer.size",
+    "algo.n_step": "buffer.n_step",
+    "algo.prioritized": "buffer=prioritized",
+}
+_OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
+# The key that a Config stands at; an algorithm's own stands at `algo`, a memory's at `buffer`.
 _SECTION_OF = {
     "RunConfig": "",
     "EnvConfig": "env.",
@@ -86,7 +96,10 @@ def register() -> None:
     store.store(name="run_schema", node=RunConfig)
     for name, entry in ALGORITHMS.items():
         store.store(group="algo", name=f"{name}_schema", node=resolve(entry.config))
+    for name in shipped("buffer"):
+        store.store(group="buffer", name=f"{name}_schema", node=buffer_config_class(name))
     Plugins.instance().register(GymEnvSource)
+    Plugins.instance().register(BufferSource)
     Plugins.instance().register(OwnFolderFirst)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
@@ -116,8 +129,8 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
         elif word.startswith("-"):
             flags.append(word)
         elif "=" in word or word.startswith("~"):
-            # env.kwargs takes any key; to Hydra's strict mode each would be unknown.
-            overrides.append(f"++{word}" if re.match(r"env\.kwargs[.=]", word) else word)
+            # The kwargs take any key; to Hydra's strict mode each would be unknown.
+            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else word)
         else:
             raise UsageError(f"{word!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
     return flags, overrides
@@ -230,6 +243,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     choices = cfg.hydra.runtime.choices
     algo, choice = choices.algo, choices.get("tuned")
     run = to_run_config(cfg)
+    _check_off_policy(run, algo, choices.get("buffer"))
     module, _, env_id = run.env.id.rpartition(":")
     import_modules([*run.imports, *([module] if module else [])])
     check_env_id(env_id, run.env.kwargs, run.env.backend)
@@ -245,6 +259,31 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
             f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
         )
     return Job(overrides, run, algo, applied)
+
+
+def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
+    if not isinstance(run.algo, OffPolicyConfig):
+        if run.buffer is not None:
+            raise ValueError(
+                f"buffer must be left out with algo={algo}, got {chosen or 'its keys'}; {_OFF_POLICY_ONLY}"
+            )
+        return
+    if not isinstance(run.buffer, BufferConfig):
+        raise ValueError(f"buffer must be chosen for algo={algo}, got null; try buffer=uniform")
+    if run.buffer.name != chosen:
+        raise ValueError(f"buffer.name must be {chosen}, what buffer= chose, got {run.buffer.name!r}")
+    if unknown := set(vars(run.buffer)) - {item.name for item in fields(run.buffer)}:
+        raise ValueError(f"buffer.{unknown.pop()} is no key of {type(run.buffer).__name__}")
+    at_least = max(run.algo.batch_size, run.env.n_envs)
+    if run.buffer.size < at_least:
+        raise ValueError(
+            f"buffer.size must be at least algo.batch_size and env.n_envs ({at_least}), got {run.buffer.size}"
+        )
+    if run.algo.learning_starts >= run.total_timesteps:
+        raise ValueError(
+            f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "
+            f"got {run.algo.learning_starts}"
+        )
 
 
 def _own_tuned_pairs() -> set[str]:
@@ -308,6 +347,14 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
         raise ValueError(f"env={env_id} is no environment; {remedy}") from e
 
 
+def _section(name: str) -> str:
+    """The key, with its dot, at which the Config class of this name stands."""
+    kinds = [BufferConfig]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return "buffer." if name in {kind.__name__ for kind in kinds} else _SECTION_OF.get(name, "algo.")
+
+
 def explain(e: BaseException) -> str:
     """One sentence for a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
     root: BaseException = e
@@ -325,12 +372,16 @@ def explain(e: BaseException) -> str:
         first = (root.msg or str(root)).splitlines()[0]
         if "not in" in first or "not found" in first:
             known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
+            if root.object_type is dict and re.fullmatch(r"buffer\.\w+", root.full_key):
+                return f"{root.full_key} needs a replay memory; {_OFF_POLICY_ONLY}"
             kind = root.object_type.__name__ if isinstance(root.object_type, type) else "the configuration"
             hint = nearest(str(root.key), known) if known else "`rlox show` lists the keys"
-            for section in ("algo", "env"):
+            for section in ("algo", "env", "buffer"):
                 # `gamma=0.9` for `algo.gamma=0.9` is what people type first.
                 if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
                     hint = f"did you mean {section}.{root.key}?"
+            if root.full_key in _BUFFER_KEYS:
+                hint = f"did you mean {_BUFFER_KEYS[root.full_key]}?"
             return f"{root.full_key} is no key of {kind}; {hint}"
         value = re.match(r"Value (.*) of type '\w+' could not be converted to (\w+)", first)
         if value:
@@ -339,7 +390,7 @@ def explain(e: BaseException) -> str:
             return f"{root.full_key} must be {kind}, got {value[1]}{hint}"
         return f"{root.full_key}: {first}"
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
-        return f"{_SECTION_OF.get(named[1], 'algo.')}{named[2]}"
+        return f"{_section(named[1])}{named[2]}"
     return " ".join(str(e).split())
 
 

@@ -46,6 +46,7 @@ def train(
     rlox train algo=ppo env=CartPole-v1
     rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
     rlox train -m algo=ppo seed=0,1,2,3
+    rlox train algo=dqn buffer=prioritized buffer.alpha=0.5
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
     rlox train max_time=30m eval.stop_at=475       'logger=[mlflow,csv]'
     rlox train init_from=outputs/…/checkpoints/best.safetensors
@@ -103,11 +104,11 @@ def eval_(
 
 @app.command(name="ls")
 def ls(
-    what: Annotated[str, typer.Argument(help="algos, envs, experiments, tuned or runs.")],
+    what: Annotated[str, typer.Argument(help="algos, buffers, envs, experiments, tuned or runs.")],
     folder: Annotated[Path, typer.Option(help="Where runs lie (for `ls runs`).")] = Path("outputs"),
     imports: _Imports = None,
 ) -> None:
-    """List algorithms, environments, experiments (presets), tuned settings, or the runs made here."""
+    """List algorithms, replay memories, environments, experiments (presets), tuned settings, or the runs made here."""
     with reported("ls"):
         from rlox_cli.imports import import_modules
         from rlox_cli.show import list_things
@@ -130,7 +131,8 @@ def show(
     rlox show                            the root and all its sections
     rlox show algo=ppo                   the algorithm's hyper-parameters
     rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
-    rlox show eval                       one section: env, eval, checkpoint, logger.mlflow, logger.wandb,
+    rlox show buffer=prioritized         a replay memory's keys
+    rlox show eval                       one section: env, buffer, eval, checkpoint, logger.mlflow, logger.wandb,
                                          logger.tensorboard, logger.csv
     """
     with reported("show"):

@@ -86,6 +86,8 @@ class ProgressCallback(Callback):
                 ("policy", "policy_loss"),
                 ("value", "value_loss"),
                 ("entropy", "entropy"),
+                ("q loss", "q_loss"),
+                ("epsilon", "exploration/epsilon"),
             )
             if key in metrics
         )

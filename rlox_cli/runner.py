@@ -28,7 +28,7 @@ from rlox.callbacks import (
     TimingCallback,
 )
 from rlox.checkpoint import versions
-from rlox.config import RunConfig
+from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
 from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
 from rlox_cli.errors import Stopped
@@ -86,6 +86,13 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
     return plain
 
 
+def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig]:
+    """The argument for an off-policy algorithm's replay memory, whose files lie in the run's folder."""
+    if isinstance(buffer, MmapBufferConfig) and buffer.folder is None:
+        buffer = dataclasses.replace(buffer, folder=str(folder))
+    return {} if buffer is None else {"buffer": buffer}
+
+
 def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome:
     """Train, evaluate, save.
 
@@ -109,6 +116,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         env_wrappers=config.env.wrappers,
         env_workers=config.env.workers,
         env_backend=config.env.backend,
+        **_memory(config.buffer, folder),
         **dataclasses.asdict(config.algo),
     )
     if config.init_from is not None:

@@ -17,12 +17,14 @@ from rich.table import Table
 
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
 from rlox_cli.cp import shipped
 from rlox_cli.terminal import make_console, make_table
 
 _SECTIONS = {
     "env": configs.EnvConfig,
+    "buffer": configs.BufferConfig,
     "eval": configs.EvalConfig,
     "checkpoint": configs.CheckpointConfig,
     "logger.mlflow": configs.MlflowConfig,
@@ -30,7 +32,7 @@ _SECTIONS = {
     "logger.tensorboard": configs.TensorboardConfig,
     "logger.csv": configs.CsvConfig,
 }
-_THINGS = ("algos", "envs", "experiments", "tuned", "runs")
+_THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs")
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -95,11 +97,16 @@ def show_keys(topics: list[str]) -> None:
                 raise ValueError(f"algo={algo} does not exist; {nearest(algo, ALGORITHMS)}")
         elif topic.startswith("env="):
             env = topic[4:]
+        elif topic.startswith("buffer="):
+            cls = buffer_config_class(topic[7:])
+            console.print(f"{topic}: {inspect.getdoc(cls)}")
+            console.print(_table(cls, "buffer."))
+            continue
         elif topic in _SECTIONS:
             sections.append(topic)
         else:
             raise ValueError(
-                f"topic must be algo=NAME, env=ID or a section, got {topic!r}; {nearest(topic, _SECTIONS)}"
+                f"topic must be algo=NAME, env=ID, buffer=NAME or a section, got {topic!r}; {nearest(topic, _SECTIONS)}"
             )
     if not topics:
         console.print(_table(configs.RunConfig, ""))
@@ -131,6 +138,13 @@ def list_things(what: str, folder: Path) -> None:
         table = make_table("algo", "what")
         for name, entry in ALGORITHMS.items():
             table.add_row(name, inspect.getdoc(resolve(entry.config)).splitlines()[0])
+        console.print(table)
+    elif what == "buffers":
+        table = make_table("buffer", "what")
+        for name in buffer_names():
+            cls = buffer_config_class(name)
+            told = inspect.getdoc(buffer_class(name) if cls is configs.OutsideBufferConfig else cls) or ""
+            table.add_row(name, told.partition("\n")[0])
         console.print(table)
     elif what == "envs":
         _list_envs(console)

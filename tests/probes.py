@@ -143,3 +143,23 @@ class BrightSide(gymnasium.Env):
 
     def step(self, action):
         return np.zeros((36, 36, 1), np.uint8), float(action == self.right), True, False, {}
+
+
+class NoisyArms(gymnasium.Env):
+    """Two steps: any of ten actions leads on for nothing, then any pays N(0, 1). Every value is 0.
+
+    The greatest of ten noisy estimates is not: it is what Q-learning bootstraps from.
+    """
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(10)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = 0.0 if self.t == 1 else float(self.np_random.normal())
+        return np.ones(1, np.float32), reward, self.t == 2, False, {}

@@ -32,6 +32,7 @@ FLOORS = {
     "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
     "rlox.logging": 2,
+    "rlox.buffers": 2,
     "rlox.vec_normalize": 1,
     "rlox.video": 2,
     "rlox.tracking": 2,

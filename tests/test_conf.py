@@ -10,6 +10,7 @@ import yaml
 from rlox import config as configs
 from rlox import tuned
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import BUFFERS
 from rlox.config import Config, RunConfig, tuned_pairs
 from rlox_cli.compose import compose_jobs
 from rlox_cli.show import comments
@@ -27,9 +28,18 @@ def test_yaml_set_is_the_registry():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algo_yaml_restates_no_default(name):
     plain = yaml.safe_load((CONF / "algo" / f"{name}.yaml").read_text())
-    defaults = resolve(ALGORITHMS[name].config)().to_dict()
+    run = {**RunConfig().to_dict(), **resolve(ALGORITHMS[name].config)().to_dict()}
     for key, value in plain.items():
-        assert key == "defaults" or defaults[key] != value, key
+        if isinstance(value, dict):  # another section, as in `env: {n_envs: 1}`
+            assert all(run[key][inner] != choice for inner, choice in value.items()), key
+        else:
+            assert key == "defaults" or run[key] != value, key
+
+
+def test_buffers_have_a_yaml_each():
+    assert {path.stem for path in (CONF / "buffer").glob("*.yaml")} == set(BUFFERS)
+    for name in BUFFERS:
+        assert set(yaml.safe_load((CONF / "buffer" / f"{name}.yaml").read_text())) == {"defaults"}
 
 
 @pytest.mark.parametrize(("algo", "env"), tuned_pairs())

@@ -349,3 +349,96 @@ def test_reinforce_from_primitives_learns():
     callbacks.on_training_end()
     first, last = np.concatenate(lengths[:256]).mean(), np.concatenate(lengths[-512:]).mean()
     assert last > 2 * first
+
+
+# Introduction, 3, 4 and 6: DQN and the memories it learns from; tutorial, 2.3: the loop by hand
+
+
+def test_dqn_plain_and_with_parts_of_rainbow():
+    from rlox.algorithms import DQN
+
+    plain = DQN("CartPole-v1", seed=42)
+    assert plain.train(total_timesteps=1_200)["mean_reward"] > 9
+    rainbow = DQN("CartPole-v1", double_dqn=True, dueling=True, n_step=3, prioritized=True, seed=42)
+    metrics = rainbow.train(total_timesteps=1_200)
+    assert f"{metrics['mean_reward']:.1f}"
+    assert rainbow.predict(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_a_uniform_memory():
+    buffer = rlox.ReplayBuffer(capacity=100_000, obs_dim=3, act_dim=1)
+    rng = np.random.default_rng(0)
+    for _ in range(1_000):
+        buffer.push(
+            obs=rng.normal(size=3).astype(np.float32),
+            action=rng.normal(),
+            reward=float(rng.normal()),
+            terminated=False,
+            truncated=False,
+        )
+    assert len(buffer) == 1_000
+    batch = buffer.sample(batch_size=64, seed=42)
+    assert batch["obs"].shape == (64, 3)
+    assert batch["actions"].shape == (64, 1)
+    assert batch["rewards"].shape == (64,)
+
+
+def test_a_prioritised_memory():
+    buffer = rlox.PrioritizedReplayBuffer(capacity=100_000, obs_dim=3, act_dim=1, alpha=0.6, beta=0.4)
+    obs = np.zeros(3, dtype=np.float32)
+    for _ in range(40):
+        buffer.push(obs, action=0.5, reward=1.0, terminated=False, truncated=False, priority=1.0)
+    batch = buffer.sample(batch_size=32, seed=0)
+    assert batch["weights"].shape == (32,)
+    errors = np.linspace(-1, 1, 32)
+    buffer.update_priorities(batch["indices"].astype(np.uint64), (np.abs(errors) + 1e-6).astype(np.float64))
+    buffer.set_beta(0.4 + 0.5 * 0.6)
+    assert buffer.sample(batch_size=32, seed=1)["weights"].min() < 1
+
+
+def test_the_dqn_loop_by_hand():
+    """As the text has it: next observations are not pushed, and the target is of the same ones."""
+    from rlox import GymVecEnv, ReplayBuffer
+
+    def network():
+        return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+
+    torch.manual_seed(0)
+    rng, batch_size, gamma, learning_starts = np.random.default_rng(0), 64, 0.99, 200
+    env = GymVecEnv("CartPole-v1", n_envs=1, seed=42)
+    buffer = ReplayBuffer(capacity=500, obs_dim=4, act_dim=1)
+    q_net, target_net = network(), network()
+    target_net.load_state_dict(q_net.state_dict())
+    optimizer = torch.optim.Adam(q_net.parameters(), lr=1e-3)
+    obs, losses, sample_seed = env.reset_all(), [], 0
+    for step in range(700):
+        if rng.random() < max(0.05, 1 - step / 400):
+            action = int(rng.integers(2))
+        else:
+            with torch.no_grad():
+                action = q_net(torch.as_tensor(obs, dtype=torch.float32)).argmax(dim=-1).item()
+        result = env.step_all([action])
+        reward = float(result["rewards"][0])
+        terminated, truncated = bool(result["terminated"][0]), bool(result["truncated"][0])
+        buffer.push(obs[0].tolist(), [float(action)], reward, terminated, truncated)
+        obs = result["obs"]
+        if step >= learning_starts and buffer.len() >= batch_size:
+            sample_seed += 1
+            batch = buffer.sample(batch_size, sample_seed)
+            b_obs = torch.as_tensor(np.array(batch.observations).reshape(batch_size, 4), dtype=torch.float32)
+            b_actions = torch.as_tensor(np.array(batch.actions).reshape(batch_size).astype(int), dtype=torch.long)
+            b_rewards = torch.as_tensor(np.array(batch.rewards), dtype=torch.float32)
+            b_terminated = torch.as_tensor(np.array(batch.terminated), dtype=torch.float32)
+            with torch.no_grad():
+                targets = b_rewards + gamma * target_net(b_obs).max(dim=-1).values * (1.0 - b_terminated)
+            current_q = q_net(b_obs).gather(1, b_actions.unsqueeze(1)).squeeze(1)
+            loss = torch.nn.functional.mse_loss(current_q, targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if step % 500 == 0:
+                target_net.load_state_dict(q_net.state_dict())
+    assert buffer.len() == 500
+    assert len(losses) == 500
+    assert np.mean(losses[200:300]) < 0.5 * np.mean(losses[:20])

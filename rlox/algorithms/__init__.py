@@ -16,6 +16,7 @@ class Entry(NamedTuple):
 
 ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry("rlox.algorithms.a2c:A2C", "rlox.config:A2CConfig"),
+    "dqn": Entry("rlox.algorithms.dqn:DQN", "rlox.config:DQNConfig"),
     "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config:PPOConfig"),
 }
 

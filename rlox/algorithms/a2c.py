@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from rlox.algorithms.base import OnlineAlgorithm
+from rlox.algorithms.on_policy import OnPolicyAlgorithm
 from rlox.batch import RolloutBatch
 from rlox.config import A2CConfig
 from rlox.loops import scheduled
@@ -16,7 +16,7 @@ from rlox.losses import normalized, policy_gradient, value_loss
 from rlox.policies import policy_outputs
 
 
-class A2C(OnlineAlgorithm):
+class A2C(OnPolicyAlgorithm):
     """A2C with GAE and one optimiser for actor and critic; see `rlox.config.A2CConfig`."""
 
     name = "a2c"

@@ -13,7 +13,7 @@ from torch import nn
 from rlox import loops
 from rlox.callbacks import Callback, CallbackList
 from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, versions
-from rlox.collectors import RewardFn, RolloutCollector
+from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector
 from rlox.config import Config
 from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
@@ -21,7 +21,7 @@ from rlox.evaluation import Evaluation, evaluate, require_mode, torch_threads
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
 from rlox.optimizers import FlatOptimizer
-from rlox.policies import ActorCritic, check_policy, make_policy
+from rlox.policies import Actor
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
@@ -39,11 +39,10 @@ class OnlineAlgorithm:
     n_envs : int
         Environments stepped side by side.
     seed : int
-        Decides initial weights, environments, actions and minibatches.
+        Decides initial weights, environments, actions, and what each update sees.
     policy : nn.Module, optional
-        A module with ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see `rlox.policies`);
-        by
-        default the one that fits the action space. It is moved to the device and trained in place.
+        A module of your own in place of the one that fits the environment; what it must define, the family says. It is
+        moved to the device and trained in place.
     logger : LoggerCallback, optional
         Given every metric.
     callbacks : list of Callback, optional
@@ -55,7 +54,7 @@ class OnlineAlgorithm:
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     reward_fn : callable, optional
-        Replaces the rewards that are learned from (see `RolloutCollector`).
+        Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`).
     env_wrappers : sequence, optional
         gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
     env_workers : int
@@ -74,6 +73,13 @@ class OnlineAlgorithm:
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
+    loop: ClassVar[Callable[[OnlineAlgorithm], dict[str, float]]]  # of `rlox.loops`
+    stream: ClassVar[Stream]  # what `rng` decides
+    actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
+
+    collector: RolloutCollector | ReplayCollector
+    optimizer: FlatOptimizer
+    normalizer: VecNormalize | None = None
 
     def __init__(
         self,
@@ -105,64 +111,55 @@ class OnlineAlgorithm:
         self.env_wrappers = list(env_wrappers)
         self.env_workers = env_workers
         self.env_backend = env_backend
-        c = self.config
-        self.collector = RolloutCollector(
+        self.collector = self._make_collector(
             env_id,
             n_envs,
             seed,
-            c.gamma,
-            c.gae_lambda,
-            reward_fn,
-            self.env_kwargs,
+            reward_fn=reward_fn,
+            env_kwargs=self.env_kwargs,
             env_wrappers=self.env_wrappers,
             env_workers=env_workers,
             env_backend=env_backend,
         )
         self.spec = self.collector.spec
+        if self.spec.action_kind not in self.actions:
+            raise ValueError(
+                f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
+                f"{self.spec.describe_actions()}; PPO and A2C take any"
+            )
         pool = env_backend == "envpool"
         self._eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
-        self.normalizer = self._make_normalizer()
-        self.collector.normalizer = self.normalizer
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
-        if policy is None:
-            policy = make_policy(self.spec, c, Rng(seed, Stream.INIT))
-        check_policy(policy, where)
-        self.device = _choose_device(device, policy, where)
+        self.policy = self._make_policy(policy)
+        self.device = _choose_device(device, self.policy, where)
         self.collector.device = self.device
-        self.policy = policy.to(self.device)
-        self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
-        self.rng = Rng(seed, Stream.PERMUTATION)
+        self.policy.to(self.device)
+        self.rng = Rng(seed, self.stream)
+        self._setup()
 
-    def _make_normalizer(self) -> VecNormalize | None:
-        c = self.config
-        if not (c.normalize_obs or c.normalize_rewards):
-            return None
-        if c.normalize_obs and self.spec.image:
-            raise ValueError(
-                f"{type(self).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
-            )
-        return VecNormalize(
-            self.n_envs,
-            self.spec.obs_shape,
-            c.gamma,
-            c.normalize_obs,
-            c.normalize_rewards,
-            c.clip_obs,
-            c.clip_rewards,
-        )
+    def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector | ReplayCollector:
+        raise NotImplementedError
+
+    def _make_policy(self, policy: nn.Module | None) -> nn.Module:
+        """The default policy, or the user's after its checks."""
+        raise NotImplementedError
+
+    def _setup(self) -> None:
+        """What comes once policy and device are there: optimisers, normalisation, further networks."""
+        raise NotImplementedError
 
     def update(self, batch) -> dict[str, torch.Tensor]:
-        """One update from a rollout; scalar metrics, still tensors."""
+        """One update; scalar metrics, still tensors."""
         raise NotImplementedError
 
     def train(self, total_timesteps: int) -> dict[str, float]:
-        """Train for `total_timesteps` more environment steps, rounded up to whole rollouts.
+        """Train for `total_timesteps` more environment steps, rounded up to whole rollouts or rounds.
 
         Returns
         -------
         dict
-            The last update's metrics; ``mean_reward`` is the mean undiscounted return of the last 100 completed
+            The last metrics; ``mean_reward`` is the mean undiscounted return of the last 100 completed
             episodes, NaN if none has ended.
 
         Raises
@@ -180,7 +177,7 @@ class OnlineAlgorithm:
         self.counters.horizon_start = self.counters.env_steps
         self.counters.horizon_steps = total_timesteps
         with torch_threads(self.threads):
-            return loops.on_policy(self)
+            return type(self).loop(self)
 
     @torch.inference_mode()
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
@@ -212,6 +209,8 @@ class OnlineAlgorithm:
         tensor = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
         if deterministic:
             actions = require_mode(self.policy, f"{type(self).__name__}.predict")(tensor)
+        elif isinstance(self.policy, Actor):
+            actions = self.policy.sample(tensor)
         else:
             actions = self.policy.get_action_and_logprob(tensor)[0]
         actions = spec.clip(actions.cpu().numpy())
@@ -244,7 +243,7 @@ class OnlineAlgorithm:
     def save(self, path: str | os.PathLike, **header: Any) -> None:
         """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header."""
         c = self.counters
-        generators = {"action": self.collector.rng.get_state(), "permutation": self.rng.get_state()}
+        generators = {"action": self.collector.rng.get_state(), self.stream.name.lower(): self.rng.get_state()}
         reward_fn = self.collector.reward_fn
         info = {
             "algorithm": self.name,
@@ -267,7 +266,7 @@ class OnlineAlgorithm:
             **header,
         }
         tensors = {
-            "policy": {name: value.detach().cpu().numpy() for name, value in self.policy.state_dict().items()},
+            "policy": weights_of(self.policy),
             "optimizer": self.optimizer.state(),
             "normalization": {} if self.normalizer is None else self.normalizer.state(),
             "environment": self.collector.state() or {},
@@ -276,9 +275,14 @@ class OnlineAlgorithm:
                 "episode_lengths": np.asarray(c.recent_lengths, np.int64),
             },
             # A user's policy samples from PyTorch's generator.
-            "generators": {} if isinstance(self.policy, ActorCritic) else {"torch": torch.get_rng_state().numpy()},
+            "generators": {} if isinstance(self.policy, Actor) else {"torch": torch.get_rng_state().numpy()},
         }
-        save_checkpoint(path, Checkpoint(info, tensors))
+        own_info, own_tensors = self._own_state()
+        save_checkpoint(path, Checkpoint({**info, **own_info}, {**tensors, **own_tensors}))
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        """What a family or an algorithm adds to a checkpoint: header values, and tensors by section."""
+        return {}, {}
 
     @classmethod
     def from_checkpoint(
@@ -292,8 +296,12 @@ class OnlineAlgorithm:
         reward_fn: RewardFn | None = None,
         env_wrappers: Sequence[Any] | None = None,
         env_backend: str | None = None,
+        **arguments: Any,
     ):
         """Restore an algorithm; on a native environment it continues as if it had never stopped.
+
+        Off-policy, the memory starts empty: `load_buffer` brings back what `save_buffer` kept, and without it the
+        restored policy fills it with `learning_starts` steps before the first update.
 
         Parameters
         ----------
@@ -309,6 +317,8 @@ class OnlineAlgorithm:
             Needed where the checkpoint names wrappers from outside gymnasium: a file must not decide what is imported.
         env_backend : str, optional
             By default the one it was trained on.
+        **arguments
+            Further arguments of the class, hyper-parameters among them, in place of the saved ones.
 
         Raises
         ------
@@ -352,11 +362,16 @@ class OnlineAlgorithm:
             env_wrappers=wrappers,
             env_workers=env["workers"],
             env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
-            **header["config"],
+            **{**header["config"], **cls._saved_arguments(header, arguments), **arguments},
         )
         algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
         algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
         return algorithm
+
+    @classmethod
+    def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Further arguments of the class that the header holds."""
+        return {}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
         header, tensors = checkpoint.header, checkpoint.tensors
@@ -367,7 +382,7 @@ class OnlineAlgorithm:
         self.counters.recent_returns.extend(tensors["statistics"]["episode_returns"].tolist())
         self.counters.recent_lengths.extend(tensors["statistics"]["episode_lengths"].tolist())
         self.collector.rng.set_state(header["generators"]["action"])
-        self.rng.set_state(header["generators"]["permutation"])
+        self.rng.set_state(header["generators"][self.stream.name.lower()])
         if "torch" in tensors["generators"]:
             torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
         exact = same_env and bool(tensors["environment"]) and self.collector.exact
@@ -394,11 +409,21 @@ class OnlineAlgorithm:
             self.normalizer.set_state(tensors["normalization"], returns=False)
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
-        weights = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        try:
-            self.policy.load_state_dict(weights)
-        except RuntimeError as e:
-            raise ValueError(f"{type(self).__name__}: {where}: the policy does not fit the checkpoint: {e}") from e
+        """Put a checkpoint's weights into the policy, and into what starts as a copy of it."""
+        load_weights_(self.policy, arrays, f"{type(self).__name__}: {where}: the policy")
+
+
+def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
+    """All parameters and buffers by their ``state_dict`` names, on the CPU."""
+    return {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
+
+
+def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -> None:
+    """Put what `weights_of` returned into `module`; a ValueError that names `what` where it does not fit."""
+    try:
+        module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    except RuntimeError as e:
+        raise ValueError(f"{what} does not fit the checkpoint: {e}") from e
 
 
 def _choose_device(device: str, policy: nn.Module, where: str) -> torch.device:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from rlox.algorithms.base import OnlineAlgorithm
+from rlox.algorithms.on_policy import OnPolicyAlgorithm
 from rlox.batch import RolloutBatch
 from rlox.config import PPOConfig
 from rlox.loops import scheduled
 from rlox.losses import PPOLoss, normalized
 
 
-class PPO(OnlineAlgorithm):
+class PPO(OnPolicyAlgorithm):
     """PPO with clipped surrogate, GAE, and one Adam for actor and critic; see `rlox.config.PPOConfig`."""
 
     name = "ppo"

@@ -1,0 +1,369 @@
+"""How transitions lie in memory, and the loops that draw and gather them. No Python objects here.
+
+One record per transition, so that a sample costs one cache line (or a few in a row) instead of one per field:
+
+    [obs | next_obs | actions A | reward | terminated | truncated | extra columns]      plain
+    [K frame numbers | K frame numbers | frame floor | actions A | ...]                 frame stacks
+
+Everything after the observations is float32, flags included (0 or 1). The base is 64-byte aligned.
+"""
+
+from libc.string cimport memcmp, memcpy
+
+from kernels.philox cimport Block, below, join, philox
+from kernels.types cimport f32, f64, i64, u8, u32, u64
+
+cdef extern from *:
+    """
+    #ifndef RLOX_PREFETCH
+    #if defined(__GNUC__) || defined(__clang__)
+    #define RLOX_PREFETCH(p) __builtin_prefetch((const void *)(p), 0, 3)
+    #else
+    #define RLOX_PREFETCH(p) ((void)(p))
+    #endif
+    #endif
+    """
+    void prefetch "RLOX_PREFETCH"(const void* address) noexcept nogil
+
+
+cdef enum:
+    CHUNK = 512  # indices drawn at a time, on the stack
+    AHEAD = 24  # records requested before they are read
+    LANES = 16  # Philox blocks computed side by side
+
+# The letters "REPL" and "PRIO": named so that no other purpose picks the same by counting.
+cdef enum:
+    DOMAIN_REPLAY = 0x5245_504C
+    DOMAIN_PRIORITY = 0x5052_494F
+
+
+cdef struct Layout:
+    i64 capacity
+    Py_ssize_t stride  # bytes from one record to the next
+    Py_ssize_t row  # bytes of a record that are in use
+    Py_ssize_t obs_bytes  # of one observation as the user sees it
+    Py_ssize_t next_at  # byte offset of next_obs; 0: there is none
+    Py_ssize_t tail_at  # byte offset of the actions
+    Py_ssize_t act_dim
+    Py_ssize_t extra_dim
+    char* base
+    # Frame stacks only (n_stacked > 1).
+    Py_ssize_t n_stacked
+    Py_ssize_t frame_bytes
+    i64 n_frames  # slots of the frame ring; frame number f lies in slot f % n_frames
+    i64 next_frame  # number that the next new frame gets
+    i64 reach  # a stack may refer to frames at most this much older than next_frame
+    char* frames
+    # N-step returns.
+    i64 n_step
+    i64 n_envs
+    f64 gamma
+
+
+cdef struct Dest:
+    char* obs
+    char* next_obs  # NULL where there is none
+    f32* actions
+    f32* rewards
+    u8* terminated
+    u8* truncated
+    f32* discounts  # NULL unless n_step > 1
+    f32* extra  # (B, E) scratch or NULL
+
+
+# Indices.
+
+cdef inline void philox_lanes(u64 key, u64 counter, u64 domain, u32* out) noexcept nogil:
+    """LANES consecutive blocks in their usual order, 4 words each; written so that it vectorises."""
+    cdef u32[LANES] a
+    cdef u32[LANES] b
+    cdef u32[LANES] c
+    cdef u32[LANES] d
+    cdef u32 k0 = <u32>key
+    cdef u32 k1 = <u32>(key >> 32)
+    cdef u32 h0, l0, h1, l1
+    cdef int j, r
+    for j in range(LANES):
+        a[j] = <u32>(counter + <u64>j)
+        b[j] = <u32>((counter + <u64>j) >> 32)
+        c[j] = <u32>domain
+        d[j] = <u32>(domain >> 32)
+    for r in range(10):
+        for j in range(LANES):
+            h0 = <u32>((<u64>a[j] * <u64>0xD251_1F53) >> 32)
+            l0 = a[j] * <u32>0xD251_1F53
+            h1 = <u32>((<u64>c[j] * <u64>0xCD9E_8D57) >> 32)
+            l1 = c[j] * <u32>0xCD9E_8D57
+            a[j] = h1 ^ b[j] ^ k0
+            b[j] = l1
+            c[j] = h0 ^ d[j] ^ k1
+            d[j] = l0
+        k0 += <u32>0x9E37_79B9
+        k1 += <u32>0xBB67_AE85
+    for j in range(LANES):
+        out[4 * j] = a[j]
+        out[4 * j + 1] = b[j]
+        out[4 * j + 2] = c[j]
+        out[4 * j + 3] = d[j]
+
+
+cdef inline void draw_words(u64 key, u64 counter, u64 domain, Py_ssize_t n, u32* out) noexcept nogil:
+    """The first `n` words from block `counter` on; `out` has room for n rounded up to 4 * LANES."""
+    cdef Py_ssize_t i = 0
+    cdef Block x
+    if n <= 16:  # a few blocks are quicker one by one
+        while i < n:
+            x = philox(key, counter, domain)
+            counter += 1
+            out[i] = x.a
+            out[i + 1] = x.b
+            out[i + 2] = x.c
+            out[i + 3] = x.d
+            i += 4
+        return
+    while i < n:
+        philox_lanes(key, counter, domain, out + i)
+        counter += LANES
+        i += 4 * LANES
+
+
+cdef inline void draw_below(u64 key, u64 domain, Py_ssize_t first, Py_ssize_t n, u64 high, i64 start,
+                            i64 capacity, i64* out) noexcept nogil:
+    """Draws first .. first + n - 1 of uniform slots: start + [0, high), wrapped at `capacity`.
+
+    `n` <= CHUNK and `first` is a multiple of CHUNK. Up to 2**24 values take one 32-bit word by
+    multiply-shift: no value's probability is off by more than a relative high / 2**32 (0.02 % at one
+    million). More take two words each, off by at most high / 2**64.
+    """
+    cdef u32[CHUNK * 2 + 4 * LANES] words
+    cdef Py_ssize_t i
+    cdef i64 slot
+    if high <= <u64>1 << 24:
+        draw_words(key, <u64>(first >> 2), domain, n, words)
+        for i in range(n):
+            slot = start + <i64>((<u64>words[i] * high) >> 32)
+            out[i] = slot - (capacity if slot >= capacity else 0)
+        return
+    draw_words(key, <u64>(first >> 1), domain, 2 * n, words)
+    for i in range(n):
+        slot = start + <i64>below(join(words[2 * i], words[2 * i + 1]), high)
+        out[i] = slot - (capacity if slot >= capacity else 0)
+
+
+# Records.
+
+cdef inline char* record(const Layout* layout, i64 slot) noexcept nogil:
+    return layout.base + slot * layout.stride
+
+
+cdef inline void copy(char* target, const char* source, Py_ssize_t n) noexcept nogil:
+    """memcpy for a few bytes that are whole words, without the call."""
+    cdef Py_ssize_t i = 0
+    if n > 128:
+        memcpy(target, source, n)
+        return
+    while i + 16 <= n:
+        memcpy(target + i, source + i, 16)
+        i += 16
+    if n & 8:
+        memcpy(target + i, source + i, 8)
+        i += 8
+    if n & 4:
+        memcpy(target + i, source + i, 4)
+
+
+cdef inline const char* frame(const Layout* layout, i64 number) noexcept nogil:
+    # Unsigned, so that a number torn by another thread still lies in the ring.
+    return layout.frames + <i64>(<u64>number % <u64>layout.n_frames) * layout.frame_bytes
+
+
+cdef inline void copy_obs(const Layout* layout, const char* source, char* target) noexcept nogil:
+    """Write the observation whose bytes, or whose frame numbers, lie at `source`."""
+    cdef const i64* numbers = <const i64*>source
+    cdef Py_ssize_t j
+    if layout.n_stacked == 1:
+        memcpy(target, source, layout.obs_bytes)
+        return
+    for j in range(layout.n_stacked):
+        memcpy(target + j * layout.frame_bytes, frame(layout, numbers[j]), layout.frame_bytes)
+
+
+cdef inline void request(const Layout* layout, i64 slot) noexcept nogil:
+    """Prefetch a record; of a long one the first lines, which start the hardware's own prefetcher."""
+    cdef const char* r = record(layout, slot)
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t end = layout.row if layout.row < 256 else 256
+    while at < end:
+        prefetch(r + at)
+        at += 64
+
+
+cdef inline i64 walk(const Layout* layout, i64 slot, i64 newer, f64* reward, f64* discount) noexcept nogil:
+    """Sum the discounted rewards of up to n_step transitions; return the slot of the last one.
+
+    `newer` is the number of transitions pushed after this one. Stops at a termination, a truncation and
+    at the environment's newest transition; discount = gamma ** (transitions used).
+    """
+    cdef const f32* tail = <const f32*>(record(layout, slot) + layout.tail_at) + layout.act_dim
+    cdef i64 step = 1
+    reward[0] = tail[0]
+    discount[0] = layout.gamma
+    while step < layout.n_step and tail[1] == 0 and tail[2] == 0 and newer >= layout.n_envs:
+        newer -= layout.n_envs
+        slot += layout.n_envs
+        if slot >= layout.capacity:
+            slot -= layout.capacity
+        tail = <const f32*>(record(layout, slot) + layout.tail_at) + layout.act_dim
+        reward[0] += discount[0] * tail[0]
+        discount[0] *= layout.gamma
+        step += 1
+    return slot
+
+
+cdef inline i64 pushed_after(const Layout* layout, i64 slot, i64 newest) noexcept nogil:
+    """How many transitions are newer than the one in `slot`."""
+    cdef i64 newer = newest - slot
+    return newer + (layout.capacity if newer < 0 else 0)
+
+
+cdef inline void gather_words(const Layout* layout, const i64* slots, Py_ssize_t n, Py_ssize_t at,
+                              Py_ssize_t end, Dest* out) noexcept nogil:
+    """Float32 observations, one step: rows at .. at + n - 1 of `out`, which has `end` rows in all."""
+    cdef Py_ssize_t i, v, j
+    cdef Py_ssize_t bytes_ = layout.obs_bytes
+    cdef Py_ssize_t vectors = (bytes_ + 15) >> 4
+    cdef Py_ssize_t act_dim = layout.act_dim
+    cdef const char* r
+    cdef const f32* tail
+    cdef char* obs
+    cdef char* next_obs
+    for i in range(n if n < AHEAD else AHEAD):
+        request(layout, slots[i])
+    for i in range(n):
+        if i + AHEAD < n:
+            request(layout, slots[i + AHEAD])
+        r = record(layout, slots[i])
+        tail = <const f32*>(r + layout.tail_at)
+        obs = out.obs + at * bytes_
+        next_obs = out.next_obs + at * bytes_
+        if vectors <= 8 and at + 4 < end:
+            # Whole vectors: what runs over is overwritten by the rows that follow, of which the last
+            # four are exact. A row of one word needs four rows for 12 bytes.
+            for v in range(vectors):
+                memcpy(obs + 16 * v, r + 16 * v, 16)
+            if layout.next_at:
+                for v in range(vectors):
+                    memcpy(next_obs + 16 * v, r + layout.next_at + 16 * v, 16)
+        else:
+            copy(obs, r, bytes_)
+            if layout.next_at:
+                copy(next_obs, r + layout.next_at, bytes_)
+        if act_dim == 1:
+            out.actions[at] = tail[0]
+        else:
+            copy(<char*>(out.actions + at * act_dim), <const char*>tail, act_dim * 4)
+        tail += act_dim
+        out.rewards[at] = tail[0]
+        out.terminated[at] = tail[1] != 0
+        out.truncated[at] = tail[2] != 0
+        for j in range(layout.extra_dim):
+            out.extra[at * layout.extra_dim + j] = tail[3 + j]
+        at += 1
+
+
+cdef inline void gather_any(const Layout* layout, const i64* slots, Py_ssize_t n, i64 newest, Py_ssize_t at,
+                            Dest* out) noexcept nogil:
+    """Every layout, any n_step: rows at .. at + n - 1 of `out`; `newest` is the slot pushed last."""
+    cdef Py_ssize_t i, j
+    cdef i64 last
+    cdef f64 reward, discount
+    cdef const char* r
+    cdef const f32* tail
+    for i in range(n):
+        if i + 4 < n:
+            request(layout, slots[i + 4])
+        r = record(layout, slots[i])
+        copy_obs(layout, r, out.obs + at * layout.obs_bytes)
+        tail = <const f32*>(r + layout.tail_at)
+        memcpy(out.actions + at * layout.act_dim, tail, layout.act_dim * sizeof(f32))
+        tail += layout.act_dim
+        for j in range(layout.extra_dim):
+            out.extra[at * layout.extra_dim + j] = tail[3 + j]
+        if layout.n_step > 1:
+            last = walk(layout, slots[i], pushed_after(layout, slots[i], newest), &reward, &discount)
+            r = record(layout, last)
+            tail = <const f32*>(r + layout.tail_at) + layout.act_dim
+            out.discounts[at] = <f32>discount
+            out.rewards[at] = <f32>reward
+        else:
+            out.rewards[at] = tail[0]
+        out.terminated[at] = tail[1] != 0
+        out.truncated[at] = tail[2] != 0
+        if layout.next_at:
+            copy_obs(layout, r + layout.next_at, out.next_obs + at * layout.obs_bytes)
+        at += 1
+
+
+cdef inline void gather_rows(const Layout* layout, const i64* slots, Py_ssize_t n, i64 newest,
+                             f32* out) noexcept nogil:
+    """Whole records of float32 observations; with n_step > 1 one more column, the discounts."""
+    cdef Py_ssize_t width = (layout.row >> 2) + (layout.n_step > 1)
+    cdef Py_ssize_t row = layout.row
+    cdef Py_ssize_t i
+    cdef i64 last
+    cdef f64 reward, discount
+    cdef f32* tail
+    cdef const f32* source
+    for i in range(n if n < AHEAD else AHEAD):
+        request(layout, slots[i])
+    for i in range(n):
+        if i + AHEAD < n:
+            request(layout, slots[i + AHEAD])
+        if row == 48:  # CartPole's, and a constant that the compiler can use
+            memcpy(out, record(layout, slots[i]), 48)
+        else:
+            copy(<char*>out, record(layout, slots[i]), row)
+        if layout.n_step > 1:
+            last = walk(layout, slots[i], pushed_after(layout, slots[i], newest), &reward, &discount)
+            source = <const f32*>(record(layout, last) + layout.tail_at) + layout.act_dim
+            tail = out + (layout.tail_at >> 2) + layout.act_dim
+            tail[0] = <f32>reward
+            tail[1] = source[1]
+            tail[2] = source[2]
+            out[width - 1] = <f32>discount
+            if layout.next_at:
+                memcpy(<char*>out + layout.next_at, record(layout, last) + layout.next_at, layout.obs_bytes)
+        out += width
+
+
+# Frame stacks.
+
+cdef inline bint same_frame(const Layout* layout, const char* pushed, i64 number, i64 floor) noexcept nogil:
+    return number >= floor and memcmp(pushed, frame(layout, number), layout.frame_bytes) == 0
+
+
+cdef inline void encode(Layout* layout, const char* stack, const i64* reference, i64 floor,
+                        Py_ssize_t shift, i64* numbers) noexcept nogil:
+    """Write the frame numbers of a pushed stack, storing the frames that the ring does not have yet.
+
+    Candidates are the frames of `reference` (the previous stack) at the same place and one further, the
+    `shift`ed one first, and the frame before it in the stack (padding repeats it). All are compared byte
+    by byte, so the stack that is read back is the one pushed, whatever the environment does.
+    """
+    cdef Py_ssize_t k = layout.n_stacked
+    cdef Py_ssize_t j, first, second
+    cdef const char* pushed = stack
+    for j in range(k):
+        first = j + shift
+        second = j + 1 - shift
+        if first < k and same_frame(layout, pushed, reference[first], floor):
+            numbers[j] = reference[first]
+        elif second < k and same_frame(layout, pushed, reference[second], floor):
+            numbers[j] = reference[second]
+        elif j > 0 and same_frame(layout, pushed, numbers[j - 1], floor):
+            numbers[j] = numbers[j - 1]
+        else:
+            memcpy(<char*>frame(layout, layout.next_frame), pushed, layout.frame_bytes)
+            numbers[j] = layout.next_frame
+            layout.next_frame += 1
+        pushed += layout.frame_bytes

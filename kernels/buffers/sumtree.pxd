@@ -1,0 +1,216 @@
+"""A 16-ary tree of sums and minima over priorities. No Python objects here.
+
+Leaves are float32, 16 to a cache line ("block"); everything above is float64. A node keeps the exclusive
+prefix sums of its 16 children, so a level of a descent is six comparisons in one node. Sums of float32
+numbers in float64 are exact unless they differ by more than 2**29, and a draw has 53 bits, so that among
+millions of leaves each is hit in proportion; with float32 sums and draws (24 bits) it would not be.
+
+Every inner value is recomputed from its children when one of them changes: nothing drifts, and the tree is
+a pure function of its leaves. A leaf of 0 is never drawn and does not count for the minimum.
+"""
+
+from libc.string cimport memset
+
+from kernels.fmath cimport bits_of, from_bits, log_positive
+from kernels.types cimport f32, f64, i64, u32, u64
+
+cdef enum:
+    MAX_LEVELS = 12  # 16**13 leaves
+
+
+ctypedef f64* f64_row
+ctypedef f32* f32_row
+ctypedef u32* u32_row
+
+
+cdef struct SumTree:
+    i64 n_blocks
+    int n_levels
+    f32* leaves  # (n_blocks, 16)
+    # Level 0 is over the blocks, level l + 1 over the nodes of level l; the last has one node.
+    i64[MAX_LEVELS] n_children
+    f64_row[MAX_LEVELS] totals  # of each child
+    f64_row[MAX_LEVELS] before  # (nodes, 16) sums of the children before each
+    f32_row[MAX_LEVELS] minima  # smallest positive leaf below each child, 0 if none
+    u32_row[MAX_LEVELS] stamps  # epoch of each child's last recomputation
+    u32 epoch
+    f64 total
+    f32 minimum
+
+
+cdef inline f64 exp_moderate(f64 x) noexcept nogil:
+    """e**x for |x| <= 700, relative error below 1e-15; in plain arithmetic, so that it vectorises."""
+    cdef f64 magic = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to the nearest integer
+    cdef f64 shifted = x * 1.44269504088896338700e+00 + magic
+    cdef f64 n = shifted - magic
+    cdef f64 r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
+    # Taylor to degree 13: |r| <= ln(2) / 2 leaves 4e-18.
+    cdef f64 y = 1.0 / 6227020800.0
+    y = y * r + 1.0 / 479001600.0
+    y = y * r + 1.0 / 39916800.0
+    y = y * r + 1.0 / 3628800.0
+    y = y * r + 1.0 / 362880.0
+    y = y * r + 1.0 / 40320.0
+    y = y * r + 1.0 / 5040.0
+    y = y * r + 1.0 / 720.0
+    y = y * r + 1.0 / 120.0
+    y = y * r + 1.0 / 24.0
+    y = y * r + 1.0 / 6.0
+    y = y * r + 0.5
+    y = y * r + 1.0
+    y = y * r + 1.0
+    # The low bits of `shifted` hold n; 1.5 * 2**52 leaves the twelve that matter zero.
+    return y * from_bits(bits_of(shifted + 1023.0) << 52)
+
+
+cdef inline f32 leaf_value(f64 priority, f64 alpha) noexcept nogil:
+    """priority**alpha as float32, kept within its normal range; 0 stays 0."""
+    cdef f64 p = priority if priority > 2.3e-308 else 2.3e-308
+    cdef f64 exponent = alpha * log_positive(p)
+    exponent = exponent if exponent > -87.3 else -87.3
+    exponent = exponent if exponent < 88.7 else 88.7
+    cdef f64 power = exp_moderate(exponent)
+    return <f32>(power if priority > 0.0 else 0.0)
+
+
+cdef inline f32 importance(f32 leaf, f64 log_minimum, f64 beta) noexcept nogil:
+    """(leaf / minimum) ** -beta, at most 1."""
+    cdef f64 x = beta * (log_minimum - log_positive(<f64>leaf))
+    x = x if x < 0.0 else 0.0
+    x = x if x > -700.0 else -700.0
+    return <f32>exp_moderate(x)
+
+
+cdef inline f64 sum4(const f32* x) noexcept nogil:
+    return ((<f64>x[0] + <f64>x[1]) + <f64>x[2]) + <f64>x[3]
+
+
+cdef inline f32 smaller(f32 a, f32 b) noexcept nogil:
+    """The smaller positive one; 0 stands for none."""
+    if a == 0:
+        return b
+    return b if b != 0 and b < a else a
+
+
+cdef inline f32 smallest16(const f32* x) noexcept nogil:
+    # Zero becomes huge by a select, so that the sixteen are plain minima.
+    cdef f32 huge = 3.4028234663852886e38
+    cdef f32[8] m
+    cdef f32 a, b
+    cdef int j
+    cdef f32 any_ = 0
+    for j in range(8):
+        a = x[j] if x[j] > 0 else huge
+        b = x[j + 8] if x[j + 8] > 0 else huge
+        m[j] = a if a < b else b
+    for j in range(4):
+        m[j] = m[j] if m[j] < m[j + 4] else m[j + 4]
+    for j in range(2):
+        m[j] = m[j] if m[j] < m[j + 2] else m[j + 2]
+    a = m[0] if m[0] < m[1] else m[1]
+    if a == huge:  # no positive leaf, or only the largest float there is
+        for j in range(16):
+            any_ = x[j] if x[j] > 0 else any_
+        return any_
+    return a
+
+
+cdef inline void sum_block(SumTree* tree, i64 block) noexcept nogil:
+    cdef const f32* x = tree.leaves + 16 * block
+    tree.totals[0][block] = ((sum4(x) + sum4(x + 4)) + sum4(x + 8)) + sum4(x + 12)
+    tree.minima[0][block] = smallest16(x)
+
+
+cdef inline void sum_node(SumTree* tree, int level, i64 node) noexcept nogil:
+    cdef const f64* totals = tree.totals[level] + 16 * node
+    cdef f64* before = tree.before[level] + 16 * node
+    cdef f64 sum_ = 0.0
+    cdef int j
+    cdef f32 minimum = smallest16(tree.minima[level] + 16 * node)
+    for j in range(16):
+        before[j] = sum_
+        sum_ = sum_ + totals[j]
+    if level + 1 < tree.n_levels:
+        tree.totals[level + 1][node] = sum_
+        tree.minima[level + 1][node] = minimum
+    else:
+        tree.total = sum_
+        tree.minimum = minimum
+
+
+cdef inline void sum_range(SumTree* tree, i64 first, i64 last) noexcept nogil:
+    """Recompute all that lies above leaves first .. last."""
+    cdef i64 a = first >> 4
+    cdef i64 b = last >> 4
+    cdef i64 i
+    cdef int level
+    for i in range(a, b + 1):
+        sum_block(tree, i)
+    for level in range(tree.n_levels):
+        a >>= 4
+        b >>= 4
+        for i in range(a, b + 1):
+            sum_node(tree, level, i)
+
+
+cdef inline void sum_above(SumTree* tree, const i64* slots, Py_ssize_t n, i64* work) noexcept nogil:
+    """Recompute all that lies above these leaves, each inner value once; `work` holds n_blocks numbers."""
+    cdef Py_ssize_t i, m, kept
+    cdef i64 child
+    cdef int level
+    tree.epoch += 1
+    if tree.epoch == 0:  # after 2**32 updates the stamps start again
+        for level in range(tree.n_levels):
+            memset(tree.stamps[level], 0, tree.n_children[level] * sizeof(u32))
+        tree.epoch = 1
+    m = 0
+    for i in range(n):
+        child = slots[i] >> 4
+        work[m] = child
+        m += tree.stamps[0][child] != tree.epoch
+        tree.stamps[0][child] = tree.epoch
+    for i in range(m):
+        sum_block(tree, work[i])
+    for level in range(tree.n_levels):
+        if level + 1 < tree.n_levels:
+            kept = 0
+            for i in range(m):
+                child = work[i] >> 4
+                work[kept] = child
+                kept += tree.stamps[level + 1][child] != tree.epoch
+                tree.stamps[level + 1][child] = tree.epoch
+            m = kept
+        else:
+            work[0] = 0
+            m = 1
+        for i in range(m):
+            sum_node(tree, level, work[i])
+
+
+cdef inline f64 inside(f64 target, f64 total) noexcept nogil:
+    """A target below its node's total, whatever was rounded: the child it leads to is not empty then."""
+    cdef f64 most = total * (1.0 - 2.220446049250313e-16)
+    return target if target < most else most
+
+
+cdef inline i64 find_leaf(const SumTree* tree, i64 block, f64 target) noexcept nogil:
+    """The leaf of a block that `target` in [0, total of the block) falls into."""
+    cdef const f32* x = tree.leaves + 16 * block
+    cdef f64 s0 = sum4(x)
+    cdef f64 s1 = s0 + sum4(x + 4)
+    cdef f64 s2 = s1 + sum4(x + 8)
+    cdef f64 s3 = s2 + sum4(x + 12)
+    cdef int k
+    cdef f64 a, b, c
+    cdef f64 start
+    target = inside(target, s3)
+    k = (s0 <= target) + (s1 <= target) + (s2 <= target)
+    start = s0 if k == 1 else 0.0
+    start = s1 if k == 2 else start
+    start = s2 if k == 3 else start
+    x += 4 * k
+    a = <f64>x[0]
+    b = a + <f64>x[1]
+    c = b + <f64>x[2]
+    target = inside(target - start, c + <f64>x[3])
+    return 16 * block + 4 * k + (a <= target) + (b <= target) + (c <= target)

@@ -1,0 +1,184 @@
+"""What DQN and its like share beside `OnlineAlgorithm`: a replay memory, and updates from samples of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from rlox import loops
+from rlox.algorithms.base import OnlineAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.buffers import Buffer, buffer_config, buffer_names, make_buffer
+from rlox.callbacks import Callback
+from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rlox.collectors import ReplayCollector
+from rlox.config import BufferConfig, MmapBufferConfig
+from rlox.logging import LoggerCallback
+from rlox.streams import Stream
+
+
+class OffPolicyAlgorithm(OnlineAlgorithm):
+    """Base of algorithms that learn from a memory of transitions, whichever policy made them.
+
+    ``update(batch)`` is given a `rlox.batch.TransitionBatch`.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, policy, logger, callbacks, **arguments
+        As `OnlineAlgorithm` takes them.
+    buffer : str, BufferConfig, mapping or Buffer, optional
+        The replay memory: a name (``uniform``, ``prioritized``, ``mmap``, or a registered one), its configuration, the
+        same as a mapping, or the memory itself. By default uniform.
+    buffer_size, n_step : int, optional
+        Short for the configuration's ``size`` and ``n_step``.
+    prioritized : bool, optional
+        True is short for ``buffer="prioritized"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `OnlineAlgorithm`; and for an unknown buffer, or one that is smaller than a batch.
+    """
+
+    loop = staticmethod(loops.off_policy)
+    stream = Stream.REPLAY
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 1,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        buffer: str | BufferConfig | Mapping[str, Any] | Buffer | None = None,
+        buffer_size: int | None = None,
+        n_step: int | None = None,
+        prioritized: bool | None = None,
+        **arguments: Any,
+    ):
+        self._default_buffer = buffer is None
+        self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self._buffer: Buffer | None = None
+        self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
+        self.memory_start = 0  # environment steps that had been taken when the memory was empty
+        if isinstance(buffer, Buffer):
+            self._buffer = buffer
+            if not (buffer_size is n_step is prioritized is None):
+                raise ValueError(
+                    f"{type(self).__name__}: buffer_size, n_step and prioritized must not stand beside a buffer that "
+                    "is made already"
+                )
+        else:
+            self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
+        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+        c = self.config
+        if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, n_envs):
+            raise ValueError(
+                f"{type(self).__name__}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
+                f"({n_envs}), got {self.buffer_config.size}"
+            )
+
+    def _make_collector(self, *args: Any, **kwargs: Any) -> ReplayCollector:
+        return ReplayCollector(*args, **kwargs)
+
+    @property
+    def buffer(self) -> Buffer:
+        """The replay memory, made when it is first needed: an evaluation needs none.
+
+        Raises
+        ------
+        ValueError
+            If the checkpoint was trained with a memory that is not known here.
+        """
+        if self._lost_buffer is not None:
+            raise ValueError(
+                f"{type(self).__name__}: the checkpoint was trained with the buffer {self._lost_buffer}, which is not "
+                "registered here; import the package that registers it, or pass from_checkpoint(buffer=...)"
+            )
+        if self._buffer is None:
+            config = self.buffer_config
+            if isinstance(config, MmapBufferConfig) and config.folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
+                config = replace(config, folder=self._folder.name)
+            self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+        return self._buffer
+
+    def explore(self) -> None:
+        """Set the policy's exploration as it stands at this step; called before each step of the environments."""
+
+    def exploration(self) -> dict[str, float]:
+        """Metrics of it."""
+        return {}
+
+    def sample(self) -> TransitionBatch:
+        """The next update's transitions."""
+        beta = getattr(self.buffer_config, "beta", None)
+        if beta is not None:
+            self.buffer.set_beta(loops.interpolated(beta, 1.0, self.counters.progress, 1.0))
+        rows = self.buffer.sample(self.config.batch_size, self.rng.integers(2**63))
+        return TransitionBatch.from_rows(rows, self.config.gamma, self.spec, self.device)
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        config = self.buffer_config
+        if config is None:
+            return {"buffer": {"name": type(self._buffer).__name__}}, {}
+        # A folder is this machine's; whoever restores the run chooses one.
+        folder = {"folder": None} if isinstance(config, MmapBufferConfig) else {}
+        return {"buffer": {**config.to_dict(), **folder}}, {}
+
+    @classmethod
+    def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        saved = header["buffer"]
+        return {} if "buffer" in given or saved["name"] not in buffer_names() else {"buffer": saved}
+
+    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
+        super()._restore(checkpoint, same_env)
+        self.memory_start = self.counters.env_steps
+        if self._default_buffer:
+            self._lost_buffer = checkpoint.header["buffer"]["name"]
+
+    def save_buffer(self, path: str | os.PathLike) -> None:
+        """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.
+
+        Raises
+        ------
+        OSError
+            As `rlox.checkpoint.save_checkpoint`.
+        """
+        state = self.buffer.get_state()
+        arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+        header = {
+            "memory": self._own_state()[0]["buffer"],
+            "memory_start": self.memory_start,
+            "values": {name: value for name, value in state.items() if name not in arrays},
+        }
+        save_checkpoint(path, Checkpoint(header, {"memory": arrays}))
+
+    def load_buffer(self, path: str | os.PathLike) -> None:
+        """Continue with the replay memory that `save_buffer` wrote.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            As `rlox.checkpoint.load_checkpoint`; also where the file does not fit this memory.
+        """
+        saved = load_checkpoint(path, ("memory", "memory_start", "values"))
+        self.buffer.set_state({**saved.header["values"], **saved.tensors["memory"]})
+        self.memory_start = saved.header["memory_start"]
+
+    def close(self) -> None:
+        """End the environments' worker processes, and a memory that holds files."""
+        super().close()
+        if self._buffer is not None and hasattr(self._buffer, "close"):
+            self._buffer.close()
+        if self._folder is not None:
+            self._folder.cleanup()

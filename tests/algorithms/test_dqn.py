@@ -1,0 +1,366 @@
+"""DQN's own mathematics, each part of Rainbow on its own, the memory around it, and a pinned trajectory."""
+
+import copy
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import probes
+import pytest
+import torch
+from torch import nn
+
+from rlox.algorithms import DQN
+from rlox.batch import TransitionBatch
+from rlox.callbacks import Callback
+from rlox.kernels.rng import Rng
+from rlox.networks import QNetwork, polyak_update
+from rlox.trainers import DQNTrainer
+
+SMALL = {"hidden_sizes": [16, 16], "buffer_size": 2_000, "batch_size": 16, "learning_starts": 20}
+
+
+def batch_of(n=32, weights=None, seed=0):
+    """Random transitions of CartPole's shapes; a third of them terminate."""
+    rng = np.random.default_rng(seed)
+    return TransitionBatch(
+        obs=torch.from_numpy(rng.normal(size=(n, 4)).astype(np.float32)),
+        actions=torch.from_numpy(rng.integers(2, size=n)),
+        rewards=torch.from_numpy(3 * rng.normal(size=n).astype(np.float32)),
+        next_obs=torch.from_numpy(rng.normal(size=(n, 4)).astype(np.float32)),
+        discounts=torch.from_numpy(np.where(rng.random(n) < 1 / 3, 0.0, 0.9).astype(np.float32)),
+        weights=weights,
+    )
+
+
+def shaken(dqn):
+    """`dqn` with a target network that is not the online one."""
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in dqn.target.parameters():
+            p += 0.3 * torch.randn(p.shape, generator=rng)
+    return dqn
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_update_equals_the_textbook(double, loss, weighted):
+    dqn = shaken(
+        DQN("CartPole-v1", seed=0, double_dqn=double, loss=loss, max_grad_norm=0.5, learning_rate=1e-3, **SMALL)
+    )
+    q, target = copy.deepcopy(dqn.policy), copy.deepcopy(dqn.target)
+    weights = torch.linspace(0.1, 1.0, 32) if weighted else None
+    batch = batch_of(weights=weights)
+    adam = torch.optim.Adam(q.parameters(), lr=1e-3)
+    targets = []
+    for i in range(32):
+        with torch.no_grad():
+            ahead = target(batch.next_obs[i : i + 1])[0]
+            best = (q(batch.next_obs[i : i + 1])[0] if double else ahead).argmax()
+        targets.append(batch.rewards[i] + batch.discounts[i] * ahead[best])
+    errors = q(batch.obs)[torch.arange(32), batch.actions] - torch.stack(targets)
+    small = errors.abs() < 1
+    huber = torch.where(small, 0.5 * errors**2, errors.abs() - 0.5)
+    assert 4 < small.sum() < 28
+    each = huber if loss == "huber" else errors**2
+    total = (each * weights).mean() if weighted else each.mean()
+    total.backward()
+    norm = torch.nn.utils.clip_grad_norm_(q.parameters(), 0.5)
+    adam.step()
+    metrics = dqn.update(batch)
+    torch.testing.assert_close(metrics["q_loss"], total.detach())
+    torch.testing.assert_close(metrics["td_error"], errors.detach().abs().mean())
+    torch.testing.assert_close(metrics["grad_norm"], norm)
+    for ours, theirs in zip(dqn.policy.parameters(), q.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_double_dqn_overestimates_less():
+    def bootstrapped(double):
+        found = []
+
+        class Watch(Callback):
+            def on_step(self, *, step, algorithm, **info):
+                if step > 1_500:
+                    with torch.no_grad():
+                        found.append(algorithm.policy(torch.zeros(1, 1)).mean().item())
+                return True
+
+        settings = {"n_envs": 4, "train_freq": 4, "learning_starts": 400, "buffer_size": 400, "target_update_freq": 800}
+        explore = {"exploration_fraction": 0.0, "exploration_final_eps": 1.0}
+        DQN(
+            probes.NoisyArms, seed=0, double_dqn=double, gamma=1.0, learning_rate=3e-3, hidden_sizes=[32],
+            callbacks=[Watch()], **settings, **explore,
+        ).train(6_000)  # fmt: skip
+        return np.mean(found)
+
+    single, double = bootstrapped(False), bootstrapped(True)
+    assert single > 0.2  # the truth is 0
+    assert double < 0.7 * single
+
+
+def test_dueling_centres_its_advantages():
+    plain, dueling = (QNetwork(3, 4, (8, 6), dueling=d, rng=Rng(1)) for d in (False, True))
+    obs = torch.randn(5, 3)
+    assert plain(obs).shape == dueling(obs).shape == (5, 4)
+    features = torch.relu(obs @ dueling.trunk[0].weight.T + dueling.trunk[0].bias)
+    advantages = dueling.head(features)
+    torch.testing.assert_close(dueling(obs).mean(-1), dueling.value(features).squeeze(-1))
+    torch.testing.assert_close(dueling(obs).diff(), advantages.diff())
+    assert QNetwork((1, 36, 36), 2, (), dueling=True, rng=Rng(1))(
+        torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
+    ).shape == (2, 2)
+
+
+def test_polyak_update():
+    ours, theirs = nn.Linear(2, 2), nn.Linear(2, 2)
+    expected = 0.75 * ours.weight.detach() + 0.25 * theirs.weight.detach()
+    polyak_update(theirs, ours, 0.25)
+    torch.testing.assert_close(ours.weight.detach(), expected)
+    polyak_update(theirs, ours, 1.0)
+    assert torch.equal(ours.weight, theirs.weight)
+    with pytest.raises(ValueError, match=r"tau must be in \(0, 1\], got 0"):
+        polyak_update(theirs, ours, 0)
+    with pytest.raises(ValueError, match="must have the parameters of source"):
+        polyak_update(nn.Linear(3, 2), ours)
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_n_step_returns_through_the_memory_equal_those_by_hand(truncate):
+    """Countdown pays 1 a step for four steps and shows how many were made; n = 3, gamma = 0.5."""
+    dqn = DQN(
+        lambda: probes.Countdown(4, truncate), n_envs=2, seed=0, n_step=3, gamma=0.5, **{**SMALL, "batch_size": 512}
+    )
+    for _ in range(40):
+        dqn.collector.step(dqn.policy, dqn.buffer, random=True)
+    batch = dqn.sample()
+    by_hand = {}  # first observation -> (return, last observation, discount)
+    for t in range(4):
+        steps = min(3, 4 - t)
+        ends = t + steps == 4
+        by_hand[t] = (sum(0.5**k for k in range(steps)), t + steps, 0.0 if ends and not truncate else 0.5**steps)
+    seen = set()
+    for i in range(512):
+        t = int(batch.obs[i, 0])
+        seen.add(t)
+        found = (batch.rewards[i].item(), batch.next_obs[i, 0].item(), batch.discounts[i].item())
+        assert found == pytest.approx(by_hand[t]), t
+    assert seen == {0, 1, 2, 3}
+
+
+def test_one_step_targets_bootstrap_from_what_was_reached():
+    for truncate in (False, True):
+        dqn = DQN(lambda cut=truncate: probes.Countdown(4, cut), n_envs=2, seed=0, gamma=0.5, **SMALL)
+        for _ in range(40):
+            dqn.collector.step(dqn.policy, dqn.buffer, random=True)
+        batch = dqn.sample()
+        assert torch.equal(batch.next_obs, batch.obs + 1)  # never the next episode's 0
+        last = batch.next_obs[:, 0] == 4
+        assert last.any()
+        assert (batch.discounts[~last] == 0.5).all()
+        assert (batch.discounts[last] == (0.5 if truncate else 0.0)).all()
+
+
+def test_prioritised_replay_is_told_its_errors_and_weighs_its_samples():
+    dqn = DQN("CartPole-v1", seed=0, prioritized=True, **SMALL)
+    dqn.train(200)
+    assert dqn.buffer_config.name == "prioritized"
+    batch = dqn.sample()
+    assert batch.weights.shape == batch.indices.shape == (16,)
+    assert 0 < batch.weights.min() < batch.weights.max() <= 1
+    told = []
+    update_priorities = dqn.buffer.update_priorities
+
+    class Told:
+        def update_priorities(self, indices, priorities):
+            told.append((indices, priorities))
+            update_priorities(indices, priorities)
+
+    dqn._buffer = Told()
+    with torch.no_grad():
+        ahead = dqn.target(batch.next_obs).gather(-1, dqn.policy(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
+        values = dqn.policy(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)
+        errors = values - batch.rewards - batch.discounts * ahead
+    metrics = dqn.update(batch)
+    ((indices, priorities),) = told
+    assert np.array_equal(indices, batch.indices)
+    np.testing.assert_allclose(priorities, errors.abs().numpy(), rtol=1e-4, atol=1e-6)
+    losses = torch.where(errors.abs() < 1, 0.5 * errors**2, errors.abs() - 0.5)
+    torch.testing.assert_close(metrics["q_loss"], (batch.weights * losses).mean())
+
+
+def test_beta_rises_to_one_at_the_horizon():
+    betas = []
+    dqn = DQN("CartPole-v1", seed=0, buffer={"name": "prioritized", "beta": 0.5}, train_freq=10, **SMALL)
+
+    class Spy:
+        """The memory itself, with an ear on `set_beta`."""
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def __len__(self):
+            return len(self.inner)
+
+        def set_beta(self, beta):
+            betas.append(beta)
+            self.inner.set_beta(beta)
+
+    dqn._buffer = Spy(dqn.buffer)
+    dqn.train(100)
+    np.testing.assert_allclose(betas, [0.5 + 0.5 * step / 100 for step in range(20, 101, 10)])
+
+
+def test_rounds_count_environment_steps():
+    def counts(**settings):
+        dqn = DQN("CartPole-v1", seed=0, **{**SMALL, **settings})
+        dqn.train(100)
+        return dqn.counters.env_steps, dqn.counters.updates
+
+    assert counts() == (100, 81)  # the first at step 20
+    assert counts(train_freq=8) == (104, 11)  # at 24, 32, ..., 104
+    assert counts(train_freq=8, gradient_steps=3) == (104, 33)
+    assert counts(train_freq=8, gradient_steps=-1) == (104, 88)
+    assert counts(n_envs=3, train_freq=8, gradient_steps=-1) == (108, 90)  # rounds of 9, the first at 27
+
+
+def test_target_moves_at_multiples_of_its_period():
+    changes = []
+
+    class Watch(Callback):
+        last = None
+
+        def on_step(self, *, step, algorithm, **info):
+            now = algorithm.target.q.head[0].weight.clone()
+            if self.last is not None and not torch.equal(now, self.last):
+                changes.append(step)
+            self.last = now
+            return True
+
+    DQN("CartPole-v1", seed=0, target_update_freq=25, callbacks=[Watch()], **SMALL).train(100)
+    assert changes == [25, 50, 75, 100]
+    soft = DQN("CartPole-v1", seed=0, tau=0.1, target_update_freq=1, **SMALL)
+    soft.train(100)
+    q, target = soft.policy.q.head[0].weight, soft.target.q.head[0].weight
+    assert 0 < (q - target).abs().max() < 0.1
+
+
+def test_epsilon_falls_linearly_and_random_actions_come_first():
+    epsilons, actions = [], []
+
+    class Watch(Callback):
+        def on_step(self, *, metrics, **info):
+            epsilons.append(metrics["exploration/epsilon"])
+            return True
+
+    def watched(obs, taken, raw_rewards):
+        actions.extend(taken.tolist())
+        return raw_rewards
+
+    settings = {"exploration_fraction": 0.5, "exploration_initial_eps": 0.8, "exploration_final_eps": 0.0}
+    dqn = DQN("CartPole-v1", seed=0, callbacks=[Watch()], reward_fn=watched, **settings, **SMALL)
+    dqn.train(100)
+    np.testing.assert_allclose(epsilons, [max(0.0, 0.8 - 0.8 * step / 50) for step in range(100)], atol=1e-12)
+    assert 0 < sum(actions[:20]) < 20
+    assert not any(
+        dqn.policy.act(torch.zeros(1, 4), torch.tensor([[0.0, u]])) != dqn.predict(np.zeros(4)) for u in (0.1, 0.9)
+    )
+    dqn.policy.epsilon = 1.0
+    assert [dqn.policy.act(torch.zeros(1, 4), torch.tensor([[0.5, u]])).item() for u in (0.1, 0.9)] == [0, 1]
+
+
+class UserQ(nn.Module):
+    def __init__(self, n_actions=2):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, n_actions))
+
+    def forward(self, obs):
+        return self.layers(obs)
+
+
+def test_a_network_of_ones_own(tmp_path):
+    torch.manual_seed(0)
+    dqn = DQN("CartPole-v1", policy=UserQ(), **SMALL)
+    dqn.train(100)
+    dqn.save(tmp_path / "mine.safetensors")
+    with pytest.raises(ValueError, match="pass policy="):
+        DQN.from_checkpoint(tmp_path / "mine.safetensors")
+    again = DQN.from_checkpoint(tmp_path / "mine.safetensors", policy=UserQ())
+    assert torch.equal(again.policy.q.layers[0].weight, dqn.policy.q.layers[0].weight)
+    with pytest.raises(ValueError, match=r"must return the values of all actions, \(B, 2\), got \(2, 3\)"):
+        DQN("CartPole-v1", policy=UserQ(3))
+    with pytest.raises(ValueError, match=r"must take observations of shape \(B, 6,\)"):
+        DQN("Acrobot-v1", policy=UserQ(3))
+
+
+def test_a_restored_run_fills_its_memory_before_it_learns(tmp_path):
+    dqn = DQN("CartPole-v1", seed=0, **SMALL)
+    dqn.train(100)
+    dqn.save(tmp_path / "a.safetensors")
+    again = DQN.from_checkpoint(tmp_path / "a.safetensors")
+    assert len(again.buffer) == 0
+    updates = again.counters.updates
+    again.train(19)
+    assert again.counters.updates == updates
+    again.train(1)
+    assert again.counters.updates == updates + 1
+    changed = DQN.from_checkpoint(tmp_path / "a.safetensors", learning_rate=1e-2, buffer="prioritized")
+    assert (changed.config.learning_rate, changed.buffer_config.name) == (1e-2, "prioritized")
+    assert changed.config.hidden_sizes == [16, 16]
+
+
+def test_weights_of_another_run_go_into_both_networks(tmp_path):
+    dqn = DQN("CartPole-v1", seed=0, **SMALL)
+    dqn.train(100)
+    dqn.save(tmp_path / "a.safetensors")
+    new = DQN("CartPole-v1", seed=1, **SMALL)
+    new.init_from(tmp_path / "a.safetensors")
+    for module in (new.policy, new.target):
+        assert torch.equal(module.q.head[0].weight, dqn.policy.q.head[0].weight)
+    with pytest.raises(ValueError, match="does not fit"):
+        DQN("CartPole-v1", dueling=True, **SMALL).init_from(tmp_path / "a.safetensors")
+
+
+def test_a_memory_smaller_than_a_batch_is_refused():
+    with pytest.raises(ValueError, match=r"size must be at least batch_size \(64\) and n_envs \(1\), got 10"):
+        DQN("CartPole-v1", buffer_size=10)
+
+
+def test_trainer_is_the_algorithm():
+    trainer, plain = DQNTrainer(env="CartPole-v1", seed=3, **SMALL), DQN("CartPole-v1", seed=3, **SMALL)
+    assert trainer.train(200)["q_loss"] == plain.train(200)["q_loss"]
+    assert trainer.predict(np.zeros(4)) == plain.predict(np.zeros(4))
+
+
+# (q_loss, q_value, td_error, grad_norm) of five updates at the baseline CPU level, one thread; see test_ppo.py.
+PINNED = {}
+
+
+@pytest.mark.parametrize("kind", PINNED)
+def test_pinned_trajectory(kind):
+    program = f"""
+import json
+from rlox.algorithms import DQN
+from rlox.logging import LoggerCallback
+rows = []
+class Rows(LoggerCallback):
+    def log(self, step, metrics):
+        if "loss/q" in metrics:
+            rows.append([metrics["loss/" + name] for name in ("q", "q_value", "td_error", "grad_norm")])
+rainbow = dict(dueling=True, n_step=3, prioritized=True) if {kind!r} == "rainbow" else dict(double_dqn=False)
+settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, target_update_freq=16)
+DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=Rows(), **rainbow, **settings).train(64)
+print(json.dumps(rows))
+"""
+    level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
+    )
+    np.testing.assert_allclose(json.loads(done.stdout), PINNED[kind], rtol=1e-4)
