@@ -87,6 +87,8 @@ def test_gradients_equal_pytorchs(shape, n, clip_vf, normalize, max_grad_norm):
         *arrays(batch), Rng(3), n_epochs=1, batch_size=n, clip_vf=clip_vf, normalize_advantages=normalize,
         max_grad_norm=None, **OPTIONS,
     )  # fmt: skip
+    explained = got.pop("explained_variance")
+    assert explained == pytest.approx(float(batch.explained_variance()), rel=1e-4, abs=1e-4)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     offset = 0
     for p in policy.parameters():
@@ -109,8 +111,10 @@ def test_twenty_updates_stay_together(gaussian, optimizer, hidden, activation):
         **OPTIONS,
     )  # fmt: skip
     np.testing.assert_allclose(native.parameters, flat.flat.detach().numpy(), rtol=0, atol=1e-5)
+    del got["explained_variance"]
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert native.step == 20
+    assert a.get_state() == b.get_state()
 
 
 @pytest.mark.parametrize("gaussian", [False, True])
@@ -120,8 +124,8 @@ def test_a2c_is_the_same_update_without_a_ratio(gaussian):
     log_probs, entropy, values = policy_outputs(policy, batch.obs, batch.actions)
     loss = policy_gradient(log_probs, batch.advantages) + 0.5 * value_loss(values, batch.returns, batch.values)
     flat.step(loss - 0.01 * entropy.mean(), 0.5)
-    native.ppo(
-        *arrays(batch), Rng(0), n_epochs=1, batch_size=40, clip_vf=None, normalize_advantages=False,
-        max_grad_norm=0.5, a2c=True, **OPTIONS,
-    )  # fmt: skip
+    obs, actions, _, advantages, returns, values = arrays(batch)
+    native.a2c(
+        obs, actions, advantages, returns, values, learning_rate=3e-4, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5
+    )
     np.testing.assert_allclose(native.parameters, flat.flat.detach().numpy(), rtol=0, atol=1e-6)
