@@ -58,6 +58,8 @@ cdef enum Head:
     CATEGORICAL
     GAUSSIAN
 
+MAX_HIDDEN = MAX_LAYERS - 1  # hidden layers that NativeActorCritic takes at most
+
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
 
 
