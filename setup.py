@@ -1,8 +1,8 @@
 """Build the Cython kernels: each once for every machine, the same C again for newer x86-64 CPUs.
 
-``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on. ``RLOX_SANITIZE=address``
-(or ``address,undefined``) adds the compiler's sanitizers to that; Python then needs their library preloaded, see
-tests/sanitize.sh.
+``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on. With it,
+``RLOX_SANITIZE=address`` or ``address,undefined`` adds the compiler's sanitizers; Python then needs their library
+preloaded, as tests/sanitize.sh does.
 """
 
 import os

@@ -1,15 +1,23 @@
-"""Argument checks that several kernels' wrappers share; they raise the house's error messages."""
+"""Argument checks that several kernels' wrappers share; they raise the house's error messages.
+
+A .pxd has no module of its own, so `import numpy` stands where a slow path needs it.
+"""
 
 cimport numpy as cnp
 
-from kernels.types cimport i64, u64
+from kernels.types cimport f32, f64, i64, real, u8, u64
 
 
 cdef inline object as_index(object value, str where, str name):
     """Return `value` as a Python int; TypeError for what is no integer (bool included)."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}")
-    return value.__index__()
+    try:
+        return value.__index__()
+    except TypeError as e:  # an array has the method, whatever it holds
+        raise TypeError(f"{where}: {name} must be an integer, got {type(value).__name__}") from e
 
 
 cdef inline u64 as_seed(object seed, str where, str name) except? 0:
@@ -42,4 +50,127 @@ cdef inline int check_out(object array, int type_num, object dtype, tuple shape,
             f"{where}: {name} must be C-contiguous, aligned and writeable, got {describe(array)} that "
             "is not; allocate it with numpy.empty"
         )
+    return 0
+
+
+cdef inline bint to_flags(const real* source, Py_ssize_t n, u8* flags) noexcept nogil:
+    """Write source != 0; False if an entry is neither 0 nor 1."""
+    cdef Py_ssize_t i
+    cdef int bad = 0
+    for i in range(n):
+        flags[i] = source[i] != 0
+        bad |= (source[i] != 0) & (source[i] != 1)
+    return not bad
+
+
+cdef inline cnp.ndarray as_real(object value, int type_num, str where, str name):
+    """Return `value` as a C-contiguous array of the type, itself where it already is one."""
+    cdef cnp.ndarray array
+    if isinstance(value, cnp.ndarray):
+        array = value
+        if cnp.PyArray_TYPE(array) == type_num and cnp.PyArray_ISCARRAY_RO(array):
+            return array
+    import numpy as np
+
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf":
+            # Not ascontiguousarray, which would make a 1-D array of a scalar.
+            dtype = np.float32 if type_num == cnp.NPY_FLOAT32 else np.float64
+            return np.asarray(array, dtype, order="C")
+    except ValueError as e:
+        raise ValueError(f"{where}: {name} must be an array of numbers, got {value!r}") from e
+    raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
+
+
+cdef inline cnp.ndarray as_flags(object value, str where, str name):
+    """Return `value` as a C-contiguous array of bytes 0 and 1, itself where it already is one."""
+    cdef cnp.ndarray array
+    cdef cnp.ndarray flags
+    cdef Py_ssize_t n, i
+    cdef const u8* bytes_
+    cdef bint good = True
+    if isinstance(value, cnp.ndarray) and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>value):
+        array = value
+    else:
+        import numpy as np
+
+        array = np.asarray(value)
+        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    n = cnp.PyArray_SIZE(array)
+    cdef int type_num = cnp.PyArray_TYPE(array)
+    if type_num == cnp.NPY_BOOL:
+        return array
+    if type_num == cnp.NPY_UINT8:
+        bytes_ = <const u8*>cnp.PyArray_DATA(array)
+        for i in range(n):
+            good &= bytes_[i] <= 1
+        flags = array
+    else:
+        if type_num != cnp.NPY_FLOAT64 and type_num != cnp.NPY_FLOAT32:
+            if array.dtype.kind not in "iuf":
+                raise TypeError(
+                    f"{where}: {name} must be bool, uint8 or float flags, got dtype {array.dtype}"
+                )
+            array = array.astype("f8")
+            type_num = cnp.NPY_FLOAT64
+        flags = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_UINT8, 0)
+        if type_num == cnp.NPY_FLOAT64:
+            good = to_flags(<const f64*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
+        else:
+            good = to_flags(<const f32*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
+    if not good:
+        wrong = (<object>array)[(array != 0) & (array != 1)][0]
+        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {wrong}")
+    return flags
+
+
+cdef inline f64 as_number(object value, str where, str name) except? -1:
+    """Return `value` as a float (NaN and infinity included); TypeError for what is no number."""
+    if isinstance(value, float):
+        return value
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{where}: {name} must be a number, got {value!r}")
+    try:
+        return value
+    except TypeError as e:
+        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
+
+
+cdef inline f64 as_fraction(object value, str where, str name) except -1:
+    """Return a number in [0, 1]; ValueError outside and for NaN, TypeError for what is no number."""
+    cdef f64 number = as_number(value, where, name)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{where}: {name} must lie in [0, 1], got {number}")
+    return number
+
+
+cdef inline bint share_memory(cnp.ndarray a, cnp.ndarray b) noexcept:
+    """True if two C-contiguous arrays overlap; NumPy's test costs more than a short trajectory."""
+    cdef const char* first = <const char*>cnp.PyArray_DATA(a)
+    cdef const char* second = <const char*>cnp.PyArray_DATA(b)
+    return first < second + cnp.PyArray_NBYTES(b) and second < first + cnp.PyArray_NBYTES(a)
+
+
+cdef inline int same_shape(cnp.ndarray array, cnp.ndarray model, str where, str name, str model_name) except -1:
+    """Raise unless `array` has the shape of `model`, an array of one or two dimensions."""
+    cdef int ndim = cnp.PyArray_NDIM(model)
+    if (cnp.PyArray_NDIM(array) == ndim
+            and cnp.PyArray_DIM(array, 0) == cnp.PyArray_DIM(model, 0)
+            and cnp.PyArray_DIM(array, ndim - 1) == cnp.PyArray_DIM(model, ndim - 1)):
+        return 0
+    raise ValueError(
+        f"{where}: {name} must have the shape of {model_name} {(<object>model).shape}, "
+        f"got {(<object>array).shape}"
+    )
+
+
+cdef inline int check_apart(cnp.ndarray first, cnp.ndarray second, tuple inputs, str where) except -1:
+    """Raise if two outputs overlap each other or one of the inputs (None where there is none)."""
+    overlap = share_memory(first, second)
+    for array in inputs:
+        if array is not None:
+            overlap = overlap or share_memory(first, array) or share_memory(second, array)
+    if overlap:
+        raise ValueError(f"{where}: out must be two arrays that share no memory with an input")
     return 0

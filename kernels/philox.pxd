@@ -14,6 +14,9 @@ from kernels.types cimport f32, f64, u32, u64
 cdef enum Domain:
     DOMAIN_RNG = 0
     DOMAIN_ENV_RESET = 1
+    DOMAIN_OFFLINE_TRANSITIONS = 32
+    DOMAIN_OFFLINE_TRAJECTORIES = 33
+    DOMAIN_SEQUENCES = 34
 
 
 cdef struct Block:

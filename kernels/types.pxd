@@ -9,6 +9,10 @@ ctypedef int64_t i64
 ctypedef float f32
 ctypedef double f64
 
+ctypedef fused real:
+    f32
+    f64
+
 # A loop over several arrays is vectorised only if the compiler knows that a store through one pointer
 # cannot change what another reads. Cython has no `restrict`, so these C typedefs carry it into the
 # parameter lists of the loops that need it. The caller must pass arrays that do not overlap.

@@ -77,9 +77,7 @@ class Entry(NamedTuple):
 
 BUFFERS: dict[str, Entry] = {
     "uniform": Entry("rlox.kernels.buffers.replay:ReplayBuffer", "rlox.config:BufferConfig"),
-    "prioritized": Entry(
-        "rlox.kernels.buffers.prioritized:PrioritizedReplayBuffer", "rlox.config:PrioritizedBufferConfig"
-    ),
+    "prioritized": Entry("rlox.kernels.buffers.replay:PrioritizedReplayBuffer", "rlox.config:PrioritizedBufferConfig"),
     "mmap": Entry("rlox.kernels.buffers.mmap:MmapReplayBuffer", "rlox.config:MmapBufferConfig"),
 }
 

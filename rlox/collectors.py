@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rlox.batch import FrameStacks, RolloutBatch
-from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
+from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy
 from rlox.streams import Stream
@@ -22,7 +23,40 @@ if TYPE_CHECKING:
     from rlox.acting import ModuleRollout
     from rlox.policies import Actor
 
-RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+# (obs, actions, raw_rewards) -> rewards, or a "rlox.reward.v1" capsule.
+RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | Any
+
+
+def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
+    """`reward_fn` as a callable; a capsule becomes a `NativeReward` that fits the environment.
+
+    Raises
+    ------
+    TypeError
+        For what is neither callable nor a capsule.
+    ValueError
+        For a capsule that breaks the contract of rlox_native.h, or that is written for another environment.
+    """
+    if reward_fn is None:
+        return None
+    if not callable(reward_fn):
+        if type(reward_fn).__name__ != "PyCapsule":
+            raise TypeError(
+                f"{where}: reward_fn must be a callable or a 'rlox.reward.v1' capsule, got {type(reward_fn).__name__}"
+            )
+        reward_fn = NativeReward(reward_fn)
+    if isinstance(reward_fn, NativeReward):
+        if spec.obs_dtype != np.float32 or len(spec.obs_shape) != 1 or spec.n_choices is not None:
+            raise ValueError(
+                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native one takes (N, D) "
+                "float32 observations, and one integer or A floats as an action"
+            )
+        if reward_fn.obs_dim not in (None, spec.obs_dim):
+            raise ValueError(
+                f"{where}: reward_fn must fit observations of length {spec.obs_dim}, got {reward_fn.name} for "
+                f"{reward_fn.obs_dim}"
+            )
+    return reward_fn
 
 
 class _FrameStore:
@@ -90,7 +124,7 @@ class _Collector:
         self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend)
         self.spec = spec_of(self.env)
         self.n_envs = n_envs
-        self.reward_fn = reward_fn
+        self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
         self.device = device
         self.rng = Rng(seed, Stream.ACTION)
         self._name = env_name(env_id)
@@ -166,10 +200,10 @@ class RolloutCollector(_Collector):
         Decides the environments and, for rlox's policies, the actions.
     gamma, gae_lambda : float
         Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
-    reward_fn : callable, optional
+    reward_fn : callable or PyCapsule, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
         arrays in the environment's own units; what it returns replaces the rewards that are learned from. Episode
-        statistics stay the environment's.
+        statistics stay the environment's. Or a PyCapsule ``rlox.reward.v1`` (rlox_native.h): one call of C a step.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
@@ -247,9 +281,13 @@ class RolloutCollector(_Collector):
         obs[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
         results = (rewards, terminated, truncated, episode_return, episode_length)
-        if native and self.exact and self.reward_fn is None and normalizer is None:
+        compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
+        if native and self.exact and compiled and normalizer is None:
             limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
             self._raw = obs[n_steps].copy()
+            if self.reward_fn is not None:
+                for t in range(n_steps):
+                    self.reward_fn.apply_(obs[t], actions[t], rewards[t])
         else:
             limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
 
@@ -331,7 +369,9 @@ class RolloutCollector(_Collector):
                             "episode_length": episode_length[t],
                         },
                     )
-                    if self.reward_fn is not None:
+                    if isinstance(self.reward_fn, NativeReward):
+                        self.reward_fn.apply_(before, taken, rewards[t])
+                    elif self.reward_fn is not None:
                         rewards[t] = self._shaped(before, taken, rewards[t])
                     before = after
                     if normalizer is not None:
@@ -423,7 +463,9 @@ class ReplayCollector(_Collector):
         actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
         self.env.step_all(actions, out)
         rewards = out["rewards"]
-        if self.reward_fn is not None:
+        if isinstance(self.reward_fn, NativeReward):
+            self.reward_fn.apply_(obs, actions, rewards)
+        elif self.reward_fn is not None:
             # It may keep what it is given, and these arrays are used again.
             rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs

@@ -317,9 +317,11 @@ class EnvConfig(Config):
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
     workers: int = 0  # processes that step foreign environments; 0: the training process does
     backend: str = "auto"  # auto (native where there is one, else gymnasium), gymnasium or envpool
+    reward_fn: str | None = None  # replaces the rewards learned from: module:NAME (with --import module), or an offer
 
     def rules(self):
         yield "id", bool(self.id), "not be empty"
+        yield "reward_fn", self.reward_fn != "", "be module:NAME, the name of an installed reward, or null"
         yield "n_envs", self.n_envs >= 1, "be >= 1"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
         yield "backend", self.backend in ENV_BACKENDS, f"be one of {', '.join(ENV_BACKENDS)}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,7 +12,16 @@ from typing import Any
 import numpy as np
 
 from rlox.config import ENV_BACKENDS, nearest
+from rlox.gym_registration import announce, gym_id
 from rlox.kernels.envs import NATIVE_ENVS
+from rlox.kernels.envs.vec_env import native_ids, register_native
+from rlox.plugins import ENV_GROUP, offers, register_offered
+
+# (namespace/)name-vN, which gymnasium and the command line take; a colon would stand for a module to import.
+_ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
+
+# Of each id from outside the module that registered it, for processes that must import it.
+_ORIGINS: dict[str, str] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +91,86 @@ class EnvSpec:
         return np.clip(actions, self.act_low, self.act_high) if self.continuous else actions
 
 
+def register_env(capsule: Any, module: str | None = None) -> str:
+    """Add a native environment of one's own, by a ``rlox.env.v1`` capsule (rlox_native.h).
+
+    From then on its id is native wherever one is taken: `VecEnv`, `make_vec_env`, algorithms, evaluation,
+    ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``. A package that is installed needs no call: it
+    offers ids by entry points in the group ``rlox.envs``, ``"<id>" = "module:capsule"`` or a function that returns one.
+
+    Parameters
+    ----------
+    capsule : PyCapsule
+        Holds the address of a `rlox_env_v1`. It is kept.
+    module : str, optional
+        What a worker process imports to have the id as well; by default the module that calls.
+
+    Returns
+    -------
+    str
+        The id.
+
+    Raises
+    ------
+    TypeError
+        If `capsule` is no PyCapsule.
+    ValueError
+        For a capsule of another kind, a struct that breaks the contract, or an id that is taken or no id.
+    """
+    from rlox.kernels.envs.vec_env import VecEnv
+
+    if module is None:
+        module = sys._getframe(1).f_globals.get("__name__")
+    env_id = VecEnv(1, 0, capsule).env_id if type(capsule).__name__ == "PyCapsule" else ""
+    if env_id and not _ID.fullmatch(env_id):
+        raise ValueError(
+            f"register_env: env_id must be a name and a version such as 'Mine-v0' or 'my_lab/Mine-v0', got {env_id!r}"
+        )
+    env_id = register_native(capsule)
+    if module is not None and module != "__main__":
+        _ORIGINS[env_id] = module
+    announce(env_id, origin(env_id))
+    return env_id
+
+
+def origin(env_id: str) -> str | None:
+    """The module that registered an id from outside, where another process must import it to have the id."""
+    return _ORIGINS.get(env_id)
+
+
+def native_env_ids() -> list[str]:
+    """Every native id: built in, registered in this process, or offered by an installed package."""
+    return [env_id for env_id in dict.fromkeys([*native_ids(), *offers(ENV_GROUP)]) if _ID.fullmatch(env_id)]
+
+
+def is_native(env: Any) -> bool:
+    """Whether `env` is a native id; what an installed package offers under it is registered on the way.
+
+    Raises
+    ------
+    ValueError
+        If the package's object is no environment of this id.
+    ImportError
+        If the package's code fails.
+    """
+    if not isinstance(env, str):
+        return False
+    if env not in native_ids():
+        if not _ID.fullmatch(env) or not register_offered(env):
+            return False
+        announce(env)
+    return True
+
+
+def foreign_id(env_id: str) -> str:
+    """The id that gymnasium knows: that of a native environment from outside, which is gymnasium's only by rlox."""
+    if env_id in NATIVE_ENVS or not is_native(env_id):
+        return env_id
+    import gymnasium  # whose import brings every native id along
+
+    return gym_id(env_id) if gym_id(env_id) in gymnasium.registry else env_id
+
+
 def env_name(env: Any) -> str:
     """The id itself, or the name of a callable or of an environment's class."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
@@ -99,7 +190,9 @@ def make_vec_env(
     Parameters
     ----------
     env : str, callable or gymnasium.Env
-        An id, a callable that returns an environment, or (for `n_envs` 1, without workers) an environment.
+        An id, a callable that returns an environment, or (for `n_envs` 1, without workers) an environment. A native id
+        from outside (see `register_env`) that comes with arguments, wrappers or workers is played by
+        `rlox.gym_envs.NativeEnv`.
     n_envs, seed : int
         Number of copies N, and what decides their randomness.
     kwargs : dict, optional
@@ -141,7 +234,7 @@ def make_vec_env(
         from rlox.envpool_env import EnvPoolVecEnv
 
         return EnvPoolVecEnv(env, n_envs, seed, kwargs)
-    if backend == "auto" and isinstance(env, str) and env in NATIVE_ENVS and not (kwargs or wrappers or workers):
+    if backend == "auto" and not (kwargs or wrappers or workers) and is_native(env):
         from rlox.kernels.envs.vec_env import VecEnv
 
         return VecEnv(n_envs, seed, env)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
-from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy
 from rlox.streams import Stream
@@ -129,7 +128,7 @@ def evaluate(
         seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
         return actor.mode(seen) if deterministic else actor.sample(seen, rng)
 
-    native = isinstance(env_id, str) and env_id in NATIVE_ENVS
+    native = is_native(env_id)
     if native and not (env_kwargs or wrappers or render or frames is not None):
         returns, lengths = _play_native(act, env_id, n_episodes, seed)
     else:

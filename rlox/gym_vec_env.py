@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlox.config import nearest
-from rlox.envs import EnvSpec, env_name
+from rlox.envs import EnvSpec, env_name, foreign_id, native_env_ids
 from rlox.kernels.rng import Rng
 from rlox.streams import Stream
 
@@ -83,6 +83,7 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
             )
         made = env
     elif isinstance(env, str):
+        env = foreign_id(env)
         kwargs = dict(kwargs or {})
         if env.startswith("ALE/"):
             register_atari()
@@ -150,7 +151,8 @@ def _missing(what: str, text: str) -> ImportError:
 def _nearest_id(env: str) -> str:
     import gymnasium
 
-    hint = nearest(env, sorted(gymnasium.registry))
+    known = [name for name in gymnasium.registry if not name.startswith("rlox/") or env.startswith("rlox/")]
+    hint = nearest(env, [*native_env_ids(), *known])
     return hint if hint.startswith("did") else "`rlox ls envs` lists the ids"
 
 

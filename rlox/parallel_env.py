@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs import EnvSpec, env_name
+from rlox.envs import EnvSpec, env_name, foreign_id
 from rlox.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
 
 _ALIVE_EVERY = 0.5  # seconds between two looks at whether the others still live
@@ -222,6 +222,8 @@ def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, byte
             f"ParallelGymVecEnv: env_id must be an id or a callable, which every worker calls, got {env_id!r}"
         )
     registered = None
+    if isinstance(env_id, str):
+        env_id = foreign_id(env_id)
     if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
         # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
         registered = sys.modules["gymnasium"].registry.get(env_id)

@@ -277,6 +277,8 @@ class QPolicy(Actor):
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
         explore = noise[:, 0] < self.epsilon
+        if not explore.any():
+            return self.mode(obs)
         # The largest f32 below 1 times n rounds to a number below n.
         random = (noise[:, 1] * self.n_actions).long()
         return random if explore.all() else torch.where(explore, random, self.mode(obs))

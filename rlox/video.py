@@ -20,7 +20,9 @@ def render_fps(env: str | Callable[..., Any]) -> int:
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
-    entry = gymnasium.spec(env.rpartition(":")[2]).entry_point
+    from rlox.envs import foreign_id
+
+    entry = gymnasium.spec(foreign_id(env.rpartition(":")[2])).entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     return int(getattr(creator, "metadata", {}).get("render_fps") or 30)
 

@@ -32,7 +32,7 @@ from rlox_cli.buffer_source import BufferSource
 from rlox_cli.cp import shipped
 from rlox_cli.env_source import GymEnvSource
 from rlox_cli.errors import UsageError
-from rlox_cli.imports import import_modules
+from rlox_cli.imports import import_modules, resolve_reward
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
@@ -247,6 +247,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     module, _, env_id = run.env.id.rpartition(":")
     import_modules([*run.imports, *([module] if module else [])])
     check_env_id(env_id, run.env.kwargs, run.env.backend)
+    resolve_reward(run.env.reward_fn, run.imports)
     if run.init_from is not None:
         _check_init_from(Path(run.init_from))
     pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
@@ -317,7 +318,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
 
     With the backend envpool it must be one of EnvPool's.
     """
-    from rlox.kernels.envs import NATIVE_ENVS
+    from rlox.envs import foreign_id, is_native, native_env_ids
 
     if backend == "envpool":
         from rlox.envpool_env import check_envpool_id
@@ -327,8 +328,11 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
         except ImportError as e:
             raise ValueError(f"env.backend=envpool is not available: {e}") from e
         return
-    if env_id in NATIVE_ENVS and not kwargs:
-        return
+    try:
+        if is_native(env_id) and not kwargs:
+            return
+    except ImportError as e:
+        raise ValueError(f"env={env_id} is not available: {e}") from e
     import gymnasium
     from gymnasium import error
 
@@ -340,9 +344,9 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
         except ImportError as e:
             raise ValueError(f"env={env_id} is not available: {e}") from e
     try:
-        gymnasium.spec(env_id)
+        gymnasium.spec(foreign_id(env_id))
     except (error.Error, ImportError) as e:
-        hint = nearest(env_id, [*NATIVE_ENVS, *gymnasium.registry])
+        hint = nearest(env_id, [*native_env_ids(), *gymnasium.registry])
         remedy = hint if hint.startswith("did") else "`rlox ls envs` lists them"
         raise ValueError(f"env={env_id} is no environment; {remedy}") from e
 

@@ -1,4 +1,4 @@
-"""``env=<any gymnasium id>`` without a YAML file: a Hydra config source that answers for ids."""
+"""``env=<id>`` without a YAML file, gymnasium's or from outside: a Hydra config source that answers for ids."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from rlox.plugins import ENV_GROUP, offers
+
 # gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
 _ID = re.compile(r"^env/(?P<id>(?:[\w:.-]+/)?[\w:.-]+-v\d+)$")
 
 
 class GymEnvSource(ConfigSource):
-    """Serves ``env/<id>`` as ``{id: <id>}``; a YAML in conf/env goes before it."""
+    """Serves ``env/<id>`` as ``{id: <id>}``; a YAML in conf/env goes before it.
+
+    It lists what installed packages offer, so that completion and messages know them beside the built-in ids.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -40,4 +45,5 @@ class GymEnvSource(ConfigSource):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return []
+        configs = config_path == "env" and results_filter in (None, ObjectType.CONFIG)
+        return [name for name in offers(ENV_GROUP) if _ID.match(f"env/{name}")] if configs else []

@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from typing import Any
 
+from rlox.config import nearest
+from rlox.plugins import REWARD_GROUP, load, offers
 from rlox_cli.errors import UsageError
 
 
@@ -55,3 +58,37 @@ def import_modules(names: Iterable[str]) -> None:
             ) from e
         except Exception as e:  # the user's own code
             raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
+
+
+def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
+    """What ``env.reward_fn`` names: ``module:NAME`` from a module that was typed, or what an installed package offers.
+
+    A configuration must not decide what code runs: a module is looked into only where it is among `imports`.
+
+    Raises
+    ------
+    ValueError
+        For a module that was not typed, and a name that is not there or is no reward function.
+    """
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        if name not in offers(REWARD_GROUP):
+            hint = nearest(name, offers(REWARD_GROUP)) if offers(REWARD_GROUP) else "none is installed"
+            raise ValueError(f"env.reward_fn={name} must be module:NAME or the name of an installed reward; {hint}")
+        found = load(REWARD_GROUP, name)
+    else:
+        if not any(f"{module}.".startswith(f"{typed}.") for typed in imports):
+            raise ValueError(f"env.reward_fn={name} names a module to import; if you trust it, add --import {module}")
+        import_modules([module])
+        home = sys.modules[module]
+        if not hasattr(home, attribute):
+            public = [n for n in vars(home) if not n.startswith("_")]
+            raise ValueError(f"env.reward_fn={name} must exist, but {module} has none; {nearest(attribute, public)}")
+        found = getattr(home, attribute)
+    if not callable(found) and type(found).__name__ != "PyCapsule":
+        raise ValueError(
+            f"env.reward_fn={name} must be a callable or a 'rlox.reward.v1' capsule, got {type(found).__name__}"
+        )
+    return found

@@ -32,6 +32,7 @@ from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
 from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
 from rlox_cli.errors import Stopped
+from rlox_cli.imports import resolve_reward
 from rlox_cli.progress import ProgressCallback
 
 
@@ -117,6 +118,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         env_wrappers=config.env.wrappers,
         env_workers=config.env.workers,
         env_backend=config.env.backend,
+        reward_fn=resolve_reward(config.env.reward_fn, config.imports),
         **_memory(config.buffer, folder),
         **dataclasses.asdict(config.algo),
     )

@@ -169,16 +169,25 @@ def list_things(what: str, folder: Path) -> None:
 def _list_envs(console: Console) -> None:
     import gymnasium
 
+    from rlox.envs import native_env_ids, origin
     from rlox.kernels.envs import NATIVE_ENVS
+    from rlox.plugins import ENV_GROUP, offers
 
     console.print("native (compiled, same dynamics as gymnasium's):")
     for name in NATIVE_ENVS:
         console.print(f"  {name}")
+    native = native_env_ids()
+    outside = [name for name in native if name not in NATIVE_ENVS]
+    if outside:
+        console.print("native, from other packages:")
+        for name in outside:
+            offer = offers(ENV_GROUP).get(name)
+            console.print(f"  {name} ({offer.module if offer else origin(name)})")
     groups: dict[str, list[str]] = {}
     for name, spec in gymnasium.registry.items():
         entry = spec.entry_point if isinstance(spec.entry_point, str) else "other"
         group = entry.removeprefix("gymnasium.envs.").split(".")[0].split(":")[0]
-        if name not in NATIVE_ENVS:
+        if name not in native and not name.startswith("rlox/"):
             groups.setdefault(group, []).append(name)
     console.print("gymnasium's (one process, one core):")
     for group, names in sorted(groups.items()):

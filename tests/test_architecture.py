@@ -16,6 +16,7 @@ FLOORS = {
     "rlox.config": 0,
     "rlox.streams": 0,
     "rlox.kernels": 0,
+    "rlox.plugins": 0,
     **dict.fromkeys(
         (
             "rlox.policies",
@@ -31,6 +32,8 @@ FLOORS = {
         1,
     ),
     "rlox.gym_vec_env": 1,
+    "rlox.gym_envs": 1,
+    "rlox.gym_registration": 1,
     "rlox.parallel_env": 1,
     "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),

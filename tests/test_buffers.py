@@ -1,6 +1,9 @@
 """The table of replay memories: what ships, what is registered, what `buffer=` and the command line make of it."""
 
+import json
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import outside_buffer
@@ -51,6 +54,20 @@ def test_what_ships_is_there_and_trains(name, tmp_path):
     assert dqn.train(100)["q_loss"] == again.train(100)["q_loss"]
     dqn.close()
     again.close()
+
+
+def test_the_file_of_a_mapped_memory_goes_with_it(tmp_path):
+    settings = {"name": "mmap", "size": 20_000, "hot_size": 200}
+    for folder in (tmp_path, None):
+        dqn = DQN("CartPole-v1", buffer={**settings, "folder": folder and str(folder)}, **SMALL)
+        dqn.train(400)
+        where = tmp_path if folder else Path(dqn._folder.name)
+        assert len(list(where.glob("replay-*.cold"))) == 1
+        dqn.save(tmp_path / "a.safetensors")
+        dqn.close()
+        assert not list(where.glob("replay-*.cold"))
+        assert DQN.from_checkpoint(tmp_path / "a.safetensors").buffer_config.folder is None
+    assert not where.exists()
 
 
 def test_a_configuration_has_many_forms():
@@ -222,5 +239,22 @@ def test_a_preset_may_choose_the_memory(tmp_path):
         "  - override /buffer: prioritized",
     ]
     (tmp_path / "experiment" / "mine.yaml").write_text("\n".join([*lines, "  - _self_", "buffer: {alpha: 0.7}\n"]))
-    (job,) = compose_jobs(["-cd", str(tmp_path)], ["experiment=mine"])
+    (job,) = compose_jobs(["-cd", str(tmp_path)], ["experiment=mine", "tuned=off"])
     assert job.config.buffer == PrioritizedBufferConfig(alpha=0.7)
+
+
+def test_dqn_from_the_command_line(tmp_path):
+    rlox = [sys.executable, "-m", "rlox_cli.main"]
+    small = ["total_timesteps=1500", "eval.n_points=1", "eval.n_episodes=3", "logger=none", "algo.train_freq=100"]
+    memory = ["buffer=mmap", "buffer.size=20_000", "buffer.hot_size=500"]
+    done = subprocess.run([*rlox, "train", "algo=dqn", *memory, *small], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tuned settings: dqn/CartPole-v1" in done.stdout
+    (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
+    assert not list(tmp_path.rglob("*.cold"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if "exploration/epsilon" in row]
+    assert steps == list(range(100, 1501, 100))
+    assert all(("loss/q" in row) is (row["step"] >= 1000) for row in rows if "exploration/epsilon" in row)
+    done = subprocess.run([*rlox, "eval", str(run)], cwd=tmp_path, capture_output=True, text=True)
+    assert "reproduced exactly" in done.stdout

@@ -29,6 +29,7 @@ def test_holds_every_section(saved):
     header, tensors = checkpoint.header, checkpoint.tensors
     assert set(tensors) == {
         "policy",
+        "target",
         "optimizer",
         "normalization",
         "environment",

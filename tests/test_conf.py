@@ -51,13 +51,15 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env):
     assert job.tuned == f"{algo}/{env}"
     for key, value in settings["algo"].items():
         assert getattr(job.config.algo, key) == value
+    for key, value in settings.get("buffer", {}).items():
+        assert getattr(job.config.buffer, key) == value
     assert job.config.env.n_envs == settings["env"]["n_envs"]
     assert job.config.total_timesteps == settings["total_timesteps"]
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off"])
     assert off.tuned is None
     assert off.config.algo == resolve(ALGORITHMS[algo].config)()
-    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.gamma=0.5", "total_timesteps=7"])
-    assert (typed.config.algo.gamma, typed.config.total_timesteps) == (0.5, 7)
+    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.gamma=0.5", "total_timesteps=7_000"])
+    assert (typed.config.algo.gamma, typed.config.total_timesteps) == (0.5, 7_000)
 
 
 @pytest.mark.parametrize("logger", [path.stem for path in (CONF / "logger").glob("*.yaml")])

@@ -163,7 +163,7 @@ def test_gymnasium_environments_step_alike():
 def test_the_collector_chooses_the_backend():
     fast, foreign = (
         FromModule("CartPole-v1", n_envs=64, seed=0),
-        FromModule("Acrobot-v1", n_envs=8, seed=0),
+        FromModule("LunarLander-v3", n_envs=8, seed=0),
     )
     assert isinstance(fast.env, rlox.VecEnv)
     assert isinstance(foreign.env, rlox.GymVecEnv)
@@ -351,6 +351,53 @@ def test_reinforce_from_primitives_learns():
     assert last > 2 * first
 
 
+# Buffers and primitives: offline datasets, and the stores beside them
+
+
+def offline_arrays(n=2000, length=100):
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.normal(size=(2, n, 3)).astype(np.float32)
+    actions = rng.normal(size=(n, 2)).astype(np.float32)
+    terminated, truncated = np.zeros((2, n), bool)
+    terminated[length - 1 :: 2 * length] = truncated[2 * length - 1 :: 2 * length] = True
+    return obs, next_obs, actions, rng.random(n).astype(np.float32), terminated, truncated
+
+
+def test_an_offline_dataset_as_the_page_shows_it():
+    obs, next_obs, actions, rewards, terminated, truncated = offline_arrays()
+    buf = rlox.OfflineDatasetBuffer(
+        obs.ravel(), next_obs.ravel(), actions.ravel(), rewards, terminated, truncated, normalize=True
+    )
+    batch = buf.sample(batch_size=256, seed=42)
+    assert batch["obs"].shape == batch.observations.shape == batch.next_observations.shape == (256, 3)
+    assert batch["actions"].shape == (256, 2)
+    assert set(batch) >= {"obs", "next_obs", "actions", "rewards", "terminated", "truncated"}
+    np.testing.assert_allclose(buf.sample(100_000, 1)["obs"].std(0), 1, atol=0.02)
+    traj = buf.sample_trajectories(batch_size=8, seq_len=20, seed=42)
+    assert traj["obs"].shape == (8, 20, 3)
+    assert traj.returns_to_go.shape == traj["timesteps"].shape == traj["mask"].shape == (8, 20)
+    stats = buf.stats()
+    assert (stats["n_transitions"], stats["n_episodes"]) == (2000, 20)
+    np.testing.assert_allclose(stats["mean_return"], rewards.reshape(20, 100).sum(1).mean(), rtol=1e-5)
+    assert buf.n_episodes() == 20
+    assert len(buf) == buf.len() == 2000
+
+
+def test_a_table_and_a_store_of_sequences():
+    table = rlox.ExperienceTable(obs_dim=3, act_dim=1)
+    for t in range(5):
+        table.push(np.full(3, t, np.float32), np.zeros(1, np.float32), 0.5 * t, False, t == 4)
+    assert table.observations().shape == (5, 3)
+    assert table.rewards().tolist() == [0, 0.5, 1, 1.5, 2]
+    table.clear()
+    assert len(table) == 0
+    store = rlox.VarLenStore()
+    store.push(np.array([3, 1, 2], np.uint32))
+    store.push(np.array([7], np.uint32))
+    assert store.get(0).tolist() == [3, 1, 2]
+    assert (store.num_sequences(), store.total_elements()) == (2, 4)
+
+
 # Introduction, 3, 4 and 6: DQN and the memories it learns from; tutorial, 2.3: the loop by hand
 
 
@@ -442,3 +489,77 @@ def test_the_dqn_loop_by_hand():
     assert buffer.len() == 500
     assert len(losses) == 500
     assert np.mean(losses[200:300]) < 0.5 * np.mean(losses[:20])
+
+
+# Tutorial, 3.1: the grid world and its unit tests
+
+
+def test_gridworld_does_not_start_on_its_goal():
+    for seed in range(50):
+        env = rlox.GridWorld(5, 5, seed)
+        assert env.observe().tolist() != [1.0, 1.0]
+        assert env.reset().tolist() != [1.0, 1.0]
+
+
+def test_gridworld_reaches_its_goal():
+    env = rlox.GridWorld(2, 2, seed=0)
+    env.pos = (0, 0)
+    down = env.step(2)
+    assert not down["terminated"]
+    assert down["reward"] == -0.01
+    right = env.step(1)
+    assert right["terminated"]
+    assert right["reward"] == 1.0
+    assert right["obs"].tolist() == [1.0, 1.0]
+
+
+def test_gridworld_walls_hold():
+    env = rlox.GridWorld(3, 3, seed=0)
+    env.pos = (0, 0)
+    env.step(0)
+    assert env.pos == (0, 0)
+    env.step(3)
+    assert env.pos == (0, 0)
+
+
+def test_gridworld_is_cut_after_four_steps_per_cell():
+    env = rlox.GridWorld(2, 2, seed=0)
+    env.pos = (0, 0)
+    flags = [env.step(3)["truncated"] for _ in range(16)]
+    assert flags == [False] * 15 + [True]
+
+
+def test_gridworld_draws_itself_and_runs_in_a_vec_env():
+    env = rlox.GridWorld(2, 3, seed=0)
+    env.pos = (1, 0)
+    assert env.render() == "...\nA.G\n"
+    vec = rlox.VecEnv(n=8, seed=42, env_id="GridWorld-v0")
+    assert vec.reset_all().shape == (8, 2)
+    assert vec.step_all([0, 1, 2, 3] * 2)["obs"].shape == (8, 2)
+
+
+# Tutorial, 4.2: testing native environments
+
+
+def test_a_reset_gives_observations_in_range():
+    obs = rlox.GridWorld(5, 5, 42).reset()
+    assert obs.shape == (2,)
+    assert ((obs >= 0) & (obs <= 1)).all()
+
+
+def test_a_step_after_the_end_is_an_error():
+    env = rlox.GridWorld(2, 2, 0)
+    env.pos = (0, 0)
+    env.step(2)
+    assert env.step(1)["terminated"]
+    with pytest.raises(ValueError, match=r"GridWorld.step: an episode must be running; call reset\(\) first"):
+        env.step(0)
+
+
+def test_native_environments_are_decided_by_their_seed():
+    def run(seed):
+        env = rlox.GridWorld(5, 5, seed)
+        return [env.observe().tolist(), env.step(1)["obs"].tolist(), env.reset().tolist()]
+
+    assert run(42) == run(42)
+    assert run(42) != run(99)

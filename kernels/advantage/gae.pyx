@@ -8,18 +8,133 @@ step: last_value). Termination, truncation and the value of the true next observ
 truncated episode never bootstraps from the next episode's first observation.
 """
 
-import numpy as np
+from rlox.kernels.memory import empty
 
 cimport numpy as cnp
 
-from kernels.checks cimport as_index, check_out
-from kernels.types cimport f32, f64, u8
+from kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
+from kernels.checks cimport (
+    as_flags, as_fraction, as_index, as_number, as_real, check_apart, check_out, same_shape, to_flags,
+)
+from kernels.outputs cimport fresh
+from kernels.types cimport f32, f64, real, u8
 
 cnp.import_array()
 
-ctypedef fused real:
-    f32
-    f64
+
+# Whole registers (`RLOX_GAE`, see suffix.pxd) and one row of the time-major form (`RLOX_ROW`). `next` and
+# `cut` are read only by the forms with CUT, and `wrong` stays 0 for byte flags.
+cdef extern from *:
+    """
+    #if RLOX_SUFFIX
+    #ifndef __clang__
+    #pragma GCC push_options
+    #pragma GCC optimize("fp-contract=fast")
+    #endif
+    /* GAE over whole registers, from the last of the `n` steps (a multiple of the lanes) to the first. `last`
+       is the value after them; `carry` holds A_n, then A_0. Returns whether every flag was 0 or 1. */
+    #define RLOX_GAE(NAME, REAL, S, IS, FLAG, FS, CUT)                                                  \\
+    static int NAME(ptrdiff_t n, const REAL *r, const REAL *v, const FLAG *done, const uint8_t *cut,    \\
+                    const REAL *next, REAL last, REAL gamma, REAL decay, REAL *restrict advantages,                \\
+                    REAL *restrict returns, REAL *carry) {                                              \\
+        RLOX_FUSED                                                                                      \\
+        typedef rlox_v##S Real;                                                                         \\
+        typedef rlox_u##S Loose;                                                                        \\
+        typedef rlox_v##IS Mask;                                                                        \\
+        const Real zero = {0};                                                                          \\
+        const Mask decays = (Mask)(zero + decay);                                                       \\
+        REAL x = *carry;                                                                                \\
+        Mask wrong = (Mask)zero;                                                                        \\
+        for (ptrdiff_t t = n - RLOX_LANES_##S; t >= 0; t -= RLOX_LANES_##S) {                           \\
+            /* Five streams at once are more than the processor foresees by itself: 10 to 25 % at any size. */ \\
+            ptrdiff_t ahead = t - 32 * RLOX_LANES_##S;                                                  \\
+            __builtin_prefetch(r + ahead);                                                              \\
+            __builtin_prefetch(v + ahead);                                                              \\
+            __builtin_prefetch(done + ahead);                                                           \\
+            __builtin_prefetch(advantages + ahead, 1);                                                  \\
+            __builtin_prefetch(returns + ahead, 1);                                                     \\
+            Mask off = rlox_off_##FS##_##S(done + t);                                                   \\
+            RLOX_WRONG_##FS(Loose, done + t, off)                                                       \\
+            Real value = *(const Loose *)(v + t);                                                       \\
+            Mask after = t == n - RLOX_LANES_##S ? (Mask)rlox_up_##S(value, zero + last)                \\
+                                                 : (Mask)*(const Loose *)(v + t + 1);                   \\
+            Mask on = off;                                                                              \\
+            if (CUT) {                                                                                  \\
+                Mask whole = rlox_off_u8_##S(cut + t);                                                  \\
+                after = (after & whole) | ((Mask)*(const Loose *)(next + t) & ~whole);                  \\
+                on &= whole;                                                                            \\
+            }                                                                                           \\
+            Real e = *(const Loose *)(r + t) + gamma * (Real)(after & off) - value;                     \\
+            Real p = (Real)(on & decays);                                                               \\
+            rlox_suffix_##S(&e, &p);                                                                    \\
+            Real a = e + p * x;                                                                         \\
+            x = e[0] + p[0] * x;                                                                        \\
+            *(Loose *)(advantages + t) = a;                                                             \\
+            *(Loose *)(returns + t) = a + value;                                                        \\
+        }                                                                                               \\
+        *carry = x;                                                                                     \\
+        for (int i = 1; i < RLOX_LANES_##S; i++) wrong[0] |= wrong[i];                                  \\
+        return !wrong[0];                                                                               \\
+    }
+    #ifndef __clang__
+    #define RLOX_POP _Pragma("GCC pop_options")
+    #else
+    #define RLOX_POP
+    #endif
+    #else
+    #define RLOX_GAE(NAME, REAL, S, IS, FLAG, FS, CUT)                                                  \\
+    static int NAME(ptrdiff_t n, const REAL *r, const REAL *v, const FLAG *done, const uint8_t *cut,    \\
+                    const REAL *next, REAL last, REAL gamma, REAL decay, REAL *advantages,              \\
+                    REAL *returns, REAL *carry) { return 1; }
+    #define RLOX_POP
+    #endif
+    RLOX_GAE(rlox_gae_f64_u8, double, f64, i64, uint8_t, u8, 0)
+    RLOX_GAE(rlox_gae_f64_f64, double, f64, i64, double, f64, 0)
+    RLOX_GAE(rlox_gae_f64_cut, double, f64, i64, uint8_t, u8, 1)
+    RLOX_GAE(rlox_gae_f32_u8, float, f32, i32, uint8_t, u8, 0)
+    RLOX_GAE(rlox_gae_f32_f32, float, f32, i32, float, f32, 0)
+    RLOX_GAE(rlox_gae_f32_cut, float, f32, i32, uint8_t, u8, 1)
+    RLOX_POP
+
+    #define RLOX_ROW(NAME, REAL, CUT)                                                                   \\
+    static void NAME(ptrdiff_t n, const REAL *__restrict__ r, const REAL *__restrict__ v,               \\
+                     const uint8_t *__restrict__ done, const uint8_t *__restrict__ cut,                 \\
+                     const REAL *__restrict__ next, const REAL *__restrict__ v_after,                   \\
+                     const REAL *__restrict__ a_after, REAL gamma, REAL decay,                          \\
+                     REAL *__restrict__ advantages, REAL *__restrict__ returns) {                       \\
+        for (ptrdiff_t i = 0; i < n; i++) {                                                             \\
+            REAL after = CUT && cut[i] ? next[i] : v_after[i];                                          \\
+            REAL trace = done[i] | (CUT && cut[i]) ? 0 : decay;                                         \\
+            REAL a = r[i] + gamma * (done[i] ? 0 : after) - v[i] + trace * a_after[i];                  \\
+            advantages[i] = a;                                                                          \\
+            returns[i] = a + v[i];                                                                      \\
+        }                                                                                               \\
+    }
+    RLOX_ROW(rlox_row_f64, double, 0)
+    RLOX_ROW(rlox_row_f64_cut, double, 1)
+    RLOX_ROW(rlox_row_f32, float, 0)
+    RLOX_ROW(rlox_row_f32_cut, float, 1)
+    """
+    int rlox_gae_f64_u8(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*,
+                        f64, f64, f64, f64*, f64*, f64*) noexcept nogil
+    int rlox_gae_f64_f64(Py_ssize_t, const f64*, const f64*, const f64*, const u8*, const f64*,
+                         f64, f64, f64, f64*, f64*, f64*) noexcept nogil
+    int rlox_gae_f64_cut(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*,
+                         f64, f64, f64, f64*, f64*, f64*) noexcept nogil
+    int rlox_gae_f32_u8(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*,
+                        f32, f32, f32, f32*, f32*, f32*) noexcept nogil
+    int rlox_gae_f32_f32(Py_ssize_t, const f32*, const f32*, const f32*, const u8*, const f32*,
+                         f32, f32, f32, f32*, f32*, f32*) noexcept nogil
+    int rlox_gae_f32_cut(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*,
+                         f32, f32, f32, f32*, f32*, f32*) noexcept nogil
+    void rlox_row_f64(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*,
+                      const f64*, const f64*, f64, f64, f64*, f64*) noexcept nogil
+    void rlox_row_f64_cut(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*,
+                          const f64*, const f64*, f64, f64, f64*, f64*) noexcept nogil
+    void rlox_row_f32(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*,
+                      const f32*, const f32*, f32, f32, f32*, f32*) noexcept nogil
+    void rlox_row_f32_cut(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*,
+                          const f32*, const f32*, f32, f32, f32*, f32*) noexcept nogil
 
 
 # Cores. `truncated` is NULL where no time limit cuts the data, and `next_values` is not read then.
@@ -37,10 +152,10 @@ cdef inline real trace(real decay, const u8* done, const u8* truncated, Py_ssize
     return 0 if done[t] or (truncated != NULL and truncated[t]) else decay
 
 
-cdef void scan(Py_ssize_t n_steps, const real* rewards, const real* values, const u8* done,
-               const u8* truncated, const real* next_values, real last_value, real gamma, real decay,
-               real* advantages, real* returns) noexcept nogil:
-    """One trajectory, four steps at a time.
+cdef real scan(Py_ssize_t n_steps, const real* rewards, const real* values, const u8* done,
+               const u8* truncated, const real* next_values, real next_value, real advantage,
+               real gamma, real decay, real* advantages, real* returns) noexcept nogil:
+    """Part of a trajectory, four steps at a time; returns its first advantage.
 
     A_t = delta_t + c_t * A_{t+1} is a chain of one multiply and one add per step, which the processor can
     only wait for. Within four steps, e and p with A_i = e_i + p_i * A_{t+4} do not depend on the chain, so
@@ -48,8 +163,6 @@ cdef void scan(Py_ssize_t n_steps, const real* rewards, const real* values, cons
     """
     cdef Py_ssize_t t = n_steps
     cdef Py_ssize_t j
-    cdef real advantage = 0
-    cdef real next_value = last_value
     cdef real[4] e
     cdef real[4] p
     cdef real sum_, product, c
@@ -78,6 +191,7 @@ cdef void scan(Py_ssize_t n_steps, const real* rewards, const real* values, cons
             advantages[t + j] = sum_
             returns[t + j] = sum_ + values[t + j]
         advantage = e[0] + p[0] * advantage
+    return advantage
 
 
 cdef inline const u8* after(const u8* flags, Py_ssize_t n) noexcept nogil:
@@ -87,28 +201,56 @@ cdef inline const u8* after(const u8* flags, Py_ssize_t n) noexcept nogil:
     return flags + n
 
 
-cdef inline void row(Py_ssize_t n, const real* rewards, const real* values, const u8* done,
-                     const u8* truncated, const real* next_values, const real* values_after,
-                     const real* advantages_after, real gamma, real decay,
-                     real* advantages, real* returns) noexcept nogil:
-    """One step of all environments."""
-    cdef Py_ssize_t i
-    cdef real advantage
-    if truncated == NULL:
-        for i in range(n):
-            advantage = (rewards[i] + gamma * (0 if done[i] else values_after[i]) - values[i]
-                         + (0 if done[i] else decay) * advantages_after[i])
-            advantages[i] = advantage
-            returns[i] = advantage + values[i]
+cdef bint trajectory(Py_ssize_t n_steps, const real* rewards, const real* values, const u8* done,
+                     const real* float_done, const u8* truncated, const real* next_values,
+                     real last_value, real gamma, real decay, real* advantages,
+                     real* returns) noexcept nogil:
+    """One trajectory; False if a flag in `float_done` (read where `done` is NULL) is neither 0 nor 1."""
+    cdef Py_ssize_t lanes = RLOX_LANES_F64 if real is f64 else RLOX_LANES_F32
+    cdef Py_ssize_t whole = n_steps // lanes * lanes if RLOX_SUFFIX else 0
+    cdef Py_ssize_t t = n_steps
+    cdef Py_ssize_t length
+    cdef real advantage = 0
+    cdef real next_value = last_value
+    cdef bint good = True
+    cdef u8[256] flags
+    if done != NULL:
+        advantage = scan(t - whole, rewards + whole, values + whole, done + whole, after(truncated, whole),
+                         next_values + whole, next_value, advantage, gamma, decay, advantages + whole,
+                         returns + whole)
+        if t > whole:
+            next_value = values[whole]
     else:
-        for i in range(n):
-            advantage = (
-                rewards[i]
-                + gamma * bootstrap(values_after[i], done, truncated, next_values, i)
-                - values[i] + trace(decay, done, truncated, i) * advantages_after[i]
-            )
-            advantages[i] = advantage
-            returns[i] = advantage + values[i]
+        while t > whole:
+            length = min(t - whole, 256)
+            t -= length
+            good &= to_flags(float_done + t, length, flags)
+            advantage = scan(length, rewards + t, values + t, flags, NULL, next_values, next_value,
+                             advantage, gamma, decay, advantages + t, returns + t)
+            next_value = values[t]
+    if whole == 0:
+        return good
+    if real is f64:
+        if done == NULL:
+            good &= rlox_gae_f64_f64(whole, rewards, values, float_done, NULL, NULL, next_value, gamma, decay,
+                                     advantages, returns, &advantage)
+        elif truncated == NULL:
+            rlox_gae_f64_u8(whole, rewards, values, done, NULL, NULL, next_value, gamma, decay, advantages, returns,
+                            &advantage)
+        else:
+            rlox_gae_f64_cut(whole, rewards, values, done, truncated, next_values, next_value, gamma, decay,
+                             advantages, returns, &advantage)
+    else:
+        if done == NULL:
+            good &= rlox_gae_f32_f32(whole, rewards, values, float_done, NULL, NULL, next_value, gamma, decay,
+                                     advantages, returns, &advantage)
+        elif truncated == NULL:
+            rlox_gae_f32_u8(whole, rewards, values, done, NULL, NULL, next_value, gamma, decay, advantages, returns,
+                            &advantage)
+        else:
+            rlox_gae_f32_cut(whole, rewards, values, done, truncated, next_values, next_value, gamma, decay,
+                             advantages, returns, &advantage)
+    return good
 
 
 cdef void sweep(Py_ssize_t n_steps, Py_ssize_t n, const real* rewards, const real* values,
@@ -121,129 +263,43 @@ cdef void sweep(Py_ssize_t n_steps, Py_ssize_t n, const real* rewards, const rea
     cdef const real* advantages_after = zeros
     for t in range(n_steps - 1, -1, -1):
         at = t * n
-        row(n, rewards + at, values + at, done + at, after(truncated, at), next_values + at,
-            values_after, advantages_after, gamma, decay, advantages + at, returns + at)
+        if real is f64:
+            if truncated == NULL:
+                rlox_row_f64(n, rewards + at, values + at, done + at, NULL, NULL, values_after,
+                             advantages_after, gamma, decay, advantages + at, returns + at)
+            else:
+                rlox_row_f64_cut(n, rewards + at, values + at, done + at, truncated + at, next_values + at,
+                                 values_after, advantages_after, gamma, decay, advantages + at, returns + at)
+        else:
+            if truncated == NULL:
+                rlox_row_f32(n, rewards + at, values + at, done + at, NULL, NULL, values_after,
+                             advantages_after, gamma, decay, advantages + at, returns + at)
+            else:
+                rlox_row_f32_cut(n, rewards + at, values + at, done + at, truncated + at, next_values + at,
+                                 values_after, advantages_after, gamma, decay, advantages + at, returns + at)
         values_after = values + at
         advantages_after = advantages + at
 
 
-cdef void run(bint time_major, Py_ssize_t n_steps, Py_ssize_t n, const real* rewards,
-              const real* values, const u8* done, const u8* truncated, const real* next_values,
-              const real* last_values, const real* zeros, real gamma, real decay,
-              real* advantages, real* returns) noexcept nogil:
+cdef bint run(bint time_major, Py_ssize_t n_steps, Py_ssize_t n, const real* rewards,
+              const real* values, const u8* done, const real* float_done, const u8* truncated,
+              const real* next_values, const real* last_values, const real* zeros, real gamma,
+              real decay, real* advantages, real* returns) noexcept nogil:
     cdef Py_ssize_t i, at
+    cdef bint good = True
     if time_major:
         sweep(n_steps, n, rewards, values, done, truncated, next_values, last_values, zeros,
               gamma, decay, advantages, returns)
-        return
+        return True
     for i in range(n):
         at = i * n_steps
-        scan(n_steps, rewards + at, values + at, done + at, after(truncated, at), next_values + at,
-             last_values[i], gamma, decay, advantages + at, returns + at)
-
-
-cdef bint to_flags(const real* source, Py_ssize_t n, u8* flags) noexcept nogil:
-    """Write source != 0; False if an entry is neither 0 nor 1."""
-    cdef Py_ssize_t i
-    cdef int bad = 0
-    for i in range(n):
-        flags[i] = source[i] != 0
-        bad |= (source[i] != 0) & (source[i] != 1)
-    return not bad
+        good &= trajectory(n_steps, rewards + at, values + at, after(done, at), float_done + at,
+                           after(truncated, at), next_values + at, last_values[i], gamma, decay,
+                           advantages + at, returns + at)
+    return good
 
 
 # Wrappers.
-
-cdef cnp.ndarray as_real(object value, int type_num, str where, str name):
-    """Return `value` as a C-contiguous array of the type, itself where it already is one."""
-    cdef cnp.ndarray array
-    if isinstance(value, cnp.ndarray):
-        array = value
-        if cnp.PyArray_TYPE(array) == type_num and cnp.PyArray_ISCARRAY_RO(array):
-            return array
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind in "biuf":
-            # Not ascontiguousarray, which would make a 1-D array of a scalar.
-            dtype = np.float32 if type_num == cnp.NPY_FLOAT32 else np.float64
-            return np.asarray(array, dtype, order="C")
-    except ValueError as e:
-        raise ValueError(f"{where}: {name} must be an array of numbers, got {value!r}") from e
-    raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
-
-
-cdef cnp.ndarray as_flags(object value, str where, str name):
-    """Return `value` as a C-contiguous array of bytes 0 and 1, itself where it already is one."""
-    cdef cnp.ndarray array
-    cdef cnp.ndarray flags
-    cdef Py_ssize_t n, i
-    cdef const u8* bytes_
-    cdef bint good = True
-    if isinstance(value, cnp.ndarray):
-        array = value
-    else:
-        array = np.asarray(value)
-    if not cnp.PyArray_ISCARRAY_RO(array):
-        array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-    n = cnp.PyArray_SIZE(array)
-    cdef int type_num = cnp.PyArray_TYPE(array)
-    if type_num == cnp.NPY_BOOL:
-        return array
-    if type_num == cnp.NPY_UINT8:
-        bytes_ = <const u8*>cnp.PyArray_DATA(array)
-        for i in range(n):
-            good &= bytes_[i] <= 1
-        flags = array
-    else:
-        if type_num != cnp.NPY_FLOAT64 and type_num != cnp.NPY_FLOAT32:
-            if array.dtype.kind not in "iuf":
-                raise TypeError(
-                    f"{where}: {name} must be bool, uint8 or float flags, got dtype {array.dtype}"
-                )
-            array = array.astype(np.float64)
-            type_num = cnp.NPY_FLOAT64
-        flags = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.NPY_UINT8, 0)
-        if type_num == cnp.NPY_FLOAT64:
-            good = to_flags(<const f64*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
-        else:
-            good = to_flags(<const f32*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
-    if not good:
-        wrong = (<object>array)[(array != 0) & (array != 1)][0]
-        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {wrong}")
-    return flags
-
-
-cdef f64 as_fraction(object value, str where, str name) except -1:
-    cdef f64 number
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"{where}: {name} must be a number, got {value!r}")
-    try:
-        number = value
-    except TypeError as e:
-        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"{where}: {name} must lie in [0, 1], got {number}")
-    return number
-
-
-cdef inline int same_shape(cnp.ndarray array, cnp.ndarray rewards, str where, str name) except -1:
-    cdef int ndim = cnp.PyArray_NDIM(rewards)
-    if (cnp.PyArray_NDIM(array) == ndim
-            and cnp.PyArray_DIM(array, 0) == cnp.PyArray_DIM(rewards, 0)
-            and cnp.PyArray_DIM(array, ndim - 1) == cnp.PyArray_DIM(rewards, ndim - 1)):
-        return 0
-    raise ValueError(
-        f"{where}: {name} must have the shape of rewards {(<object>rewards).shape}, "
-        f"got {(<object>array).shape}"
-    )
-
-
-cdef inline bint share_memory(cnp.ndarray a, cnp.ndarray b) noexcept:
-    """True if two C-contiguous arrays overlap; NumPy's test costs more than a short trajectory."""
-    cdef const char* first = <const char*>cnp.PyArray_DATA(a)
-    cdef const char* second = <const char*>cnp.PyArray_DATA(b)
-    return first < second + cnp.PyArray_NBYTES(b) and second < first + cnp.PyArray_NBYTES(a)
-
 
 cdef (Py_ssize_t, Py_ssize_t) batch_shape(cnp.ndarray rewards, object n_steps,
                                           cnp.ndarray last_values, str where):
@@ -280,6 +336,21 @@ cdef (Py_ssize_t, Py_ssize_t) batch_shape(cnp.ndarray rewards, object n_steps,
     return length, n
 
 
+cdef inline bint run_any(int type_num, bint time_major, Py_ssize_t n_steps, Py_ssize_t n,
+                         const void* rewards, const void* values, const u8* done, const void* float_done,
+                         const u8* truncated, const void* next_values, const void* last_values,
+                         const void* zeros, f64 gamma, f64 decay, void* advantages,
+                         void* returns) noexcept nogil:
+    if type_num == cnp.NPY_FLOAT64:
+        return run[f64](time_major, n_steps, n, <const f64*>rewards, <const f64*>values, done,
+                        <const f64*>float_done, truncated, <const f64*>next_values,
+                        <const f64*>last_values, <const f64*>zeros, gamma, decay, <f64*>advantages,
+                        <f64*>returns)
+    return run[f32](time_major, n_steps, n, <const f32*>rewards, <const f32*>values, done,
+                    <const f32*>float_done, truncated, <const f32*>next_values, <const f32*>last_values,
+                    <const f32*>zeros, <f32>gamma, <f32>decay, <f32*>advantages, <f32*>returns)
+
+
 cdef tuple estimate(str where, int type_num, object rewards, object values, object dones,
                     object last, bint single, object n_steps, object gamma, object lam,
                     object truncated, object next_values, object out):
@@ -300,9 +371,14 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
             f"got shape {(<object>r).shape}" + ("; use compute_gae_batched" if single and ndim == 2 else "")
         )
     v = as_real(values, type_num, where, "values")
-    same_shape(v, r, where, "values")
-    d = as_flags(dones, where, "dones")
-    same_shape(d, r, where, "dones")
+    same_shape(v, r, where, "values", "rewards")
+    # Float flags of the documented form are read as they are, which saves a pass over them.
+    cdef bint floats = (
+        not time_major and truncated is None and isinstance(dones, cnp.ndarray)
+        and cnp.PyArray_TYPE(<cnp.ndarray>dones) == type_num and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>dones)
+    )
+    d = dones if floats else as_flags(dones, where, "dones")
+    same_shape(d, r, where, "dones", "rewards")
     if truncated is not None:
         if next_values is None:
             raise ValueError(
@@ -310,18 +386,13 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
                 "observations), got None"
             )
         cut = as_flags(truncated, where, "truncated")
-        same_shape(cut, r, where, "truncated")
+        same_shape(cut, r, where, "truncated", "rewards")
         nexts = as_real(next_values, type_num, where, "next_values")
-        same_shape(nexts, r, where, "next_values")
+        same_shape(nexts, r, where, "next_values", "rewards")
 
     if single:
         length, n = cnp.PyArray_DIM(r, 0), 1
-        try:
-            single_last = last
-        except TypeError as e:
-            raise TypeError(
-                f"{where}: last_value must be a number, got {type(last).__name__}"
-            ) from e
+        single_last = as_number(last, where, "last_value")
         last_data = &single_last
     else:
         last_values = as_real(last, type_num, where, "last_values")
@@ -329,8 +400,8 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
         last_data = cnp.PyArray_DATA(last_values)
 
     if out is None:
-        advantages = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(r), type_num, 0)
-        returns = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(r), type_num, 0)
+        advantages = fresh(empty, ndim, cnp.PyArray_DIMS(r), type_num)
+        returns = fresh(empty, ndim, cnp.PyArray_DIMS(r), type_num)
         out = (advantages, returns)
     else:
         if not isinstance(out, tuple) or len(out) != 2:
@@ -340,18 +411,16 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
         check_out(out[0], type_num, dtype, shape, where, "out[0]")
         check_out(out[1], type_num, dtype, shape, where, "out[1]")
         advantages, returns = out
-        for source in (r, v, d, last_values, cut, nexts, returns):
-            if source is not None and (
-                share_memory(advantages, source)
-                or (source is not returns and share_memory(returns, source))
-            ):
-                raise ValueError(f"{where}: out must be two arrays that share no memory with an input")
+        check_apart(advantages, returns, (r, v, d, last_values, cut, nexts), where)
     if time_major:
         zeros = cnp.PyArray_ZEROS(1, cnp.PyArray_DIMS(r) + 1, type_num, 0)
 
     cdef const void* r_data = cnp.PyArray_DATA(r)
     cdef const void* v_data = cnp.PyArray_DATA(v)
-    cdef const u8* done = <const u8*>cnp.PyArray_DATA(d)
+    cdef const u8* done = NULL
+    if not floats:
+        done = <const u8*>cnp.PyArray_DATA(d)
+    cdef const void* float_done = cnp.PyArray_DATA(d if floats else v)
     # Without truncations next_values is never read, and `zeros` only by the time-major sweep: then any
     # array stands in.
     cdef const u8* cut_data = NULL
@@ -361,15 +430,16 @@ cdef tuple estimate(str where, int type_num, object rewards, object values, obje
     cdef const void* zero_data = cnp.PyArray_DATA(v if zeros is None else zeros)
     cdef void* adv_data = cnp.PyArray_DATA(advantages)
     cdef void* ret_data = cnp.PyArray_DATA(returns)
-    with nogil:
-        if type_num == cnp.NPY_FLOAT64:
-            run[f64](time_major, length, n, <const f64*>r_data, <const f64*>v_data, done, cut_data,
-                     <const f64*>nexts_data, <const f64*>last_data, <const f64*>zero_data,
-                     gamma_, decay, <f64*>adv_data, <f64*>ret_data)
-        else:
-            run[f32](time_major, length, n, <const f32*>r_data, <const f32*>v_data, done, cut_data,
-                     <const f32*>nexts_data, <const f32*>last_data, <const f32*>zero_data,
-                     <f32>gamma_, <f32>decay, <f32*>adv_data, <f32*>ret_data)
+    cdef bint good
+    if cnp.PyArray_SIZE(r) <= 4096:  # a microsecond or two: giving up the GIL would cost more than it gains
+        good = run_any(type_num, time_major, length, n, r_data, v_data, done, float_done, cut_data, nexts_data,
+                       last_data, zero_data, gamma_, decay, adv_data, ret_data)
+    else:
+        with nogil:
+            good = run_any(type_num, time_major, length, n, r_data, v_data, done, float_done, cut_data,
+                           nexts_data, last_data, zero_data, gamma_, decay, adv_data, ret_data)
+    if not good:
+        as_flags(dones, where, "dones")  # raises
     return out
 
 

@@ -7,7 +7,7 @@ from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
 from libc.string cimport memcpy, memset
 
 from kernels.buffers.store cimport (
-    CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, draw_below, draw_words, encode, gather_any,
+    CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, draw_words, encode, gather_any,
     gather_rows, gather_words, prefetch, record,
 )
 from kernels.buffers.sumtree cimport (
@@ -54,6 +54,19 @@ cdef cnp.ndarray as_values(object value, int type_num, str where, str name):
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{where}: {name} must be real numbers, got dtype {array.dtype}")
     return np.asarray(array, np.float32, order="C")
+
+
+cdef inline u64 as_key(object seed, str where) except? 0:
+    """The Philox key of a call's seed."""
+    cdef u64 value
+    if type(seed) is int:
+        try:
+            value = <u64>seed
+        except OverflowError:
+            value = as_seed(seed, where, "seed")  # raises
+    else:
+        value = as_seed(seed, where, "seed")
+    return derive_key(value, 0)
 
 
 cdef f64 as_number(object value, str where, str name) except? -1.0:
@@ -118,9 +131,10 @@ cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
             array = array.astype(np.int64)
     if cnp.PyArray_NDIM(array) != 1:
         raise ValueError(f"{where}: {name} must be one-dimensional, got shape {(<object>array).shape}")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{where}: {name} must be integers, got dtype {array.dtype}")
-    if array.dtype.itemsize != 8 or not cnp.PyArray_ISCARRAY_RO(array):
+    cdef int type_num = cnp.PyArray_TYPE(array)
+    if (type_num != cnp.NPY_INT64 and type_num != cnp.NPY_UINT64) or not cnp.PyArray_ISCARRAY_RO(array):
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{where}: {name} must be integers, got dtype {array.dtype}")
         array = np.asarray(array, np.int64 if array.dtype.kind == "i" else np.uint64, order="C")
     # Read as unsigned, a negative number and one above 2**63 are both too large.
     data = <const i64*>cnp.PyArray_DATA(array)
@@ -185,6 +199,7 @@ cdef class ReplayBuffer:
     cdef Layout layout
     cdef i64 count  # transitions pushed since the start or clear()
     cdef i64 size  # of them still here
+    cdef i64 cursor  # count % capacity, the slot of the next one
     cdef int has_next  # UNDECIDED, 0 or 1
     cdef int obs_type
     cdef tuple shape
@@ -195,11 +210,17 @@ cdef class ReplayBuffer:
     cdef dict column_dims
     cdef dict config
     cdef str name
+    # What error messages begin with; made once, because a call takes less time than making one.
+    cdef str in_sample, in_packed, in_batch, in_update
 
     def __init__(self, capacity, obs_dim, act_dim, *, obs_shape=None, obs_dtype=np.float32, n_stacked=1,
                  n_envs=1, n_step=1, gamma=0.99):
         cdef str where = type(self).__name__
         self.name = where
+        self.in_sample = where + ".sample"
+        self.in_packed = where + ".sample_packed"
+        self.in_batch = where + ".push_batch"
+        self.in_update = where + ".update_priorities"
         capacity = self.positive(capacity, "capacity")
         act_dim = self.positive(act_dim, "act_dim")
         n_stacked = self.positive(n_stacked, "n_stacked")
@@ -322,6 +343,7 @@ cdef class ReplayBuffer:
     cdef void reset(self):
         self.count = 0
         self.size = 0
+        self.cursor = 0
         self.has_next = UNDECIDED
         self.layout.next_frame = 0
         self.previous.fill(-1)
@@ -361,10 +383,11 @@ cdef class ReplayBuffer:
         """The slot that draw 0 means; a full ring is drawn from slot 0 on."""
         if self.size == self.layout.capacity:
             return 0
-        return (self.count - self.size) % self.layout.capacity
+        cdef i64 slot = self.cursor - self.size
+        return slot + (self.layout.capacity if slot < 0 else 0)
 
     cdef inline i64 newest(self) noexcept nogil:
-        return (self.count - 1) % self.layout.capacity
+        return (self.cursor if self.cursor else self.layout.capacity) - 1
 
     # Pushing.
 
@@ -449,16 +472,16 @@ cdef class ReplayBuffer:
                    int trunc) noexcept:
         """Append one transition; return its slot."""
         cdef Layout* layout = &self.layout
-        cdef i64 slot = self.count % layout.capacity
+        cdef i64 slot = self.cursor
         cdef char* r = record(layout, slot)
         cdef f32* tail = <f32*>(r + layout.tail_at)
         cdef Py_ssize_t j
         if layout.n_stacked > 1:
             self.write_stacks(r, obs, next_obs)
         else:
-            memcpy(r, obs, layout.obs_bytes)
+            copy(r, obs, layout.obs_bytes)
             if layout.next_at:
-                memcpy(r + layout.next_at, next_obs, layout.obs_bytes)
+                copy(r + layout.next_at, next_obs, layout.obs_bytes)
         for j in range(layout.act_dim):
             tail[j] = action[j]
         tail += layout.act_dim
@@ -468,6 +491,9 @@ cdef class ReplayBuffer:
         for j in range(layout.extra_dim):
             tail[3 + j] = 0
         self.count += 1
+        self.cursor += 1
+        if self.cursor == layout.capacity:
+            self.cursor = 0
         if self.size < layout.capacity:
             self.size += 1
         return slot
@@ -524,7 +550,7 @@ cdef class ReplayBuffer:
 
     cdef cnp.ndarray as_rows(self, object value, Py_ssize_t n, str label):
         """(n, *obs_shape), (n, D) or flat observations."""
-        cdef str where = f"{self.name}.push_batch"
+        cdef str where = self.in_batch
         cdef cnp.ndarray array = as_values(value, self.obs_type, where, label)
         shape = (<object>array).shape
         if (n, *self.shape) != shape and (n, self.obs_dim_) != shape and (n * self.obs_dim_,) != shape:
@@ -536,7 +562,7 @@ cdef class ReplayBuffer:
     cdef Py_ssize_t store_batch(self, object obs, object next_obs, object actions, object rewards,
                                 object terminated, object truncated) except -1:
         """Check, then append n rows; return n. Their slots are the last n before `count`."""
-        cdef str where = f"{self.name}.push_batch"
+        cdef str where = self.in_batch
         cdef cnp.ndarray rewards_ = as_values(rewards, cnp.NPY_FLOAT32, where, "rewards")
         if cnp.PyArray_NDIM(rewards_) != 1:
             raise ValueError(f"{where}: rewards must have shape (n,), got {(<object>rewards_).shape}")
@@ -687,7 +713,7 @@ cdef class ReplayBuffer:
             if key not in given:
                 raise ValueError(f"{self.name}.sample: out must have the key {key!r}, got {sorted(given)}")
             array = given[key]
-            check_out(array, type_num, dtype, shape, f"{self.name}.sample", f"out[{key!r}]")
+            check_out(array, type_num, dtype, shape, self.in_sample, f"out[{key!r}]")
             return array
         for i in range(ndim):
             dims[i] = shape[i]
@@ -828,8 +854,8 @@ cdef class ReplayBuffer:
         ValueError
             Empty buffer, batch_size < 1, seed out of range, an unusable `out`.
         """
-        cdef Py_ssize_t n = self.as_batch_size(batch_size, f"{self.name}.sample")
-        cdef u64 key = derive_key(as_seed(seed, f"{self.name}.sample", "seed"), 0)
+        cdef Py_ssize_t n = self.as_batch_size(batch_size, self.in_sample)
+        cdef u64 key = as_key(seed, self.in_sample)
         return self.gather_batch(n, NULL, key, 0, out)
 
     def sample_recent(self, batch_size, window_size, seed):
@@ -839,14 +865,14 @@ cdef class ReplayBuffer:
         window = as_index(window_size, where, "window_size")
         if window < 1:
             raise ValueError(f"{where}: window_size must be at least 1, got {window}")
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         return self.gather_batch(n, NULL, key, min(window, self.size), None)
 
     def sample_indices(self, batch_size, seed):
         """Return the places (B,) int64 that `sample` with this seed reads, for `gather`."""
         cdef str where = f"{self.name}.sample_indices"
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         cdef cnp.npy_intp size = n
         cdef cnp.ndarray slots = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
         cdef i64* data = <i64*>cnp.PyArray_DATA(slots)
@@ -917,9 +943,9 @@ cdef class ReplayBuffer:
 
         Flags are 0 and 1. The fastest form: one array is filled, and its columns are views.
         """
-        cdef str where = f"{self.name}.sample_packed"
+        cdef str where = self.in_packed
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         cdef cnp.npy_intp[2] dims
         cdef cnp.ndarray memory = self.memory
         self.check_packed(where)
@@ -1069,6 +1095,7 @@ cdef class ReplayBuffer:
         cdef cnp.ndarray source = np.ascontiguousarray(rows)
         cdef const char* data = <const char*>cnp.PyArray_DATA(source)
         self.count = count
+        self.cursor = count % layout.capacity
         self.size = rows.shape[0]
         for i in range(self.size):
             memcpy(record(layout, (self.count - self.size + i) % layout.capacity), data + i * layout.row, layout.row)
@@ -1161,8 +1188,8 @@ cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots
     cdef const f64* totals
     cdef f64 target
     cdef Py_ssize_t i
-    cdef i64 node
-    cdef int level, k
+    cdef i64 node, k
+    cdef int level
     for i in range(n):
         targets[i] = inside(tree.total * unit_f64(join(words[2 * i], words[2 * i + 1])), tree.total)
         slots[i] = 0
@@ -1172,6 +1199,7 @@ cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots
             target = targets[i]
             node = 16 * slots[i]
             before = tree.before[level] + node
+            # Of four, then within four: half the work of comparing all, and quicker than a vector's sum.
             k = 4 * ((before[4] <= target) + (before[8] <= target) + (before[12] <= target))
             k += (before[k + 1] <= target) + (before[k + 2] <= target) + (before[k + 3] <= target)
             node += k
@@ -1247,7 +1275,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         tree.n_levels = level
         try:
             self.tree_memory = np.zeros(total, np.uint8)
-            self.work = np.empty(tree.n_blocks, np.int64)
+            self.work = np.empty(tree.n_blocks + 1, np.int64)
         except MemoryError:
             self.too_large("the priorities", total)
         cdef char* at = <char*>cnp.PyArray_DATA(self.tree_memory)
@@ -1258,7 +1286,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             padded = tree.n_children[level]
             tree.before[level] = <f64*>at
             tree.totals[level] = <f64*>(at + 8 * padded)
-            tree.minima[level] = <f32*>(at + 16 * padded)
+            tree.minima[level] = <u32*>(at + 16 * padded)
             tree.stamps[level] = <u32*>(at + 20 * padded)
             at += 24 * padded
         self.summed = 0
@@ -1340,7 +1368,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         priorities
             (n,) finite, at least 0; None for the highest priority given so far (at least 1).
         """
-        cdef str where = f"{self.name}.push_batch"
+        cdef str where = self.in_batch
         cdef f64 highest = 0.0
         cdef cnp.ndarray leaves = None
         cdef f32 leaf = 0
@@ -1374,9 +1402,9 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         ValueError
             Also if every priority is 0.
         """
-        cdef str where = f"{self.name}.sample"
+        cdef str where = self.in_sample
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = derive_key(as_seed(seed, where, "seed"), 0)
+        cdef u64 key = as_key(seed, where)
         cdef cnp.npy_intp size = n
         cdef cnp.ndarray indices, weights
         if out is None:
@@ -1395,10 +1423,13 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         return batch
 
     cdef void draw_weighted(self, Py_ssize_t n, u64 key, i64* slots, f32* weights) noexcept nogil:
-        cdef f64 log_minimum = log_positive(<f64>self.tree.minimum)
+        cdef f32 minimum
+        cdef f64 log_minimum
         cdef f32[CHUNK] leaf
         cdef Py_ssize_t at = 0
         cdef Py_ssize_t m, i
+        memcpy(&minimum, &self.tree.minimum, sizeof(minimum))
+        log_minimum = log_positive(<f64>minimum)
         while at < n:
             m = n - at if n - at < CHUNK else CHUNK
             self.draw(key, at, m, slots + at)
@@ -1424,7 +1455,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         ValueError, TypeError
             A priority that is negative, infinite or NaN, lengths that differ; nothing is changed then.
         """
-        cdef str where = f"{self.name}.update_priorities"
+        cdef str where = self.in_update
         cdef cnp.ndarray slots_ = self.occupied(indices, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(slots_, 0)
         cdef f64 highest = 0.0

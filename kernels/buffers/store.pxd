@@ -29,7 +29,7 @@ cdef extern from *:
 cdef enum:
     CHUNK = 512  # indices drawn at a time, on the stack
     AHEAD = 24  # records requested before they are read
-    LANES = 16  # Philox blocks computed side by side
+    LANES = 8  # Philox blocks computed side by side
 
 # The letters "REPL" and "PRIO": named so that no other purpose picks the same by counting.
 cdef enum:
@@ -157,9 +157,9 @@ cdef inline char* record(const Layout* layout, i64 slot) noexcept nogil:
 
 
 cdef inline void copy(char* target, const char* source, Py_ssize_t n) noexcept nogil:
-    """memcpy for a few bytes that are whole words, without the call."""
+    """memcpy, without the call for a few whole words."""
     cdef Py_ssize_t i = 0
-    if n > 128:
+    if n > 128 or n & 3:
         memcpy(target, source, n)
         return
     while i + 16 <= n:

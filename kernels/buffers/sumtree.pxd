@@ -9,7 +9,7 @@ Every inner value is recomputed from its children when one of them changes: noth
 a pure function of its leaves. A leaf of 0 is never drawn and does not count for the minimum.
 """
 
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from kernels.fmath cimport bits_of, from_bits, log_positive
 from kernels.types cimport f32, f64, i64, u32, u64
@@ -19,7 +19,6 @@ cdef enum:
 
 
 ctypedef f64* f64_row
-ctypedef f32* f32_row
 ctypedef u32* u32_row
 
 
@@ -31,11 +30,11 @@ cdef struct SumTree:
     i64[MAX_LEVELS] n_children
     f64_row[MAX_LEVELS] totals  # of each child
     f64_row[MAX_LEVELS] before  # (nodes, 16) sums of the children before each
-    f32_row[MAX_LEVELS] minima  # smallest positive leaf below each child, 0 if none
+    u32_row[MAX_LEVELS] minima  # bits of the smallest positive leaf below each child, 0 if none
     u32_row[MAX_LEVELS] stamps  # epoch of each child's last recomputation
     u32 epoch
     f64 total
-    f32 minimum
+    u32 minimum  # bits, as `minima`
 
 
 cdef inline f64 exp_moderate(f64 x) noexcept nogil:
@@ -81,43 +80,37 @@ cdef inline f32 importance(f32 leaf, f64 log_minimum, f64 beta) noexcept nogil:
     return <f32>exp_moderate(x)
 
 
-cdef inline f64 sum4(const f32* x) noexcept nogil:
-    return ((<f64>x[0] + <f64>x[1]) + <f64>x[2]) + <f64>x[3]
+cdef inline void sum_groups(const f32* x, f64* sums) noexcept nogil:
+    """Running sums of a block's four groups; group q is leaves q, q + 4, q + 8, q + 12."""
+    cdef f64[4] s
+    cdef int q
+    for q in range(4):
+        s[q] = ((<f64>x[q] + <f64>x[q + 4]) + <f64>x[q + 8]) + <f64>x[q + 12]
+    sums[0] = s[0]
+    sums[1] = sums[0] + s[1]
+    sums[2] = sums[1] + s[2]
+    sums[3] = sums[2] + s[3]
 
 
-cdef inline f32 smaller(f32 a, f32 b) noexcept nogil:
-    """The smaller positive one; 0 stands for none."""
-    if a == 0:
-        return b
-    return b if b != 0 and b < a else a
+cdef inline u32 smallest16(const void* x) noexcept nogil:
+    """Bits of the smallest positive one of 16 non-negative floats, 0 if there is none.
 
-
-cdef inline f32 smallest16(const f32* x) noexcept nogil:
-    # Zero becomes huge by a select, so that the sixteen are plain minima.
-    cdef f32 huge = 3.4028234663852886e38
-    cdef f32[8] m
-    cdef f32 a, b
+    Such floats are ordered as their bits are, and less one, zero becomes the largest.
+    """
+    cdef u32[16] bits
+    cdef u32 smallest = 0xFFFF_FFFF
     cdef int j
-    cdef f32 any_ = 0
-    for j in range(8):
-        a = x[j] if x[j] > 0 else huge
-        b = x[j + 8] if x[j + 8] > 0 else huge
-        m[j] = a if a < b else b
-    for j in range(4):
-        m[j] = m[j] if m[j] < m[j + 4] else m[j + 4]
-    for j in range(2):
-        m[j] = m[j] if m[j] < m[j + 2] else m[j + 2]
-    a = m[0] if m[0] < m[1] else m[1]
-    if a == huge:  # no positive leaf, or only the largest float there is
-        for j in range(16):
-            any_ = x[j] if x[j] > 0 else any_
-        return any_
-    return a
+    memcpy(bits, x, 64)
+    for j in range(16):
+        smallest = bits[j] - <u32>1 if bits[j] - <u32>1 < smallest else smallest
+    return smallest + <u32>1
 
 
 cdef inline void sum_block(SumTree* tree, i64 block) noexcept nogil:
     cdef const f32* x = tree.leaves + 16 * block
-    tree.totals[0][block] = ((sum4(x) + sum4(x + 4)) + sum4(x + 8)) + sum4(x + 12)
+    cdef f64[4] sums
+    sum_groups(x, sums)
+    tree.totals[0][block] = sums[3]
     tree.minima[0][block] = smallest16(x)
 
 
@@ -126,7 +119,7 @@ cdef inline void sum_node(SumTree* tree, int level, i64 node) noexcept nogil:
     cdef f64* before = tree.before[level] + 16 * node
     cdef f64 sum_ = 0.0
     cdef int j
-    cdef f32 minimum = smallest16(tree.minima[level] + 16 * node)
+    cdef u32 minimum = smallest16(tree.minima[level] + 16 * node)
     for j in range(16):
         before[j] = sum_
         sum_ = sum_ + totals[j]
@@ -154,7 +147,10 @@ cdef inline void sum_range(SumTree* tree, i64 first, i64 last) noexcept nogil:
 
 
 cdef inline void sum_above(SumTree* tree, const i64* slots, Py_ssize_t n, i64* work) noexcept nogil:
-    """Recompute all that lies above these leaves, each inner value once; `work` holds n_blocks numbers."""
+    """Recompute all that lies above these leaves, each inner value once.
+
+    `work` holds n_blocks + 1 numbers: a repeated block is written past the list before it is dropped.
+    """
     cdef Py_ssize_t i, m, kept
     cdef i64 child
     cdef int level
@@ -196,21 +192,16 @@ cdef inline f64 inside(f64 target, f64 total) noexcept nogil:
 cdef inline i64 find_leaf(const SumTree* tree, i64 block, f64 target) noexcept nogil:
     """The leaf of a block that `target` in [0, total of the block) falls into."""
     cdef const f32* x = tree.leaves + 16 * block
-    cdef f64 s0 = sum4(x)
-    cdef f64 s1 = s0 + sum4(x + 4)
-    cdef f64 s2 = s1 + sum4(x + 8)
-    cdef f64 s3 = s2 + sum4(x + 12)
-    cdef int k
+    cdef f64[5] sums
     cdef f64 a, b, c
-    cdef f64 start
-    target = inside(target, s3)
-    k = (s0 <= target) + (s1 <= target) + (s2 <= target)
-    start = s0 if k == 1 else 0.0
-    start = s1 if k == 2 else start
-    start = s2 if k == 3 else start
-    x += 4 * k
+    cdef int q
+    sums[0] = 0.0
+    sum_groups(x, sums + 1)
+    target = inside(target, sums[4])
+    q = (sums[1] <= target) + (sums[2] <= target) + (sums[3] <= target)
+    x += q
     a = <f64>x[0]
-    b = a + <f64>x[1]
-    c = b + <f64>x[2]
-    target = inside(target - start, c + <f64>x[3])
-    return 16 * block + 4 * k + (a <= target) + (b <= target) + (c <= target)
+    b = a + <f64>x[4]
+    c = b + <f64>x[8]
+    target = inside(target - sums[q], c + <f64>x[12])
+    return 16 * block + q + 4 * ((a <= target) + (b <= target) + (c <= target))

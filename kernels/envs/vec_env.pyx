@@ -53,7 +53,7 @@ cdef enum:
 # Environments are stepped in blocks, each with its own (S, block) state, so that the passes over a block (step,
 # statistics, copies, resets) find it in the first-level cache.
 cdef enum:
-    BLOCK = 512
+    BLOCK = 256
 
 
 def native_ids() -> tuple[str, ...]:
@@ -237,7 +237,8 @@ cdef void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outp
     cdef i64[BLOCK] index
     cdef rlox_batch_v1 batch
     cdef Py_ssize_t k, start, n
-    cdef i64 i, m
+    cdef i64 i, j, m
+    cdef u64 some, more
     cdef f32* obs
     cdef u8* terminated
     cdef u8* truncated
@@ -259,9 +260,17 @@ cdef void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outp
             memcpy(out.episode_length + start, envs.steps + start, n * sizeof(i64))
         if m:
             m = 0
-            for i in range(n):
-                index[m] = i
-                m += terminated[i] | truncated[i]
+            # Eight flags at a time, for most of them are 0.
+            for i in range(0, n - 7, 8):
+                memcpy(&some, terminated + i, 8)
+                memcpy(&more, truncated + i, 8)
+                if some | more:
+                    for j in range(i, i + 8):
+                        index[m] = j
+                        m += terminated[j] | truncated[j]
+            for j in range(n & ~7, n):
+                index[m] = j
+                m += terminated[j] | truncated[j]
             start_episodes(spec, envs, start, &batch, m, &index[0], obs)
 
 
@@ -331,6 +340,10 @@ cdef class NativeEnv:
             if env_id in NATIVE_ENVS:
                 self.spec = SPECS[NATIVE_ENVS.index(env_id)]
                 return 0
+            if env_id not in REGISTERED:
+                from rlox.plugins import register_offered
+
+                register_offered(env_id)
             self.capsule = REGISTERED.get(env_id)
             if self.capsule is None:
                 raise ValueError(

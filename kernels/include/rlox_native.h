@@ -19,7 +19,8 @@ extern "C" {
 #define RLOX_ENV_CAPSULE "rlox.env.v1"
 #define RLOX_REWARD_CAPSULE "rlox.reward.v1"
 
-/* N environments as the functions below see them. Component s of environment i is state[s * n + i]. */
+/* N environments as the functions below see them: all of a VecEnv or a block of them (256 now), with its own arrays.
+ * Component s of environment i is state[s * n + i]. */
 typedef struct rlox_batch_v1 {
     int64_t n;                /* N */
     double *state;            /* (S, N) */

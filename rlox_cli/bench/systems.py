@@ -273,8 +273,8 @@ class Rlox:
     # Environments
 
     def _env(self, env_id, n, views=False):
-        more = {"reuse": True} if views and not self.original else {}
-        env = self.rlox.VecEnv(n, 0, env_id, **more)
+        more = {"copy": False} if views and not self.original else {}
+        env = self.rlox.VecEnv(n, 0, env_id)
         env.reset_all()
         rng = np.random.default_rng(8)
         if env_id in ("Pendulum-v1", "MountainCarContinuous-v0"):
@@ -283,7 +283,7 @@ class Rlox:
             count = {"CartPole-v1": 2, "MountainCar-v0": 3, "Acrobot-v1": 3, "GridWorld-v0": 4}[env_id]
             # Each system's fast type of action.
             actions = rng.integers(0, count, n).astype(np.uint32 if self.original else np.int64)
-        return lambda: env.step_all(actions)
+        return lambda: env.step_all(actions, **more)
 
     def cartpole(self, n):
         return self._env("CartPole-v1", n)

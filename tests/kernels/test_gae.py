@@ -1,6 +1,7 @@
 """GAE against recorded values, a NumPy oracle, and the cases where the answer is known."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,7 @@ Z = np.zeros(6)
         ({"out": (np.empty(6), np.empty(6, "f4"))}, TypeError, r"out\[1\] must have dtype float64"),
         ({"out": (np.empty(12)[::2], np.empty(6))}, ValueError, r"out\[0\] must be C-contiguous"),
         ({"out": (Z, np.empty(6))}, ValueError, "share no memory"),
+        ({"out": (np.empty(6), Z)}, ValueError, "share no memory"),
     ],
 )
 def test_errors_name_the_argument(change, error, message):
@@ -272,3 +274,22 @@ def test_batched_errors(shape, change, error, message):
     for function in (compute_gae_batched, compute_gae_batched_f32):
         with pytest.raises(error, match=f"{function.__name__}: .*{message}"):
             function(**args | change)
+
+
+def test_memory_of_large_results_is_used_again_only_when_nobody_holds_it():
+    n = 40_000
+    r, v = np.random.default_rng(0).normal(size=(2, n))
+    z = np.zeros(n)
+    first = compute_gae(r, v, z, 0.0, 0.9, 0.9)
+    address = first[0].ctypes.data
+    assert address % 64 == 0
+    view, copy = first[0][10:], first[0][10:].copy()
+    del first
+    others = [compute_gae(v, r, z, 0.0, 0.9, 0.9) for _ in range(20)]
+    np.testing.assert_array_equal(view, copy)  # the view keeps the memory
+    spans = sorted((x.ctypes.data, x.nbytes) for pair in others for x in pair)
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+    del view
+    again = compute_gae(r, v, z, 0.0, 0.9, 0.9)
+    assert address in (again[0].ctypes.data, again[1].ctypes.data)
+    np.testing.assert_array_equal(again[0][10:], copy)

@@ -1,0 +1,372 @@
+"""The file that holds the older transitions of an `MmapReplayBuffer`: its format and its life.
+
+Format: a page of header, then blocks of equal size, each a run of records as they lie in memory. The header is
+``RLOXCOLD``, three little-endian uint32 (version, length and CRC-32 of what follows) and a JSON object:
+
+=========== ==================================================================================================
+id          16 random hexadecimal digits, by which a checkpoint names the file
+pid         process that opened it last, created its time of creation (seconds since 1970): for messages
+record      layout of a record in words, stride its bytes
+block_rows  records per block, n_blocks blocks in the file (sparse: only what was written takes disk)
+named       serial numbers of the states that name the file and are kept intact, newest last
+serial      the last serial number given away
+=========== ==================================================================================================
+
+Life: the process that uses a file holds an exclusive ``flock`` on it, and the kernel drops that lock however the
+process ends. So a file whose lock can be taken belongs to nobody alive. Blocks are written with ``pwrite`` and read
+through a read-only map: on a full disk a store through a map kills the process, while ``pwrite`` says so.
+"""
+
+import fcntl
+import json
+import mmap
+import os
+import secrets
+import stat
+import struct
+import time
+import weakref
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+
+MAGIC = b"RLOXCOLD"
+VERSION = 1
+PAGE = 4096
+_PREFIX = struct.Struct("<8sIII")
+_WHERE = "MmapReplayBuffer"
+
+
+def read_header(fd: int, path: str) -> dict:
+    """Return the header of an open cold file; ValueError if it is none, or damaged."""
+    page = os.pread(fd, PAGE, 0)
+    if page[:8] != MAGIC or len(page) < PAGE:
+        raise ValueError(
+            f"{_WHERE}: cold_path must be a cold file of {_WHERE}, got {path!r}, which is none or cut short"
+        )
+    _, version, length, crc = _PREFIX.unpack_from(page)
+    if version != VERSION:
+        raise ValueError(
+            f"{_WHERE}: cold_path must be of format version {VERSION}, got version {version} in {path!r}; use the "
+            "release of rlox that wrote it"
+        )
+    text = page[_PREFIX.size : _PREFIX.size + length]
+    if len(text) != length or zlib.crc32(text) != crc:
+        raise ValueError(f"{_WHERE}: cold_path must have an intact header, got {path!r}, whose checksum is wrong")
+    return json.loads(text)
+
+
+def _write_header(fd: int, header: dict) -> None:
+    text = json.dumps(header).encode()
+    page = _PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
+    if len(page) > PAGE:
+        raise ValueError(f"{_WHERE}: the header must fit in {PAGE} bytes, got {len(page)}")
+    os.pwrite(fd, page.ljust(PAGE, b"\0"), 0)
+
+
+def _lock(fd: int, path: str) -> bool:
+    """Take the lock; False if another process (or another buffer of this one) holds it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        raise OSError(
+            e.errno, f"{_WHERE}: cold_path must be on a file system with locks (flock): {e.strerror}", path
+        ) from e
+    return True
+
+
+def _is_at(fd: int, path: str) -> bool:
+    """True if `path` is still the file that is open as `fd`."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except OSError:
+        return False
+
+
+def _remove(path: str, may_remove) -> bool:
+    """Remove a cold file that nobody alive holds and whose header pleases `may_remove`; True if it is gone."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):  # nor open anything else: a FIFO would block
+            return False
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        try:
+            header = read_header(fd, path)
+        except (ValueError, OSError):
+            return False
+        # After the lock, not before: the file may have got an owner, or another file its name, meanwhile.
+        if not _lock(fd, path) or not _is_at(fd, path):
+            return False
+        header = read_header(fd, path)
+        if not may_remove(header):
+            return False
+        os.unlink(path)
+        return True
+    finally:
+        os.close(fd)
+
+
+def clean_cold_files(folder: str | os.PathLike, named: Iterable[str] | None = None) -> list[str]:
+    """Remove the cold files in `folder` that a killed process left and no checkpoint needs.
+
+    Removed is a regular file directly in `folder` that has an intact header of ours, whose lock no living process
+    holds, and that no checkpoint names. Everything else stays: other people's files, files in use, files with a
+    damaged header.
+
+    Parameters
+    ----------
+    folder
+        A run's folder.
+    named
+        Ids of the files to keep: ``state["cold_id"]`` of every checkpoint. None keeps each file that any state
+        has ever named, which is what `MmapReplayBuffer` does by itself in its own folder.
+
+    Returns
+    -------
+    list of str
+        The paths removed, sorted.
+
+    Raises
+    ------
+    FileNotFoundError, NotADirectoryError, PermissionError
+        `folder` cannot be listed.
+    TypeError
+        `named` is a single string, or holds what is no string.
+    """
+    if isinstance(named, (str, bytes)):
+        raise TypeError(f"clean_cold_files: named must be a collection of ids, got {named!r}; pass [{named!r}]")
+    keep = None if named is None else set(named)
+    for id_ in keep or ():
+        if not isinstance(id_, str):
+            raise TypeError(f"clean_cold_files: named must hold strings, got {id_!r}")
+
+    def may_remove(header: dict) -> bool:
+        return not header["named"] if keep is None else header["id"] not in keep
+
+    folder = os.fsdecode(folder)
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    return [path for path in paths if _remove(path, may_remove)]
+
+
+def _release(fd: int, path: str, pid: int, keep: list[bool]) -> None:
+    """Give a file up: the last thing that happens to it, on close, when forgotten or when the interpreter ends."""
+    try:
+        if os.getpid() == pid and not keep[0] and _is_at(fd, path):
+            os.unlink(path)
+    except OSError:
+        pass  # the folder may be gone already; nobody is left to tell
+    finally:
+        os.close(fd)
+
+
+class ColdFile:
+    """An open cold file, locked by this process. Made by `create` or `adopt`.
+
+    Attributes
+    ----------
+    path, id
+        Where it lies, and its name for checkpoints.
+    header
+        The header as it is on disk.
+    rows
+        (n_blocks * block_rows * stride,) uint8, read-only: the file's blocks through the map. Who holds this array
+        holds the map, so a thread that still reads keeps it from being unmapped.
+    """
+
+    def __init__(self, fd: int, path: str, header: dict) -> None:
+        self.fd = fd
+        self.path = path
+        self.header = header
+        self.id: str = header["id"]
+        self.pid = os.getpid()
+        self.size = PAGE + header["n_blocks"] * header["block_rows"] * header["stride"]
+        self._block_bytes = header["block_rows"] * header["stride"]
+        self._keep = [bool(header["named"])]
+        mapped = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
+        # Samples jump: reading ahead would fetch pages that nobody asked for.
+        if hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_RANDOM)
+        self.rows = np.frombuffer(mapped, np.uint8)[PAGE:]
+        # Last, so that whoever sees an error from here still owns `fd`.
+        self._finalizer = weakref.finalize(self, _release, fd, path, self.pid, self._keep)
+
+    @classmethod
+    def create(
+        cls, cold_path: str | os.PathLike, record: str, stride: int, block_rows: int, n_blocks: int, preallocate: int
+    ) -> "ColdFile":
+        """Create a sparse file at `cold_path`, or as ``replay-<id>.cold`` if that is a folder.
+
+        `preallocate` blocks get their disk space at once. Never overwrites: a file in the way must be one of ours
+        whose process is dead and that no state has named; it is replaced then.
+        """
+        try:
+            path = os.path.abspath(os.fsdecode(cold_path))
+        except TypeError as e:
+            raise TypeError(f"{_WHERE}: cold_path must be a path, got {type(cold_path).__name__}") from e
+        if "\0" in path:
+            raise ValueError(f"{_WHERE}: cold_path must be a path, got {path!r} with a NUL")
+        id_ = secrets.token_hex(8)
+        if os.path.isdir(path):
+            clean_cold_files(path)
+            path = os.path.join(path, f"replay-{id_}.cold")
+        elif os.path.lexists(path):
+            _remove(path, lambda header: not header["named"])
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError as e:
+            raise FileExistsError(e.errno, _why_in_the_way(path), path) from e
+        except OSError as e:
+            raise type(e)(
+                e.errno, f"{_WHERE}: cold_path must be in an existing folder that can be written to: {e.strerror}", path
+            ) from e
+        header = {
+            "id": id_,
+            "pid": os.getpid(),
+            "created": int(time.time()),
+            "record": record,
+            "stride": stride,
+            "block_rows": block_rows,
+            "n_blocks": n_blocks,
+            "named": [],
+            "serial": 0,
+        }
+        try:
+            _lock(fd, path)
+            _write_header(fd, header)
+            os.ftruncate(fd, PAGE + n_blocks * block_rows * stride)
+            if preallocate:
+                os.posix_fallocate(fd, 0, PAGE + preallocate * block_rows * stride)
+            return cls(fd, path, header)
+        except BaseException as e:
+            os.unlink(path)
+            os.close(fd)
+            if isinstance(e, OSError):
+                raise OSError(e.errno, f"{_WHERE}: cold_path must have room for the file: {e.strerror}", path) from e
+            raise
+
+    @classmethod
+    def adopt(cls, paths: Iterable[str], id_: str, serial: int) -> "ColdFile":
+        """Open the file that a state names, at the first of `paths` where it is, and take it over.
+
+        Nothing is written yet: `commit` makes the state the only one that names the file.
+
+        Raises
+        ------
+        ValueError
+            The file is gone, damaged, cut short, in use, or no longer holds what the state relied on.
+        """
+        damage = None
+        for path in paths:
+            try:
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    continue
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+            try:
+                header = read_header(fd, path)
+                if header["id"] != id_:
+                    os.close(fd)
+                    continue
+                if not _lock(fd, path):
+                    raise ValueError(
+                        f"{_WHERE}.set_state: cold_path must not be in use, got {path!r}, which process "
+                        f"{header['pid']} holds; close that buffer first"
+                    )
+                if not _is_at(fd, path):  # cleaned away between the two calls
+                    os.close(fd)
+                    continue
+                header = read_header(fd, path)
+                if serial not in header["named"]:
+                    raise ValueError(
+                        f"{_WHERE}.set_state: state must be one of the two newest that name {path!r} "
+                        f"({header['named']}), got number {serial}, whose transitions may have been overwritten; "
+                        "use a newer checkpoint, or save with include_cold=True"
+                    )
+                size = PAGE + header["n_blocks"] * header["block_rows"] * header["stride"]
+                if os.fstat(fd).st_size != size:
+                    raise ValueError(
+                        f"{_WHERE}.set_state: cold_path must be a whole file of {size} bytes, got "
+                        f"{os.fstat(fd).st_size} in {path!r}"
+                    )
+                return cls(fd, path, header)
+            except ValueError as e:
+                os.close(fd)
+                damage = damage or e
+            except BaseException:
+                os.close(fd)
+                raise
+        if damage is not None:
+            raise damage
+        raise ValueError(
+            f"{_WHERE}.set_state: state names the cold file {id_}, which must be at one of {list(paths)}, got nothing "
+            "there; put the file back, or use a state with include_cold=True"
+        )
+
+    def write(self, block: int, parts: list[np.ndarray]) -> None:
+        """Write a block, given as consecutive uint8 arrays; OSError if the disk does not take it."""
+        if os.getpid() != self.pid:
+            raise ValueError(f"{_WHERE}: a buffer must be used in the process that made it, got a fork of {self.pid}")
+        at = PAGE + block * self._block_bytes
+        try:
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    n = os.pwrite(self.fd, rest, at)
+                    at += n
+                    rest = rest[n:]
+        except OSError as e:
+            raise OSError(
+                e.errno,
+                f"{_WHERE}: cold_path must have room for older transitions: {e.strerror}; the buffer is unchanged, "
+                "free some space and push again",
+                self.path,
+            ) from e
+
+    def name(self, named: list[int]) -> None:
+        """Make `named` the states that the file is kept intact for, durably."""
+        header = dict(self.header, named=named, pid=self.pid, serial=max([self.header["serial"], *named]))
+        try:
+            _write_header(self.fd, header)
+            os.fsync(self.fd)  # the blocks too: a checkpoint will rely on them
+        except OSError as e:
+            raise OSError(
+                e.errno, f"{_WHERE}: cold_path must take the older transitions: {e.strerror}", self.path
+            ) from e
+        self.header = header
+        self._keep[0] = True
+
+    def close(self, keep: bool | None = None) -> None:
+        """Give the file up; it is removed unless a state names it (`keep` None) or as `keep` says."""
+        if keep is not None:
+            self._keep[0] = keep
+        self.rows = None
+        self._finalizer()
+
+
+def _why_in_the_way(path: str) -> str:
+    """Say why the existing `path` was not replaced, and what helps."""
+    start = f"{_WHERE}: cold_path must be free"
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        return f"{start} or a folder, got something else there; choose another path"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as e:
+        return f"{start}, got a file that cannot be read: {e.strerror}"
+    try:
+        header = read_header(fd, path)
+        if header["named"] and _lock(fd, path):
+            return (
+                f"{start}, got a cold file that a saved state names ({header['id']}); continue from it with "
+                "MmapReplayBuffer.from_state, or remove it with clean_cold_files"
+            )
+        return f"{start}, got the cold file of process {header['pid']}, which is in use; choose another path"
+    except (ValueError, OSError):
+        return f"{start}, got a file that is not ours; choose another path, or remove it"
+    finally:
+        os.close(fd)

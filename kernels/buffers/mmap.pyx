@@ -1,0 +1,1245 @@
+"""A replay memory larger than RAM: the newest transitions in memory, the older ones in a mapped file."""
+
+import errno
+import json
+import os
+import threading
+import weakref
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.dict cimport PyDict_SetItem
+from libc.string cimport memcpy
+from posix.stat cimport fstat, struct_stat
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from rlox.kernels.buffers.batch import Batch
+from rlox.kernels.buffers.cold_file import ColdFile
+
+from kernels.buffers.store cimport CHUNK, DOMAIN_REPLAY, draw_below, prefetch
+from kernels.checks cimport as_index, as_seed
+from kernels.philox cimport derive_key
+from kernels.types cimport f32, f64, i64, u8, u64
+
+cnp.import_array()
+
+# A block is what goes to the file in one write. 32 KiB keep a push_batch even; 128 transitions keep the writes
+# out of a push's 99th percentile; 8 MiB (2 ms, image stacks of 84x84x4) bound what one push can take.
+cdef enum:
+    BLOCK_BYTES = 1 << 15
+    BLOCK_ROWS = 128
+    MAX_BLOCK_BYTES = 1 << 23
+    # A file has room for the ring and for two states that name it.
+    COPIES = 3
+    CURRENT = 4  # bits of `users`: who needs a block of the file; 1 and 2 are the two states
+
+# The open buffers of this process, which a forked child must not use.
+OPEN = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for buffer in list(OPEN):
+        buffer._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+cdef struct Tiers:
+    # Transitions are numbered from 0 in the order of their pushes. The newest `hot_capacity` lie in a ring in
+    # memory. Blocks of 1 << shift consecutive ones are copied to the file before their places in the ring are
+    # needed; table[b % n_table] says where in the file block b lies.
+    u8* hot
+    const u8* cold
+    i64* table
+    i64 stride
+    i64 hot_capacity
+    i64 total_capacity
+    i64 n_table      # 0 if all is in memory
+    int shift
+    i64 head         # number of the next transition
+    i64 first        # number of the oldest that may be sampled
+    i64 hot_at       # head % hot_capacity
+    i64 n_written    # number of the next block
+    i64 table_at     # n_written % n_table
+
+
+cdef inline const u8* find(const Tiers* t, i64 number) noexcept nogil:
+    """The record of a transition. No division: a subtraction and, in the file, a look-up."""
+    cdef i64 block
+    cdef i64 at = t.hot_at - (t.head - number)
+    if t.head - number <= t.hot_capacity:
+        if at < 0:
+            at += t.hot_capacity
+        return t.hot + at * t.stride
+    block = number >> t.shift
+    at = t.table_at - (t.n_written - block)
+    if at < 0:
+        at += t.n_table
+    return t.cold + ((t.table[at] << t.shift) + (number & ((<i64>1 << t.shift) - 1))) * t.stride
+
+
+cdef class Store:
+    """Records of one size in two tiers; knows nothing of what is in them."""
+
+    cdef Tiers tiers
+    cdef object __weakref__
+    cdef object cold          # ColdFile, or None once closed or forked
+    cdef int fd               # its
+    cdef i64 size             # two
+    cdef i64 checked_at       # millisecond
+    cdef bint forked
+    cdef cnp.ndarray hot      # keeps tiers.hot alive, as `rows` and `table` do for theirs
+    cdef cnp.ndarray rows
+    cdef cnp.ndarray table
+    cdef cnp.ndarray users    # (COPIES * n_table,) uint8: who needs a block of the file
+    cdef i64 free_from        # no block below it is free
+    cdef list named           # serial numbers of the states that own bits 1 and 2, or None
+    cdef object lock
+
+    def __init__(self, cold_path, str record, i64 stride, i64 hot_capacity, i64 total_capacity, bint preallocate):
+        cdef Tiers* t = &self.tiers
+        cdef i64 rows = min(max(BLOCK_BYTES // stride, min(BLOCK_ROWS, MAX_BLOCK_BYTES // stride)), hot_capacity)
+        t.stride = stride
+        t.hot_capacity = hot_capacity
+        t.total_capacity = total_capacity
+        while 2 << t.shift <= rows:
+            t.shift += 1
+        t.n_table = 0
+        if total_capacity > hot_capacity:
+            # One more than the ring's blocks: the oldest and the newest are both partly in use.
+            t.n_table = ((total_capacity - hot_capacity - 1) >> t.shift) + 2
+        self.lock = threading.Lock()
+        self.table = np.full(t.n_table, -1, np.int64)
+        self.users = np.zeros(COPIES * t.n_table, np.uint8)
+        try:
+            # Zeros, which cost nothing until touched: a block may go to the file with unused places in it.
+            memory = np.zeros(hot_capacity * stride + 64, np.uint8)
+        except MemoryError as e:
+            raise MemoryError(
+                f"MmapReplayBuffer: hot_capacity must fit in memory, got {hot_capacity} transitions of {stride} bytes"
+            ) from e
+        self.hot = memory[-memory.ctypes.data % 64 :][: hot_capacity * stride]
+        t.hot = <u8*>cnp.PyArray_DATA(self.hot)
+        t.table = <i64*>cnp.PyArray_DATA(self.table)
+        self.named = [None, None]
+        self.bind(ColdFile.create(
+            cold_path, record, stride, 1 << t.shift, COPIES * t.n_table, t.n_table if preallocate else 0
+        ))
+        OPEN.add(self)
+
+    cdef int bind(self, object cold) except -1:
+        self.cold = cold
+        self.rows = cold.rows
+        self.fd = cold.fd
+        self.size = cold.size
+        self.tiers.cold = <const u8*>cnp.PyArray_DATA(self.rows)
+        return 0
+
+    cdef inline i64 length(self) noexcept:
+        return self.tiers.head - self.tiers.first
+
+    cdef inline i64 room(self) except -1:
+        """How many records can follow, one after the other from `place`; at least 1.
+
+        OSError, and nothing changed, if the disk does not take the block that must make way.
+        """
+        cdef Tiers* t = &self.tiers
+        cdef i64 until_end = t.hot_capacity - t.hot_at
+        cdef i64 until_block
+        if t.n_table == 0:
+            return until_end
+        until_block = (t.n_written << t.shift) + t.hot_capacity - t.head
+        if until_block <= 0:
+            self.write_block()
+            until_block = (t.n_written << t.shift) + t.hot_capacity - t.head
+        return min(until_end, until_block)
+
+    cdef inline u8* place(self) noexcept:
+        return self.tiers.hot + self.tiers.hot_at * self.tiers.stride
+
+    cdef inline void advance(self, i64 n) noexcept:
+        """Count `n` <= room() records that were written at `place`."""
+        cdef Tiers* t = &self.tiers
+        t.head += n
+        t.hot_at += n
+        if t.hot_at == t.hot_capacity:
+            t.hot_at = 0
+        t.first = max(t.first, t.head - t.total_capacity)
+
+    cdef int write_block(self) except -1:
+        cdef Tiers* t = &self.tiers
+        cdef u8* users = <u8*>cnp.PyArray_DATA(self.users)
+        cdef i64 first, at, n, block, old
+        with self.lock:
+            self.check_open("push")
+            # Another thread may have written it while this one waited.
+            first = t.n_written << t.shift
+            if t.head - t.hot_capacity < first:
+                return 0
+            n = 1 << t.shift
+            at = t.hot_at - (t.head - first)
+            if at < 0:
+                at += t.hot_capacity
+            # What the entry of the table held so far, if anything, is older than what may be sampled.
+            old = t.table[t.table_at]
+            # The lowest block that nobody needs. There is one: COPIES * n_table less what two states and the rest
+            # of the table can hold.
+            block = self.free_from
+            if old >= 0 and users[old] == CURRENT and old < block:
+                block = old
+            while block != old and users[block] or block == old and users[block] != CURRENT:
+                block += 1
+            end = min(at + n, t.hot_capacity)
+            parts = [self.hot[at * t.stride : end * t.stride]]
+            if end < at + n:
+                parts.append(self.hot[: (at + n - end) * t.stride])
+            self.cold.write(block, parts)
+            if old >= 0:
+                users[old] &= ~CURRENT
+            users[block] |= CURRENT
+            self.free_from = block + 1 if old < 0 or users[old] else min(block + 1, old)
+            t.table[t.table_at] = block
+            t.n_written += 1
+            t.table_at += 1
+            if t.table_at == t.n_table:
+                t.table_at = 0
+        return 0
+
+    cdef inline int check_open(self, str method) except -1:
+        if self.cold is None:
+            self.refuse(method)
+        return 0
+
+    cdef int refuse(self, str method) except -1:
+        raise ValueError(
+            f"MmapReplayBuffer.{method}: the buffer must be "
+            + ("used in the process that made it, got a fork of that" if self.forked else "open, got a closed one")
+        )
+
+    cdef int check_whole(self) except -1:
+        """Raise if somebody has cut the file short: to read past its end through the map kills the process.
+
+        Asked at most once a millisecond, since the system call costs as much as a small sample.
+        """
+        cdef timespec now
+        cdef struct_stat status
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        cdef i64 milliseconds = now.tv_sec * 1000 + now.tv_nsec // 1000000
+        if milliseconds == self.checked_at:
+            return 0
+        if fstat(self.fd, &status) != 0 or status.st_size < self.size:
+            raise OSError(
+                errno.EIO, "MmapReplayBuffer: cold_path must be left alone, got a file that was cut short",
+                self.cold.path,
+            )
+        self.checked_at = milliseconds
+        return 0
+
+    cdef void give_up(self) noexcept:
+        self.cold = None
+        self.rows = None
+        self.hot = None
+        self.tiers.cold = NULL
+        self.tiers.hot = NULL
+
+    def _disown(self):
+        """In a forked child: let go of the file, which stays the parent's."""
+        cold = self.cold
+        if cold is not None:
+            self.forked = True
+            self.give_up()
+            cold.close()
+
+    cdef int close(self, object keep) except -1:
+        with self.lock:
+            cold = self.cold
+            if cold is not None:
+                self.give_up()
+                cold.close(keep)
+        return 0
+
+    cdef cnp.ndarray blocks(self):
+        """Where in the file the blocks lie that hold transitions from `first` on, oldest first."""
+        cdef Tiers* t = &self.tiers
+        cdef i64 n = max(t.n_written - (t.first >> t.shift), 0)
+        if n == 0:
+            return np.empty(0, np.int64)
+        return self.table[np.arange(t.table_at - n, t.table_at) % t.n_table]
+
+    cdef cnp.ndarray copy_records(self, i64 first):
+        """(n, stride) uint8: the records from number `first` on."""
+        cdef Tiers* t = &self.tiers
+        cdef cnp.ndarray records = np.empty((t.head - first, t.stride), np.uint8)
+        cdef u8* to = <u8*>cnp.PyArray_DATA(records)
+        cdef i64 number
+        with nogil:
+            for number in range(first, t.head):
+                memcpy(to + (number - first) * t.stride, find(t, number), t.stride)
+        return records
+
+    cdef dict save(self, bint include_cold):
+        cdef Tiers* t = &self.tiers
+        cdef u8 bit
+        with self.lock:
+            self.check_open("get_state")
+            if include_cold:
+                self.check_whole()
+                return {"head": t.head, "n": self.length(), "records": self.copy_records(t.first)}
+            blocks = self.blocks()
+            records = self.copy_records(max(t.first, t.head - t.hot_capacity))
+            # The older of the two states gives its place up; its blocks are free once the header says so.
+            which = 0 if self.named[0] is None else 1 if self.named[1] is None else self.named.index(min(self.named))
+            serial = self.cold.header["serial"] + 1
+            other = self.named[1 - which]
+            self.cold.name([serial] if other is None else [other, serial])
+            bit = 1 << which
+            self.users &= 255 ^ bit
+            self.users[blocks] |= bit
+            self.free_from = 0
+            self.named[which] = serial
+            return {
+                "head": t.head,
+                "n": self.length(),
+                "records": records,
+                "cold_id": self.cold.id,
+                "cold_path": self.cold.path,
+                "cold_serial": serial,
+                "cold_blocks": blocks,
+                "cold_written": t.n_written,
+            }
+
+    cdef int restart(self, i64 first) except -1:
+        """Be empty, with `first` as the number of the next transition."""
+        cdef Tiers* t = &self.tiers
+        t.head = t.first = first
+        t.hot_at = first % t.hot_capacity
+        t.n_written = first >> t.shift
+        t.table_at = t.n_written % t.n_table if t.n_table else 0
+        self.table = np.full(t.n_table, -1, np.int64)  # a new one: another thread may still look up in the old
+        t.table = <i64*>cnp.PyArray_DATA(self.table)
+        self.users &= 255 ^ CURRENT
+        self.free_from = 0
+        return 0
+
+    cdef int fill(self, i64 first, cnp.ndarray records) except -1:
+        """Hold exactly `records`, numbered from `first`; empty if the disk does not take them."""
+        cdef Tiers* t = &self.tiers
+        cdef const u8* data = <const u8*>cnp.PyArray_DATA(records)
+        cdef i64 n = records.shape[0]
+        cdef i64 done = 0, chunk
+        self.restart(first)
+        try:
+            while done < n:
+                chunk = min(self.room(), n - done)
+                memcpy(self.place(), data + done * t.stride, chunk * t.stride)
+                self.advance(chunk)
+                done += chunk
+        except OSError:
+            self.restart(0)
+            raise
+        return 0
+
+    cdef int adopt(self, dict state) except -1:
+        """Continue with the file that `state` names; nothing is changed if that cannot be."""
+        cdef Tiers* t = &self.tiers
+        cdef i64 k
+        cdef i64 head = state["head"], first = head - state["n"], n_written = state["cold_written"]
+        cdef i64 newest = max(head - first - t.hot_capacity, 0)  # of those only in the file
+        where = "MmapReplayBuffer.set_state"
+        blocks = state["cold_blocks"]
+        serial = state["cold_serial"]
+        lowest = first >> t.shift
+        if not (
+            isinstance(blocks, np.ndarray) and blocks.dtype == np.int64 and blocks.ndim == 1
+            and len(blocks) <= t.n_table and len(set(blocks.tolist())) == len(blocks)
+            and (len(blocks) == 0 or (blocks.min() >= 0 and blocks.max() < len(self.users)))
+        ):
+            raise ValueError(f"{where}: cold_blocks must be distinct blocks of the file, got {blocks!r}")
+        if max(n_written - lowest, 0) != len(blocks) or n_written << t.shift > head or (
+            newest and n_written << t.shift < first + newest
+        ):
+            raise ValueError(f"{where}: cold_written must fit head and cold_blocks, got {n_written}")
+        with self.lock:
+            if state["cold_id"] == self.cold.id:
+                cold = self.cold
+                if serial not in cold.header["named"]:
+                    raise ValueError(
+                        f"{where}: state must be one of the two newest that name {cold.path!r} "
+                        f"({cold.header['named']}), got number {serial}, whose transitions may have been overwritten"
+                    )
+            else:
+                folder = os.path.dirname(self.cold.path)
+                path = state["cold_path"]
+                cold = ColdFile.adopt(
+                    [os.path.join(folder, os.path.basename(path)), path], state["cold_id"], serial
+                )
+                mine = self.cold.header
+                for key in ("record", "stride", "block_rows", "n_blocks"):
+                    if cold.header[key] != mine[key]:
+                        cold.close(keep=True)
+                        raise ValueError(
+                            f"{where}: state must be of a buffer like this one, with {key} {mine[key]!r}, got "
+                            f"{cold.header[key]!r}"
+                        )
+            cold.name([serial])
+            if cold is not self.cold:
+                old = self.cold
+                self.bind(cold)
+                old.close()
+            self.users[:] = 0
+            self.restart(first)
+            self.users[blocks] = CURRENT | 1
+            self.named = [serial, None]
+            t.n_written = n_written
+            t.table_at = n_written % t.n_table if t.n_table else 0
+            if len(blocks):
+                self.table[np.arange(n_written - len(blocks), n_written) % t.n_table] = blocks
+            self.put_newest(head, state["records"])
+        return 0
+
+    cdef int put_newest(self, i64 head, cnp.ndarray records) except -1:
+        """Lay `records`, the newest ones, into the ring in memory without writing to the file."""
+        cdef Tiers* t = &self.tiers
+        cdef const u8* data = <const u8*>cnp.PyArray_DATA(records)
+        cdef i64 n = records.shape[0]
+        cdef i64 k
+        for k in range(n):
+            memcpy(t.hot + (head - n + k) % t.hot_capacity * t.stride, data + k * t.stride, t.stride)
+        t.head = head
+        t.hot_at = head % t.hot_capacity
+        return 0
+
+
+# Columns of records, in and out. The common small sizes are literals, so that a copy is a few moves, not a call.
+
+cdef inline void out_fixed(const u8** rows, Py_ssize_t offset, Py_ssize_t size, Py_ssize_t n,
+                           u8* out) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        memcpy(out + i * size, rows[i] + offset, size)
+
+
+cdef inline void copy_out(const u8** rows, Py_ssize_t offset, Py_ssize_t size, Py_ssize_t n,
+                          u8* out) noexcept nogil:
+    if size == 1:
+        out_fixed(rows, offset, 1, n, out)
+    elif size == 4:
+        out_fixed(rows, offset, 4, n, out)
+    elif size == 8:
+        out_fixed(rows, offset, 8, n, out)
+    elif size == 12:
+        out_fixed(rows, offset, 12, n, out)
+    elif size == 16:
+        out_fixed(rows, offset, 16, n, out)
+    elif size == 24:
+        out_fixed(rows, offset, 24, n, out)
+    else:
+        out_fixed(rows, offset, size, n, out)
+
+
+cdef inline void in_fixed(u8* rows, Py_ssize_t stride, Py_ssize_t size, Py_ssize_t n,
+                          const u8* data) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        memcpy(rows + i * stride, data + i * size, size)
+
+
+cdef inline void copy_in(u8* rows, Py_ssize_t stride, Py_ssize_t size, Py_ssize_t n,
+                         const u8* data) noexcept nogil:
+    if size == 1:
+        in_fixed(rows, stride, 1, n, data)
+    elif size == 4:
+        in_fixed(rows, stride, 4, n, data)
+    elif size == 8:
+        in_fixed(rows, stride, 8, n, data)
+    elif size == 12:
+        in_fixed(rows, stride, 12, n, data)
+    elif size == 16:
+        in_fixed(rows, stride, 16, n, data)
+    elif size == 24:
+        in_fixed(rows, stride, 24, n, data)
+    else:
+        in_fixed(rows, stride, size, n, data)
+
+
+cdef inline void flags_in(u8* rows, Py_ssize_t stride, Py_ssize_t n, const u8* flags) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        (<f32*>(rows + i * stride))[0] = flags[i]
+
+
+cdef enum:
+    GROUP = 64        # records looked up and prefetched together: what a core can wait for
+    LINES = 4         # of each; the processor follows from there
+    RELEASE_GIL_FROM = 1 << 16  # bytes; below, taking it back costs more than another thread can use
+
+
+cdef struct Layout:
+    # [obs | next_obs | actions | reward | terminated | truncated], all but observations in float32; offsets:
+    Py_ssize_t next_obs, actions, rewards, flags
+    Py_ssize_t row    # bytes of a record in use
+    Py_ssize_t obs_bytes, action_bytes
+    Py_ssize_t stride
+
+
+cdef struct Columns:
+    u8* packed        # or NULL, and then
+    u8* obs
+    u8* next_obs
+    u8* actions
+    f32* rewards
+    u8* terminated
+    u8* truncated
+    f32* discounts    # only for several steps
+    bint with_next
+
+
+cdef inline i64 walk(const Tiers* t, const Layout* layout, i64 number, i64 n_envs, i64 n_step, f64 gamma,
+                     f32* reward, f32* discount) noexcept nogil:
+    """Sum n_step rewards of one environment from transition `number` on; return the last that was counted.
+
+    It stops after an end or a time limit, and at the newest transition.
+    """
+    cdef const u8* record = find(t, number)
+    cdef f64 sum_ = 0.0, factor = 1.0
+    cdef i64 k
+    for k in range(n_step):
+        record = find(t, number)
+        sum_ += factor * (<const f32*>(record + layout.rewards))[0]
+        factor *= gamma
+        if k + 1 == n_step or number + n_envs >= t.head or (
+            (<const f32*>(record + layout.flags))[0] != 0 or (<const f32*>(record + layout.flags))[1] != 0
+        ):
+            break
+        number += n_envs
+    reward[0] = <f32>sum_
+    discount[0] = <f32>factor
+    return number
+
+
+cdef inline void locate(const Tiers* t, const Layout* layout, const i64* slots, Py_ssize_t n,
+                        const u8** rows, i64* numbers) noexcept nogil:
+    """Find the records of up to GROUP slots and ask for their first lines."""
+    cdef i64 lap = t.head - t.head % t.total_capacity
+    cdef Py_ssize_t i, line
+    cdef Py_ssize_t lines = min(<Py_ssize_t>LINES, (layout.row + 63) // 64)
+    for i in range(n):
+        # Slots are those of a ring of total_capacity: transition k lies in slot k % total_capacity.
+        numbers[i] = lap + slots[i]
+        if numbers[i] >= t.head:
+            numbers[i] -= t.total_capacity
+        rows[i] = find(t, numbers[i])
+        for line in range(lines):
+            prefetch(rows[i] + 64 * line)
+
+
+cdef inline void flags_out(const u8** rows, Py_ssize_t offset, Py_ssize_t n, u8* out) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(n):
+        out[i] = (<const f32*>(rows[i] + offset))[0] != 0
+
+
+cdef void gather(const Tiers* t, const Layout* layout, Py_ssize_t n, u64 key, i64 n_envs, i64 n_step, f64 gamma,
+                 Columns to) noexcept nogil:
+    """Draw n transitions and write their columns, or whole records where `to.packed` is given."""
+    cdef const u8* rows[GROUP]
+    cdef i64[GROUP] numbers
+    cdef i64[CHUNK] slots
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t i, m, k
+    cdef i64 length = t.head - t.first
+    cdef Py_ssize_t width = layout.row - (0 if to.with_next else layout.obs_bytes) + (4 if n_step > 1 else 0)
+    cdef u8* row
+    while at < n:
+        if at % CHUNK == 0:
+            draw_below(key, DOMAIN_REPLAY, at, min(<Py_ssize_t>CHUNK, n - at), <u64>length, 0, t.total_capacity, slots)
+        m = min(<Py_ssize_t>GROUP, n - at)
+        locate(t, layout, slots + at % CHUNK, m, rows, numbers)
+        if to.packed != NULL:
+            for i in range(m):
+                row = to.packed + (at + i) * width
+                k = layout.obs_bytes
+                memcpy(row, rows[i], k)
+                if n_step > 1:
+                    numbers[i] = walk(t, layout, numbers[i], n_envs, n_step, gamma,
+                                      <f32*>(row + width - 16), <f32*>(row + width - 4))
+                    memcpy(row + width - 16 - layout.action_bytes, rows[i] + layout.actions, layout.action_bytes)
+                    rows[i] = find(t, numbers[i])
+                    memcpy(row + width - 12, rows[i] + layout.flags, 8)
+                    if to.with_next:
+                        memcpy(row + k, rows[i] + layout.next_obs, layout.obs_bytes)
+                elif to.with_next:
+                    memcpy(row + k, rows[i] + k, layout.row - k)
+                else:
+                    memcpy(row + k, rows[i] + layout.actions, layout.row - layout.actions)
+            at += m
+            continue
+        copy_out(rows, 0, layout.obs_bytes, m, to.obs + at * layout.obs_bytes)
+        copy_out(rows, layout.actions, layout.action_bytes, m, to.actions + at * layout.action_bytes)
+        if n_step == 1:
+            copy_out(rows, layout.rewards, 4, m, <u8*>(to.rewards + at))
+        else:
+            for i in range(m):
+                numbers[i] = walk(t, layout, numbers[i], n_envs, n_step, gamma, to.rewards + at + i,
+                                  to.discounts + at + i)
+                rows[i] = find(t, numbers[i])
+        if to.with_next:
+            copy_out(rows, layout.next_obs, layout.obs_bytes, m, to.next_obs + at * layout.obs_bytes)
+        flags_out(rows, layout.flags, m, to.terminated + at)
+        flags_out(rows, layout.flags + 4, m, to.truncated + at)
+        at += m
+
+
+cdef i64 as_size(object value, str name, i64 lowest, str where="MmapReplayBuffer") except? -1:
+    number = as_index(value, where, name)
+    if not lowest <= number < 1 << 62:
+        raise ValueError(f"{where}: {name} must be at least {lowest} and below 2**62, got {number}")
+    return number
+
+
+cdef int as_flag(object value, str name) except -1:
+    if value is True:
+        return 1
+    if value is False:
+        return 0
+    if isinstance(value, np.bool_):
+        return bool(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"MmapReplayBuffer.push: {name} must be a bool, got {type(value).__name__}"
+        ) from e
+    if number != 0 and number != 1:
+        raise ValueError(f"MmapReplayBuffer.push: {name} must be a bool, 0 or 1, got {value!r}")
+    return number != 0
+
+
+cdef class MmapReplayBuffer:
+    """A replay memory larger than RAM: the newest transitions in memory, the older ones in a mapped file.
+
+    It gives the draws of a `ReplayBuffer` of `total_capacity` that was given the same. The newest
+    `hot_capacity` transitions lie in anonymous memory; blocks of older ones are written to the file, which is
+    sparse, and read through a read-only map. What the process has mapped or written there is page cache: the
+    kernel takes it back when it needs the memory, and only anonymous memory counts against a budget
+    (`ram_budget`). Rows keep the bytes that they were given: NaN is stored and returned as it is.
+
+    The file belongs to this process alone. It goes with `close`, when the buffer is forgotten and when the
+    interpreter ends, except if a state names it (`get_state(include_cold=False)`): then it stays until
+    `clean_cold_files` is told that no checkpoint does. After a kill, the next buffer in the same folder removes
+    what was left and no state has ever named.
+
+    One thread may sample while another one closes the buffer. Pushing while another thread samples is safe too,
+    but a batch may then hold rows of which part is older than the rest.
+
+    Parameters
+    ----------
+    hot_capacity, total_capacity
+        Transitions in memory, and in all; 1 <= hot_capacity <= total_capacity.
+    obs_dim, act_dim
+        Numbers in an observation (D) and an action (A).
+    cold_path
+        The file, or an existing folder such as the run's, which then gets ``replay-<id>.cold``. An existing file
+        is replaced only if it is a cold file that a killed process left and no state names. The file's apparent
+        size is three times the older transitions', for two named states besides the running one; disk is taken
+        as blocks are written.
+    obs_shape
+        Shape of an observation in a batch, of product `obs_dim`; None for (D,).
+    obs_dtype
+        float32 or uint8.
+    n_envs
+        Environments that push in turn: transition k belongs to environment k % n_envs.
+    n_step, gamma
+        Rewards to sum, discounted; a sum stops at an end, at a time limit and at the newest transition.
+    max_ram
+        Bytes that `ram_budget` must not exceed; None for any.
+    preallocate
+        Take the disk space at once, so that a full disk is found now and not on a later push.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A wrong size, shape, dtype or path.
+    OSError
+        The file cannot be made: no such folder (FileNotFoundError), a file in the way (FileExistsError), ...
+    """
+
+    cdef Store store
+    cdef Layout layout
+    cdef object __weakref__
+    cdef readonly i64 hot_capacity, total_capacity, obs_dim, act_dim, n_envs, n_step
+    cdef readonly f64 gamma
+    cdef readonly tuple obs_shape
+    cdef readonly object obs_dtype
+    cdef int obs_type
+    cdef int with_next      # -1 until the first push says
+    cdef str record
+
+    def __init__(
+        self, hot_capacity: int, total_capacity: int, obs_dim: int, act_dim: int, cold_path: str | os.PathLike, *,
+        obs_shape: tuple[int, ...] | None = None, obs_dtype=np.float32, n_envs: int = 1, n_step: int = 1,
+        gamma: float = 0.99, max_ram: int | None = None, preallocate: bool = False,
+    ) -> None:
+        where = "MmapReplayBuffer"
+        cdef Layout* layout = &self.layout
+        self.hot_capacity = as_size(hot_capacity, "hot_capacity", 1)
+        self.total_capacity = as_size(total_capacity, "total_capacity", 1)
+        if self.hot_capacity > self.total_capacity:
+            raise ValueError(
+                f"{where}: hot_capacity must be at most total_capacity ({total_capacity}), got {hot_capacity}"
+            )
+        self.obs_dim = as_size(obs_dim, "obs_dim", 1)
+        self.act_dim = as_size(act_dim, "act_dim", 1)
+        self.n_envs = as_size(n_envs, "n_envs", 1)
+        self.n_step = as_size(n_step, "n_step", 1)
+        if self.n_envs > self.total_capacity:
+            raise ValueError(f"{where}: n_envs must be at most total_capacity {total_capacity}, got {n_envs}")
+        if isinstance(gamma, bool) or not isinstance(gamma, (int, float, np.floating)):
+            raise TypeError(f"{where}: gamma must be a number, got {type(gamma).__name__}")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"{where}: gamma must lie in [0, 1], got {gamma}")
+        self.gamma = gamma
+        if obs_shape is None:
+            obs_shape = (self.obs_dim,)
+        elif not isinstance(obs_shape, (tuple, list)):
+            raise TypeError(f"{where}: obs_shape must be a tuple, got {type(obs_shape).__name__}")
+        self.obs_shape = tuple([as_size(length, "obs_shape", 1) for length in obs_shape])
+        product = 1
+        for length in self.obs_shape:
+            product *= length
+        if product != self.obs_dim:
+            raise ValueError(f"{where}: obs_shape must have the product {obs_dim}, got {self.obs_shape}")
+        try:
+            self.obs_dtype = np.dtype(obs_dtype)
+        except TypeError as e:
+            raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {obs_dtype!r}") from e
+        if self.obs_dtype not in (np.float32, np.uint8):
+            raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {self.obs_dtype}")
+        self.obs_type = self.obs_dtype.num
+        for name, number in (("obs_dim", self.obs_dim), ("act_dim", self.act_dim), ("n_step", self.n_step)):
+            if number >= 1 << 40:
+                raise ValueError(f"{where}: {name} must be below 2**40, got {number}")
+        # Python's integers, which do not overflow.
+        if int(self.total_capacity) * COPIES * (8 * int(self.obs_dim) + 4 * int(self.act_dim) + 128) >= 1 << 62:
+            raise ValueError(
+                f"{where}: total_capacity must be such that the file stays below 2**62 bytes, got {total_capacity}"
+            )
+        layout.obs_bytes = self.obs_dim * self.obs_dtype.itemsize
+        layout.action_bytes = 4 * self.act_dim
+        layout.next_obs = layout.obs_bytes
+        layout.actions = (2 * layout.obs_bytes + 3) // 4 * 4
+        layout.rewards = layout.actions + layout.action_bytes
+        layout.flags = layout.rewards + 4
+        # Whole cache lines: a small record is then one of them.
+        layout.row = layout.flags + 8
+        layout.stride = (layout.row + 63) // 64 * 64
+        self.record = (
+            f"obs, next_obs {self.obs_dtype}{list(self.obs_shape)}, actions float32[{act_dim}], rewards float32, "
+            "terminated, truncated float32"
+        )
+        budget = self.hot_capacity * layout.stride
+        if max_ram is not None and budget > as_size(max_ram, "max_ram", 0):
+            raise ValueError(
+                f"{where}: max_ram must hold hot_capacity transitions of {layout.stride} bytes ({budget}), got "
+                f"{max_ram}; take hot_capacity={max_ram // layout.stride}"
+            )
+        self.with_next = -1
+        self.store = Store(
+            cold_path, self.record, layout.stride, self.hot_capacity, self.total_capacity, bool(preallocate)
+        )
+        OPEN.add(self.store)
+
+    def __repr__(self) -> str:
+        if self.store.cold is None:
+            return "MmapReplayBuffer(closed)"
+        return f"MmapReplayBuffer({len(self)} of {self.total_capacity}, cold_path={self.cold_path!r})"
+
+    def __reduce__(self):
+        raise TypeError(
+            "MmapReplayBuffer: a buffer that owns a file must not be pickled; pass its get_state() and make another "
+            "with MmapReplayBuffer.from_state"
+        )
+
+    def __enter__(self):
+        self.store.check_open("__enter__")
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def close(self, keep: bool | None = None) -> None:
+        """Unmap the file and remove it, unless a state names it; afterwards only `close` works, and does nothing.
+
+        `keep` True or False decides instead. A thread that is sampling finishes its batch first.
+        """
+        if keep is not None and not isinstance(keep, bool):
+            raise TypeError(f"MmapReplayBuffer.close: keep must be a bool or None, got {type(keep).__name__}")
+        self.store.close(keep)
+
+    @property
+    def cold_path(self) -> str:
+        """Where the file is."""
+        self.store.check_open("cold_path")
+        return self.store.cold.path
+
+    @property
+    def cold_id(self) -> str:
+        """The file's name for checkpoints: 16 hexadecimal digits."""
+        self.store.check_open("cold_id")
+        return self.store.cold.id
+
+    @property
+    def ram_budget(self) -> int:
+        """Bytes of anonymous memory: `hot_capacity` records, of 2 D observation numbers, 4 A + 6 bytes, rounded up
+        to 64; and 11 bytes per block of the file, a block being 128 records or more where a record is small."""
+        return self.hot_capacity * self.layout.stride + (8 + COPIES) * self.store.tiers.n_table
+
+    def __len__(self) -> int:
+        self.store.check_open("__len__")
+        return self.store.length()
+
+    def len(self) -> int:
+        """Return the number of transitions that can be sampled."""
+        return self.__len__()
+
+    cdef cnp.ndarray as_obs(self, object value, i64 n, str where, str name):
+        """Return `value` as C-contiguous observations, itself where it is that already."""
+        cdef cnp.ndarray array
+        if isinstance(value, cnp.ndarray):
+            array = value
+            if (cnp.PyArray_TYPE(array) == self.obs_type and cnp.PyArray_ISCARRAY_RO(array)
+                    and cnp.PyArray_SIZE(array) == n * self.obs_dim
+                    and (cnp.PyArray_NDIM(array) == 1 or n == 1 and cnp.PyArray_NDIM(array) == 0)):
+                return array
+        array = as_numbers(value, where, name)
+        if n < 0:
+            allowed = (self.obs_shape, (self.obs_dim,))
+        else:
+            allowed = ((n, *self.obs_shape), (n, self.obs_dim), (n * self.obs_dim,))
+        shape = (<object>array).shape
+        if shape not in allowed and not (n < 0 and self.obs_dim == 1 and shape == ()):
+            raise ValueError(f"{where}: {name} must have shape {allowed[0]}, got {shape}")
+        if self.obs_type == cnp.NPY_UINT8 and array.dtype != np.uint8:
+            raise TypeError(
+                f"{where}: {name} must have dtype uint8, as obs_dtype says, got {array.dtype}; bytes are stored as "
+                "they are, never scaled or cast"
+            )
+        return np.asarray(array, self.obs_dtype, order="C")
+
+    def push(self, obs, action, reward, terminated, truncated, next_obs=None) -> None:
+        """Store one transition.
+
+        Parameters
+        ----------
+        obs, next_obs
+            (D,) or `obs_shape`, arrays or lists; `next_obs` always or never.
+        action
+            A numbers, or one number where A is 1.
+        reward
+            A number.
+        terminated, truncated
+            Bools, or 0 and 1.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A wrong shape, dtype or value; `next_obs` given once and left out another time; the buffer is closed.
+        OSError
+            The disk is full. The buffer is as it was; free some space and push again.
+        """
+        where = "MmapReplayBuffer.push"
+        cdef Store store = self.store
+        cdef const Layout* layout = &self.layout
+        cdef cnp.ndarray o, a, after = None
+        cdef u8* to
+        cdef f32 r
+        cdef u8 ended, cut
+        store.check_open("push")
+        o = self.as_obs(obs, -1, where, "obs") if not self.is_obs(obs) else obs
+        if next_obs is not None:
+            after = self.as_obs(next_obs, -1, where, "next_obs") if not self.is_obs(next_obs) else next_obs
+        if isinstance(action, cnp.ndarray) and cnp.PyArray_TYPE(<cnp.ndarray>action) == cnp.NPY_FLOAT32 and (
+            cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>action)
+        ) and cnp.PyArray_SIZE(<cnp.ndarray>action) == self.act_dim and cnp.PyArray_NDIM(<cnp.ndarray>action) <= 1:
+            a = action
+        else:
+            a = np.asarray(as_numbers(action, where, "action"), np.float32, order="C")
+            if (<object>a).shape != (self.act_dim,) and not (self.act_dim == 1 and (<object>a).shape == ()):
+                raise ValueError(f"{where}: action must have shape ({self.act_dim},), got {(<object>a).shape}")
+        r = as_number(reward, where)
+        ended = as_flag(terminated, "terminated")
+        cut = as_flag(truncated, "truncated")
+        self.check_next(after is not None, where)
+        store.room()
+        to = store.place()
+        memcpy(to, cnp.PyArray_DATA(o), layout.obs_bytes)
+        if after is not None:
+            memcpy(to + layout.next_obs, cnp.PyArray_DATA(after), layout.obs_bytes)
+        memcpy(to + layout.actions, cnp.PyArray_DATA(a), layout.action_bytes)
+        (<f32*>(to + layout.rewards))[0] = r
+        (<f32*>(to + layout.flags))[0] = ended
+        (<f32*>(to + layout.flags))[1] = cut
+        self.with_next = after is not None
+        store.advance(1)
+
+    cdef inline bint is_obs(self, object value):
+        return (isinstance(value, cnp.ndarray) and cnp.PyArray_TYPE(<cnp.ndarray>value) == self.obs_type
+                and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>value)
+                and cnp.PyArray_NDIM(<cnp.ndarray>value) == 1
+                and cnp.PyArray_DIM(<cnp.ndarray>value, 0) == self.obs_dim)
+
+    cdef inline int check_next(self, bint given, str where) except -1:
+        if not given and self.n_step > 1:
+            raise ValueError(f"{where}: next_obs must be given with n_step {self.n_step}, got None")
+        if self.with_next == 1 - given:
+            raise ValueError(
+                f"{where}: next_obs must be given " + ("always, got None" if self.with_next else "never, as so far")
+            )
+        return 0
+
+    def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated) -> None:
+        """Store N transitions, oldest first.
+
+        Parameters
+        ----------
+        obs, next_obs
+            (N, D), (N, *obs_shape) or flat (N * D,); `next_obs` None as in `push`.
+        actions
+            (N, A) or flat (N * A,).
+        rewards, terminated, truncated
+            (N,) each; flags as bools, or 0 and 1.
+
+        Raises
+        ------
+        ValueError, TypeError, OSError
+            As `push`, and for lengths that differ. If the disk is full, what came before stays stored.
+        """
+        where = "MmapReplayBuffer.push_batch"
+        cdef Store store = self.store
+        cdef const Layout* layout = &self.layout
+        cdef cnp.ndarray o, a, r, ended, cut, after = None
+        cdef i64 n, done = 0, m
+        cdef u8* to
+        store.check_open("push_batch")
+        r = np.asarray(as_numbers(rewards, where, "rewards"), np.float32, order="C")
+        if cnp.PyArray_NDIM(r) != 1:
+            raise ValueError(f"{where}: rewards must be 1-D, got shape {(<object>r).shape}")
+        n = cnp.PyArray_SIZE(r)
+        if n == 0:
+            raise ValueError(f"{where}: rewards must not be empty, got shape (0,)")
+        o = self.as_obs(obs, n, where, "obs")
+        if next_obs is not None:
+            after = self.as_obs(next_obs, n, where, "next_obs")
+        a = np.asarray(as_numbers(actions, where, "actions"), np.float32, order="C")
+        if (<object>a).shape != (n, self.act_dim) and (<object>a).shape != (n * self.act_dim,):
+            raise ValueError(f"{where}: actions must have shape {(n, self.act_dim)}, got {(<object>a).shape}")
+        ended = as_flags(terminated, n, where, "terminated")
+        cut = as_flags(truncated, n, where, "truncated")
+        if self.n_envs > 1 and (n % self.n_envs or store.tiers.head % self.n_envs):
+            raise ValueError(
+                f"{where}: rewards must have a whole number of rows of n_envs = {self.n_envs} (after "
+                f"{store.tiers.head} transitions), got {n}"
+            )
+        self.check_next(after is not None, where)
+        self.with_next = after is not None
+        while done < n:
+            m = min(store.room(), n - done)
+            to = store.place()
+            copy_in(to, layout.stride, layout.obs_bytes, m, <const u8*>cnp.PyArray_DATA(o) + done * layout.obs_bytes)
+            if after is not None:
+                copy_in(to + layout.next_obs, layout.stride, layout.obs_bytes, m,
+                        <const u8*>cnp.PyArray_DATA(after) + done * layout.obs_bytes)
+            copy_in(to + layout.actions, layout.stride, layout.action_bytes, m,
+                    <const u8*>cnp.PyArray_DATA(a) + done * layout.action_bytes)
+            copy_in(to + layout.rewards, layout.stride, 4, m, <const u8*>cnp.PyArray_DATA(r) + done * 4)
+            flags_in(to + layout.flags, layout.stride, m, <const u8*>cnp.PyArray_DATA(ended) + done)
+            flags_in(to + layout.flags + 4, layout.stride, m, <const u8*>cnp.PyArray_DATA(cut) + done)
+            store.advance(m)
+            done += m
+
+    def sample(self, batch_size: int, seed: int) -> Batch:
+        """Draw `batch_size` transitions uniformly, with replacement: a pure function of the contents and the seed.
+
+        Returns
+        -------
+        Batch
+            ``obs``, ``next_obs`` (B, *obs_shape), ``actions`` (B, A) float32, ``rewards`` (B,) float32,
+            ``terminated``, ``truncated`` (B,) bool. With n_step > 1, rewards are sums, the last three are those of
+            the last transition summed, and ``discounts`` (B,) float32 is what to multiply its value by.
+
+        Raises
+        ------
+        ValueError
+            The buffer is empty or closed; batch_size below 1; seed outside [0, 2**64).
+        TypeError
+            What is no integer.
+        OSError
+            Somebody has cut the file short.
+        """
+        where = "MmapReplayBuffer.sample"
+        cdef Store store = self.store
+        cdef i64 n = as_size(batch_size, "batch_size", 1, where)
+        cdef u64 seed_ = as_seed(seed, where, "seed")
+        cdef Columns to
+        cdef cnp.npy_intp[2] dims
+        cdef cnp.ndarray obs, next_obs = None, actions, rewards, ended, cut, discounts
+        self.check_sample(where)
+        dims[0] = n
+        dims[1] = self.act_dim
+        obs = self.empty_obs(n)
+        actions = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
+        rewards = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
+        ended = cnp.PyArray_EMPTY(1, dims, cnp.NPY_BOOL, 0)
+        cut = cnp.PyArray_EMPTY(1, dims, cnp.NPY_BOOL, 0)
+        to.packed = NULL
+        to.obs = <u8*>cnp.PyArray_DATA(obs)
+        to.actions = <u8*>cnp.PyArray_DATA(actions)
+        to.rewards = <f32*>cnp.PyArray_DATA(rewards)
+        to.terminated = <u8*>cnp.PyArray_DATA(ended)
+        to.truncated = <u8*>cnp.PyArray_DATA(cut)
+        batch = Batch()
+        PyDict_SetItem(batch, "obs", obs)
+        if self.with_next:
+            next_obs = self.empty_obs(n)
+            to.next_obs = <u8*>cnp.PyArray_DATA(next_obs)
+            PyDict_SetItem(batch, "next_obs", next_obs)
+        PyDict_SetItem(batch, "actions", actions)
+        PyDict_SetItem(batch, "rewards", rewards)
+        PyDict_SetItem(batch, "terminated", ended)
+        PyDict_SetItem(batch, "truncated", cut)
+        if self.n_step > 1:
+            discounts = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
+            to.discounts = <f32*>cnp.PyArray_DATA(discounts)
+            PyDict_SetItem(batch, "discounts", discounts)
+        self.draw(n, seed_, &to)
+        return batch
+
+    cdef cnp.ndarray empty_obs(self, i64 n):
+        cdef cnp.npy_intp[2] dims
+        if len(self.obs_shape) != 1:
+            return np.empty((n, *self.obs_shape), self.obs_dtype)
+        dims[0] = n
+        dims[1] = self.obs_dim
+        return cnp.PyArray_EMPTY(2, dims, self.obs_type, 0)
+
+    def sample_packed(self, batch_size: int, seed: int) -> np.ndarray:
+        """Draw as `sample` does, into one array.
+
+        Returns
+        -------
+        numpy.ndarray
+            (B, W) float32 with the columns obs (D), next_obs (D, if there is one), actions (A), reward,
+            terminated, truncated and, with n_step > 1, discount. Views of its columns cost nothing.
+
+        Raises
+        ------
+        ValueError, TypeError, OSError
+            As `sample`, and for uint8 observations.
+        """
+        where = "MmapReplayBuffer.sample_packed"
+        cdef i64 n = as_size(batch_size, "batch_size", 1, where)
+        cdef u64 seed_ = as_seed(seed, where, "seed")
+        cdef Columns to
+        cdef cnp.npy_intp[2] dims
+        cdef cnp.ndarray packed
+        if self.obs_type != cnp.NPY_FLOAT32:
+            raise ValueError(f"{where}: obs_dtype must be float32, got {self.obs_dtype}; use sample")
+        self.check_sample(where)
+        dims[0] = n
+        dims[1] = (2 if self.with_next else 1) * self.obs_dim + self.act_dim + 3 + (self.n_step > 1)
+        packed = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
+        to.packed = <u8*>cnp.PyArray_DATA(packed)
+        self.draw(n, seed_, &to)
+        return packed
+
+    cdef int check_sample(self, str where) except -1:
+        self.store.check_open(where.rpartition(".")[2])
+        if self.store.length() == 0:
+            raise ValueError(f"{where}: the buffer must hold a transition, got an empty one; push first")
+        return 0
+
+    cdef int draw(self, i64 n, u64 seed, Columns* to) except -1:
+        cdef Store store = self.store
+        cdef Tiers tiers = store.tiers
+        cdef u64 key = derive_key(seed, 0)
+        # While the GIL is released, another thread may close the buffer: these keep its memory and its map.
+        hot, rows, table = store.hot, store.rows, store.table
+        if tiers.head - tiers.first > tiers.hot_capacity:
+            store.check_whole()
+        to.with_next = self.with_next == 1
+        if n * self.layout.row >= RELEASE_GIL_FROM:
+            with nogil:
+                gather(&tiers, &self.layout, n, key, self.n_envs, self.n_step, self.gamma, to[0])
+        else:
+            gather(&tiers, &self.layout, n, key, self.n_envs, self.n_step, self.gamma, to[0])
+        return 0
+
+    def get_state(self, include_cold: bool = True) -> dict:
+        """Return everything that the future depends on, for `set_state` of a buffer with the same arguments.
+
+        Parameters
+        ----------
+        include_cold
+            True: all transitions, as arrays. False: those in memory as arrays, and the name of the file, which
+            keeps the others: at least the two newest states that name it stay restorable, however much is pushed
+            afterwards (blocks that a state relies on are not overwritten; others are taken). `set_state` refuses
+            older ones. What has been written is on the disk when this returns (fsync).
+
+        Returns
+        -------
+        dict
+            ``kind``, ``config`` (the arguments, as JSON), ``next`` (-1, 0 or 1: whether there is a next_obs),
+            ``head`` (transitions pushed so far), ``n``, ``records`` (n, bytes of a record) uint8; and with
+            include_cold=False, where ``records`` are only the newest, ``cold_id``, ``cold_path``, ``cold_serial``,
+            ``cold_blocks`` and ``cold_written``.
+
+        Raises
+        ------
+        ValueError
+            The buffer is closed.
+        OSError
+            The disk does not take the header or what is still to be written.
+        """
+        if not isinstance(include_cold, (bool, np.bool_)):
+            raise TypeError(
+                f"MmapReplayBuffer.get_state: include_cold must be a bool, got {type(include_cold).__name__}"
+            )
+        state = self.store.save(include_cold)
+        return {"kind": "MmapReplayBuffer", "config": self.config(), "next": self.with_next, **state}
+
+    cdef str config(self):
+        return json.dumps({
+            "hot_capacity": self.hot_capacity, "total_capacity": self.total_capacity, "obs_dim": self.obs_dim,
+            "act_dim": self.act_dim, "obs_shape": self.obs_shape, "obs_dtype": str(self.obs_dtype),
+            "n_envs": self.n_envs, "n_step": self.n_step, "gamma": self.gamma,
+        })
+
+    def set_state(self, state: dict) -> None:
+        """Continue exactly from what `get_state` returned.
+
+        A state that names its file makes this buffer the owner of that file, looked for in this buffer's folder
+        and then where it was; the buffer's own file goes, and of the states that name the adopted file only this
+        one remains valid, until two newer ones exist.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The state is damaged, or of a buffer with other arguments (hot_capacity may differ if the state holds
+            everything); the file is gone, damaged, in use, or has lost what this state relied on. Nothing is
+            changed then.
+        OSError
+            The disk is full. The buffer is empty if the state held all transitions, else as it was.
+        """
+        where = "MmapReplayBuffer.set_state"
+        cdef i64 head, n, next_
+        self.store.check_open("set_state")
+        if not isinstance(state, dict):
+            raise TypeError(f"{where}: state must be a dict, got {type(state).__name__}")
+        keys = {"kind", "config", "next", "head", "n", "records"}
+        cold_keys = {"cold_id", "cold_path", "cold_serial", "cold_blocks", "cold_written"}
+        if set(state) != keys and set(state) != keys | cold_keys:
+            raise ValueError(
+                f"{where}: state must have the keys {sorted(keys)}, and those of a file or not, got "
+                f"{sorted(map(str, state))}; pass what get_state returned"
+            )
+        for name in ("kind", "config", "cold_id", "cold_path"):
+            if name in state and not isinstance(state[name], str):
+                raise TypeError(f"{where}: {name} must be a string, got {type(state[name]).__name__}")
+        if state["kind"] != "MmapReplayBuffer":
+            raise ValueError(f"{where}: kind must be 'MmapReplayBuffer', got {state['kind']!r}")
+        try:
+            theirs = json.loads(state["config"])
+        except ValueError as e:
+            raise ValueError(f"{where}: config must be JSON, got {state['config']!r}") from e
+        named = "cold_id" in state
+        for name, value in json.loads(self.config()).items():
+            if (named or name != "hot_capacity") and (not isinstance(theirs, dict) or theirs.get(name) != value):
+                raise ValueError(
+                    f"{where}: state must be of a buffer with {name}={value}, got "
+                    f"{theirs.get(name) if isinstance(theirs, dict) else theirs}"
+                )
+        head = as_size(state["head"], "head", 0, where)
+        n = as_size(state["n"], "n", 0, where)
+        if n != min(head, self.total_capacity):
+            raise ValueError(f"{where}: n must be min(head, total_capacity), got {n} for head {head}")
+        next_ = as_size(state["next"], "next", -1, where)
+        if next_ > 1 or (next_ < 0 and n):
+            raise ValueError(f"{where}: next must be 0 or 1, or -1 in an empty buffer, got {next_}")
+        records = state["records"]
+        if not isinstance(records, np.ndarray) or records.dtype != np.uint8:
+            raise TypeError(f"{where}: records must be an array of uint8, got {getattr(records, 'dtype', records)}")
+        shape = (min(n, self.hot_capacity) if named else n, self.layout.stride)
+        if records.shape != shape:
+            raise ValueError(f"{where}: records must have shape {shape}, got {records.shape}")
+        records = np.ascontiguousarray(records)
+        if named:
+            as_size(state["cold_serial"], "cold_serial", 1, where)
+            as_size(state["cold_written"], "cold_written", 0, where)
+            self.store.adopt({**state, "records": records})
+        else:
+            self.store.fill(head - n, records)
+        self.with_next = next_
+
+    @classmethod
+    def from_state(cls, state: dict, cold_path: str | os.PathLike | None = None) -> MmapReplayBuffer:
+        """Make a buffer from a state of `get_state`; `cold_path` is needed only if the state names no file.
+
+        Raises what the constructor and `set_state` raise.
+        """
+        where = "MmapReplayBuffer.from_state"
+        if not isinstance(state, dict) or not isinstance(state.get("config"), str):
+            raise TypeError(f"{where}: state must be what get_state returned, got {type(state).__name__}")
+        if cold_path is None:
+            if not isinstance(state.get("cold_path"), str):
+                raise ValueError(f"{where}: cold_path must be given, since the state names no file")
+            cold_path = os.path.dirname(state["cold_path"])
+        try:
+            config = json.loads(state["config"])
+            dtype = config.pop("obs_dtype")
+            hot, total, dim, act = [config.pop(k) for k in ("hot_capacity", "total_capacity", "obs_dim", "act_dim")]
+            if set(config) != {"obs_shape", "n_envs", "n_step", "gamma"}:
+                raise ValueError(sorted(config))
+        except (ValueError, KeyError, AttributeError, TypeError) as e:
+            raise ValueError(f"{where}: config must be what get_state returned, got {state['config']!r}") from e
+        buffer = cls(hot, total, dim, act, cold_path, obs_dtype=dtype, **config)
+        try:
+            buffer.set_state(state)
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
+
+
+cdef f64 as_number(object value, str where) except? -1:
+    try:
+        return value
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"{where}: reward must be a number, got {type(value).__name__}") from e
+
+
+cdef cnp.ndarray as_numbers(object value, str where, str name):
+    cdef cnp.ndarray array
+    if isinstance(value, cnp.ndarray):
+        array = value
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as e:
+            raise ValueError(f"{where}: {name} must be an array of numbers, got {value!r}") from e
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
+    return array
+
+
+cdef cnp.ndarray as_flags(object value, i64 n, str where, str name):
+    cdef cnp.ndarray array = as_numbers(value, where, name)
+    if (<object>array).shape != (n,):
+        raise ValueError(f"{where}: {name} must have shape {(n,)}, got {(<object>array).shape}")
+    if cnp.PyArray_TYPE(array) == cnp.NPY_BOOL:
+        return np.ascontiguousarray(array)
+    wrong = (array != 0) & (array != 1)
+    if np.any(wrong):
+        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {(<object>array)[wrong][0]}")
+    return np.ascontiguousarray(array, np.bool_)

@@ -1,0 +1,706 @@
+"""Datasets that were recorded once and are only read (offline reinforcement learning)."""
+
+import numpy as np
+
+from rlox.kernels.buffers.batch import Batch
+
+cimport numpy as cnp
+from libc.string cimport memcpy, memset
+
+from kernels.buffers.gather cimport (
+    CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two, prefetch,
+)
+from kernels.buffers.rows cimport as_size, first_no_flag, first_not_finite, flag_array, read_only, real_array, seed_key
+from kernels.checks cimport as_index
+from kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS
+from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
+
+cnp.import_array()
+
+ctypedef fused stored:
+    f32
+    u8
+
+# As in TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, section 5): features that never change stay finite.
+cdef f64 STD_EPS = 1e-3
+
+# Below this many bytes a sample takes a few microseconds, too short for another thread to use.
+cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 15
+
+# Rows of a chunk: it stays in the cache between the two passes over it.
+cdef Py_ssize_t CHUNK_BYTES = 1 << 15
+
+
+# Cores.
+
+cdef void moments(const stored* rows, Py_ssize_t n, Py_ssize_t width, f64* mean, f64* square,
+                  f64* sums, f64* squares) noexcept nogil:
+    """Mean and sum of squared deviations of each column, chunk by chunk.
+
+    Within a chunk about the chunk's mean; chunks are merged as Chan, Golub and LeVeque 1983, eq. 1.5.
+    """
+    cdef Py_ssize_t per = max(<Py_ssize_t>1, CHUNK_BYTES // (width * <Py_ssize_t>sizeof(stored)))
+    cdef Py_ssize_t start, stop, i, j
+    cdef f64 delta, m
+    for j in range(width):
+        mean[j] = 0
+        square[j] = 0
+    start = 0
+    while start < n:
+        stop = min(start + per, n)
+        m = <f64>(stop - start)
+        for j in range(width):
+            sums[j] = 0
+            squares[j] = 0
+        for i in range(start, stop):
+            for j in range(width):
+                sums[j] += <f64>rows[i * width + j]
+        for j in range(width):
+            sums[j] /= m
+        for i in range(start, stop):
+            for j in range(width):
+                delta = <f64>rows[i * width + j] - sums[j]
+                squares[j] += delta * delta
+        for j in range(width):
+            delta = sums[j] - mean[j]
+            mean[j] += delta * (m / <f64>stop)
+            square[j] += squares[j] + delta * delta * (<f64>start * m / <f64>stop)
+        start = stop
+
+
+cdef inline void standardise(f32_r rows, Py_ssize_t n, Py_ssize_t width, cf32_r mean,
+                             cf32_r inverse) noexcept nogil:
+    cdef Py_ssize_t i, j
+    for i in range(n):
+        for j in range(width):
+            rows[i * width + j] = (rows[i * width + j] - mean[j]) * inverse[j]
+
+
+cdef struct Dataset:
+    Py_ssize_t n
+    Py_ssize_t obs_bytes     # of one observation
+    Py_ssize_t obs_size      # numbers in it
+    Py_ssize_t act_dim
+    const char* obs
+    const char* next_obs
+    const f32* actions
+    const f32* rewards
+    const u8* terminated
+    const u8* truncated
+    const u8* flags          # terminated + 2 truncated: one place to look
+    const f32* mean          # NULL: as stored
+    const f32* inverse
+    Py_ssize_t n_episodes
+    const i64* ends          # one past the last step of each episode, rising
+
+
+cdef inline void gather_rest(const Dataset* data, const i64* at, Py_ssize_t n, f32* actions, f32* rewards,
+                             u8* terminated, u8* truncated) noexcept nogil:
+    cdef Py_ssize_t i, j
+    cdef Py_ssize_t act_dim = data.act_dim
+    cdef i64 row
+    for i in range(n):
+        if i + PREFETCH_AHEAD < n:
+            row = at[i + PREFETCH_AHEAD]
+            prefetch(data.rewards + row)
+            prefetch(data.actions + row * act_dim)
+            prefetch(data.flags + row)
+        row = at[i]
+        rewards[i] = data.rewards[row]
+        terminated[i] = data.flags[row] & 1
+        truncated[i] = data.flags[row] >> 1
+        if act_dim == 1:
+            actions[i] = data.actions[row]
+        else:
+            for j in range(act_dim):
+                actions[i * act_dim + j] = data.actions[row * act_dim + j]
+
+
+cdef void sample_rows(const Dataset* data, u64 key, Py_ssize_t b, char* obs, char* next_obs, f32* actions,
+                      f32* rewards, u8* terminated, u8* truncated) noexcept nogil:
+    cdef i64[CHUNK] at
+    cdef Py_ssize_t start = 0
+    cdef Py_ssize_t n
+    while start < b:
+        n = min(<Py_ssize_t>CHUNK, b - start)
+        draw_indices(<u64>data.n, key, <u64>start, DOMAIN_OFFLINE_TRANSITIONS, at, n)
+        gather_two(data.obs, data.next_obs, data.obs_bytes, at, n, obs + start * data.obs_bytes,
+                   next_obs + start * data.obs_bytes)
+        gather_rest(data, at, n, actions + start * data.act_dim, rewards + start, terminated + start,
+                    truncated + start)
+        start += n
+    if data.mean != NULL:
+        standardise(<f32*>obs, b, data.obs_size, data.mean, data.inverse)
+        standardise(<f32*>next_obs, b, data.obs_size, data.mean, data.inverse)
+
+
+cdef inline Py_ssize_t episode_at(const Dataset* data, i64 row) noexcept nogil:
+    """The episode that a row belongs to: the first whose end lies behind it."""
+    cdef Py_ssize_t low = 0
+    cdef Py_ssize_t high = data.n_episodes - 1
+    cdef Py_ssize_t middle
+    while low < high:
+        middle = (low + high) >> 1
+        if data.ends[middle] > row:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+cdef struct Trajectories:
+    char* obs
+    f32* actions
+    f32* rewards
+    f32* returns_to_go
+    i64* timesteps
+    u8* terminated
+    u8* truncated
+    u8* mask
+
+
+cdef inline void copy_padded(char* out, const char* source, Py_ssize_t used, Py_ssize_t whole) noexcept nogil:
+    memcpy(out, source, used)
+    memset(out + used, 0, whole - used)
+
+
+cdef void sample_windows(const Dataset* data, const f32* to_go, u64 key, Py_ssize_t b, Py_ssize_t length,
+                         bint by_episode, Trajectories* out) noexcept nogil:
+    cdef i64[CHUNK] at
+    cdef Py_ssize_t base, i, j, k, n, used
+    cdef i64 row, begin, stop
+    cdef Py_ssize_t act = data.act_dim * <Py_ssize_t>sizeof(f32), one = sizeof(f32)
+    base = 0
+    while base < b:
+        n = min(<Py_ssize_t>CHUNK, b - base)
+        if not by_episode:
+            draw_indices(<u64>data.n, key, <u64>base, DOMAIN_OFFLINE_TRAJECTORIES, at, n)
+        for i in range(n):
+            k = base + i
+            if by_episode:
+                j = draw_one(<u64>data.n_episodes, key, 2 * <u64>k, DOMAIN_OFFLINE_TRAJECTORIES)
+            else:
+                row = at[i]
+                j = episode_at(data, row)
+            begin = data.ends[j - 1] if j else 0
+            stop = data.ends[j]
+            if by_episode:
+                row = begin + draw_one(max(<i64>1, stop - begin - length + 1), key, 2 * <u64>k + 1,
+                                       DOMAIN_OFFLINE_TRAJECTORIES)
+            used = min(length, <Py_ssize_t>(stop - row))
+            k *= length
+            copy_padded(out.obs + k * data.obs_bytes, data.obs + row * data.obs_bytes,
+                        used * data.obs_bytes, length * data.obs_bytes)
+            if data.mean != NULL:
+                standardise(<f32*>(out.obs + k * data.obs_bytes), used, data.obs_size, data.mean, data.inverse)
+            copy_padded(<char*>out.actions + k * act, <const char*>data.actions + row * act, used * act, length * act)
+            copy_padded(<char*>(out.rewards + k), <const char*>(data.rewards + row), used * one, length * one)
+            copy_padded(<char*>(out.returns_to_go + k), <const char*>(to_go + row), used * one, length * one)
+            copy_padded(<char*>out.terminated + k, <const char*>data.terminated + row, used, length)
+            copy_padded(<char*>out.truncated + k, <const char*>data.truncated + row, used, length)
+            memset(out.mask + k, 1, used)
+            memset(out.mask + k + used, 0, length - used)
+            for j in range(used):
+                out.timesteps[k + j] = row - begin + j
+            memset(out.timesteps + k + used, 0, (length - used) * sizeof(i64))
+        base += n
+
+
+# Wrappers.
+
+cdef int rows_of(object array, Py_ssize_t n, str where, str name) except -1:
+    if array.shape != (n,) and array.shape != (n, 1):
+        raise ValueError(
+            f"{where}: {name} must have one entry per transition, shape ({n},) as rewards, got {array.shape}"
+        )
+    return 0
+
+
+cdef class OfflineDatasetBuffer:
+    """A fixed dataset of transitions, for TD3+BC, IQL, CQL, behavioural cloning and Decision Transformers.
+
+    The arrays are taken as they are: where one is C-contiguous and float32 (uint8 for images, bool or
+    uint8 for flags) it is **kept, not copied**, so that a memory-mapped file larger than memory works. It
+    must not be changed afterwards; what this class gives out of it is read-only. Anything else is
+    converted, which copies. All rows are read once to check them.
+
+    Transitions lie in the order in which they happened. An episode ends where `terminated` or `truncated`
+    is set; what follows the last end counts as one more episode, unfinished.
+
+    Parameters
+    ----------
+    obs, next_obs
+        (N, D), (N, ...) or flat (N * D,). float32, or uint8 for images (both alike); other real dtypes
+        are converted to float32.
+    actions
+        (N, A), or flat (N * A,). Discrete actions are integers (N,) or (N, 1), stored as float32.
+    rewards
+        (N,) or (N, 1).
+    terminated, truncated
+        (N,) or (N, 1) flags 0 and 1 as bool, uint8 or any other number.
+    normalize
+        Sample observations as ``(obs - obs_mean) / obs_std``, both per feature.
+    obs_dim, act_dim
+        D and A. They follow from the arrays; given, they are checked against them.
+
+    Attributes
+    ----------
+    obs_shape, obs_dim, act_dim
+        Shape of one observation, the count of numbers in it, and A.
+    normalized
+        Whether samples are normalised.
+    obs_mean, obs_std
+        (\*obs_shape) float32: mean, and standard deviation **plus 1e-3** (as TD3+BC, so that a feature that
+        never changes gives 0), over `obs`.
+
+    Raises
+    ------
+    ValueError
+        No transitions, lengths or shapes that do not fit, flags other than 0 and 1, NaN or infinities
+        (the message names array and row), `normalize` with uint8 observations.
+    TypeError
+        What cannot be read as numbers; `obs` and `next_obs` of which one is uint8.
+
+    References
+    ----------
+    Fujimoto and Gu 2021, "A minimalist approach to offline reinforcement learning", arXiv:2106.06860,
+    section 5 (normalisation). Chen et al. 2021, "Decision Transformer", arXiv:2106.01345.
+    """
+
+    cdef Dataset data
+    # These own the memory that `data` points into.
+    cdef object obs, next_obs, actions, rewards, terminated, truncated, flags, ends, to_go, mean, std, inverse
+    cdef dict described
+    cdef f64 to_go_gamma
+    cdef bint images
+    cdef readonly bint normalized
+    cdef readonly tuple obs_shape
+    cdef readonly Py_ssize_t act_dim
+
+    def __init__(self, obs, next_obs, actions, rewards, terminated, truncated, normalize=False, *,
+                 obs_dim=None, act_dim=None) -> None:
+        self.load("OfflineDatasetBuffer", obs, next_obs, actions, rewards, terminated, truncated, normalize,
+                  obs_dim, act_dim)
+
+    cdef int load(self, str where, object obs, object next_obs, object actions, object rewards,
+                  object terminated, object truncated, object normalize, object obs_dim,
+                  object act_dim) except -1:
+        """Check everything, then take it; an error leaves the object as it was."""
+        if not isinstance(normalize, (bool, np.bool_)):
+            raise TypeError(f"{where}: normalize must be True or False, got {normalize!r}")
+        rewards = real_array(rewards, where, "rewards")
+        if rewards.ndim not in (1, 2) or (rewards.ndim == 2 and rewards.shape[1] != 1):
+            raise ValueError(f"{where}: rewards must have shape (N,), got {rewards.shape}")
+        cdef Py_ssize_t n = rewards.shape[0]
+        if n == 0:
+            raise ValueError(f"{where}: rewards must have at least one transition, got none")
+        obs = columns(real_array(obs, where, "obs"), n, obs_dim, where, "obs", "obs_dim")
+        next_obs = real_array(next_obs, where, "next_obs")
+        if next_obs.dtype != obs.dtype:
+            raise TypeError(f"{where}: next_obs must have the dtype of obs ({obs.dtype}), got {next_obs.dtype}")
+        if next_obs.ndim == 1:
+            next_obs = columns(next_obs, n, None, where, "next_obs", "obs_dim")
+        if next_obs.shape != obs.shape and next_obs.size == obs.size and 2 in (obs.ndim, next_obs.ndim):
+            # One of them given flat, or as rows.
+            next_obs = next_obs.reshape(obs.shape) if next_obs.shape[0] == n else next_obs
+        if next_obs.shape != obs.shape:
+            raise ValueError(f"{where}: next_obs must have the shape of obs {obs.shape}, got {next_obs.shape}")
+        actions = real_array(actions, where, "actions")
+        actions = columns(actions, n, act_dim, where, "actions", "act_dim")
+        if actions.ndim != 2:
+            raise ValueError(f"{where}: actions must have shape (N, A) or (N,), got {actions.shape}")
+        terminated = flag_array(terminated, where, "terminated")
+        truncated = flag_array(truncated, where, "truncated")
+        rows_of(terminated, n, where, "terminated")
+        rows_of(truncated, n, where, "truncated")
+        images = obs.dtype == np.uint8
+        if images and normalize:
+            raise ValueError(
+                f"{where}: normalize must be False for uint8 observations; scale them by 1/255 in the network"
+            )
+        cdef cnp.ndarray array
+        cdef Py_ssize_t bad, size
+        for name, value in (("obs", obs), ("next_obs", next_obs), ("actions", actions), ("rewards", rewards)):
+            if value.dtype == np.uint8:
+                continue
+            array = value
+            size = cnp.PyArray_SIZE(array)
+            with nogil:
+                bad = first_not_finite(<const f32*>cnp.PyArray_DATA(array), size)
+            if bad >= 0:
+                raise ValueError(
+                    f"{where}: {name} must be finite float32 numbers, got {array.ravel()[bad]} in row "
+                    f"{bad // (size // n)}"
+                )
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            array = value
+            with nogil:
+                bad = first_no_flag(<const u8*>cnp.PyArray_DATA(array), n)
+            if bad >= 0:
+                raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array.ravel()[bad]} in row {bad}")
+        flags = terminated.ravel() + 2 * truncated.ravel()
+        ends = np.flatnonzero(flags) + 1
+        if not len(ends) or ends[-1] != n:
+            ends = np.append(ends, n)
+
+        self.images = images
+        self.normalized = normalize
+        self.obs_shape = obs.shape[1:]
+        self.act_dim = actions.shape[1]
+        self.obs, self.next_obs, self.actions = read_only(obs), read_only(next_obs), read_only(actions)
+        self.rewards = read_only(rewards.ravel())
+        self.terminated, self.truncated = read_only(terminated.ravel()), read_only(truncated.ravel())
+        self.ends = np.ascontiguousarray(ends, np.int64)
+        self.flags, self.described = flags, None
+        self.to_go = self.mean = self.std = self.inverse = None
+        self.data = Dataset(
+            n=n,
+            obs_bytes=self.obs[0].nbytes,
+            obs_size=self.obs[0].size,
+            act_dim=self.act_dim,
+            obs=<const char*>cnp.PyArray_DATA(self.obs),
+            next_obs=<const char*>cnp.PyArray_DATA(self.next_obs),
+            actions=<const f32*>cnp.PyArray_DATA(self.actions),
+            rewards=<const f32*>cnp.PyArray_DATA(self.rewards),
+            terminated=<const u8*>cnp.PyArray_DATA(self.terminated),
+            truncated=<const u8*>cnp.PyArray_DATA(self.truncated),
+            flags=<const u8*>cnp.PyArray_DATA(self.flags),
+            mean=NULL,
+            inverse=NULL,
+            n_episodes=len(self.ends),
+            ends=<const i64*>cnp.PyArray_DATA(self.ends),
+        )
+        if self.normalized:
+            self.measure()
+            self.data.mean = <const f32*>cnp.PyArray_DATA(self.mean)
+            self.data.inverse = <const f32*>cnp.PyArray_DATA(self.inverse)
+        return 0
+
+    cdef int measure(self) except -1:
+        """Compute mean and standard deviation of the observations, once."""
+        if self.mean is not None:
+            return 0
+        cdef Py_ssize_t width = self.data.obs_size
+        cdef cnp.ndarray scratch = np.empty((4, width))
+        cdef f64* work = <f64*>cnp.PyArray_DATA(scratch)
+        with nogil:
+            if self.images:
+                moments[u8](<const u8*>self.data.obs, self.data.n, width, work, work + width, work + 2 * width,
+                            work + 3 * width)
+            else:
+                moments[f32](<const f32*>self.data.obs, self.data.n, width, work, work + width, work + 2 * width,
+                             work + 3 * width)
+        std = np.sqrt(scratch[1] / self.data.n) + STD_EPS
+        self.std = read_only(std.astype(np.float32).reshape(self.obs_shape))
+        self.inverse = read_only((1 / std).astype(np.float32))
+        self.mean = read_only(scratch[0].astype(np.float32).reshape(self.obs_shape))
+        return 0
+
+    def __len__(self) -> int:
+        return self.data.n
+
+    def __repr__(self) -> str:
+        return (f"OfflineDatasetBuffer({self.data.n} transitions, {self.data.n_episodes} episodes, "
+                f"obs_shape={self.obs_shape}, act_dim={self.act_dim}, normalize={bool(self.normalized)})")
+
+    def __reduce__(self):
+        state = self.get_state()
+        normalize = bool(state.pop("normalize"))
+        return OfflineDatasetBuffer, (*state.values(), normalize)
+
+    @property
+    def obs_dim(self) -> int:
+        return self.data.obs_size
+
+    @property
+    def obs_mean(self) -> np.ndarray:
+        self.measure()
+        return self.mean
+
+    @property
+    def obs_std(self) -> np.ndarray:
+        self.measure()
+        return self.std
+
+    def len(self) -> int:
+        """Return the number of transitions, as ``len(buffer)``."""
+        return self.data.n
+
+    def n_episodes(self) -> int:
+        """Return the number of episodes, an unfinished last one included."""
+        return self.data.n_episodes
+
+    def stats(self) -> dict:
+        """Describe the dataset.
+
+        Returns
+        -------
+        dict
+            - ``n_transitions``, ``n_episodes``, ``obs_dim``, ``act_dim``: ints;
+            - ``mean_return``, ``std_return``, ``min_return``, ``max_return``: of the episodes' undiscounted
+              returns, an unfinished last one included (``std_return`` divides by n_episodes - 1, and is 0
+              for one episode);
+            - ``mean_episode_length``, ``min_episode_length``, ``max_episode_length``;
+            - ``n_terminated``, ``n_truncated``: set flags; ``unfinished``: bool, the last episode has no end;
+            - ``mean_reward``; ``obs_mean``, ``obs_std``: as the attributes.
+        """
+        if self.described is None:
+            self.describe()
+        return self.described.copy()
+
+    cdef int describe(self) except -1:
+        starts = np.concatenate([[0], self.ends[:-1]])
+        returns = np.add.reduceat(self.rewards, starts, dtype=np.float64)
+        lengths = self.ends - starts
+        self.described = {
+            "n_transitions": int(self.data.n),
+            "n_episodes": int(self.data.n_episodes),
+            "obs_dim": int(self.data.obs_size),
+            "act_dim": int(self.act_dim),
+            "mean_return": float(returns.mean()),
+            "std_return": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            "min_return": float(returns.min()),
+            "max_return": float(returns.max()),
+            "mean_episode_length": float(lengths.mean()),
+            "min_episode_length": int(lengths.min()),
+            "max_episode_length": int(lengths.max()),
+            "n_terminated": int(np.count_nonzero(self.terminated)),
+            "n_truncated": int(np.count_nonzero(self.truncated)),
+            "unfinished": not (self.terminated[-1] or self.truncated[-1]),
+            "mean_reward": float(self.rewards.mean(dtype=np.float64)),
+            "obs_mean": self.obs_mean,
+            "obs_std": self.obs_std,
+        }
+        return 0
+
+    def normalize(self, obs) -> np.ndarray:
+        """Return observations as a policy trained on this dataset must see them.
+
+        Parameters
+        ----------
+        obs
+            (..., \*obs_shape) real numbers. NaN stays NaN.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32 of the same shape: ``(obs - obs_mean) / obs_std``.
+
+        Raises
+        ------
+        ValueError
+            The buffer was made with ``normalize=False``, or another shape.
+        TypeError
+            What cannot be read as numbers.
+        """
+        where = "OfflineDatasetBuffer.normalize"
+        if not self.normalized:
+            raise ValueError(f"{where}: the buffer must be made with normalize=True")
+        cdef cnp.ndarray array = np.array(real_array(obs, where, "obs"), np.float32, order="C")
+        shape = (<object>array).shape
+        if shape[max(0, len(shape) - len(self.obs_shape)):] != self.obs_shape:
+            raise ValueError(f"{where}: obs must have shape (..., {self.obs_dim}), got {shape}")
+        standardise(<f32*>cnp.PyArray_DATA(array), cnp.PyArray_SIZE(array) // self.data.obs_size,
+                    self.data.obs_size, self.data.mean, self.data.inverse)
+        return array
+
+    def sample(self, batch_size, seed):
+        """Draw transitions independently and uniformly, with replacement.
+
+        Parameters
+        ----------
+        batch_size
+            B, at least 1.
+        seed
+            0 <= seed < 2**64. The same dataset and seed give the same batch; the batch of a smaller B is
+            its beginning.
+
+        Returns
+        -------
+        Batch
+            Fresh arrays ``obs``, ``next_obs`` (B, \*obs_shape) float32 (normalised if the buffer is) or
+            uint8, ``actions`` (B, A) float32, ``rewards`` (B,) float32, ``terminated``, ``truncated`` (B,)
+            bool.
+
+        Raises
+        ------
+        ValueError, TypeError
+            `batch_size` or `seed` out of range, or no integer.
+        """
+        cdef Py_ssize_t b = as_size(batch_size, "OfflineDatasetBuffer.sample", "batch_size")
+        cdef u64 key = seed_key(seed, "OfflineDatasetBuffer.sample")
+        cdef cnp.ndarray obs = self.empty_obs(b, -1)
+        cdef cnp.ndarray next_obs = self.empty_obs(b, -1)
+        cdef cnp.npy_intp[2] shape
+        shape[0], shape[1] = b, self.act_dim
+        cdef cnp.ndarray actions = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray rewards = cnp.PyArray_EMPTY(1, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray terminated = cnp.PyArray_EMPTY(1, shape, cnp.NPY_BOOL, 0)
+        cdef cnp.ndarray truncated = cnp.PyArray_EMPTY(1, shape, cnp.NPY_BOOL, 0)
+        cdef char* o = <char*>cnp.PyArray_DATA(obs)
+        cdef char* p = <char*>cnp.PyArray_DATA(next_obs)
+        cdef f32* a = <f32*>cnp.PyArray_DATA(actions)
+        cdef f32* r = <f32*>cnp.PyArray_DATA(rewards)
+        cdef u8* d = <u8*>cnp.PyArray_DATA(terminated)
+        cdef u8* t = <u8*>cnp.PyArray_DATA(truncated)
+        if b * self.data.obs_bytes < RELEASE_GIL_FROM:
+            sample_rows(&self.data, key, b, o, p, a, r, d, t)
+        else:
+            with nogil:
+                sample_rows(&self.data, key, b, o, p, a, r, d, t)
+        return Batch({"obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
+                           "terminated": terminated, "truncated": truncated})
+
+    def sample_trajectories(self, batch_size, seq_len, seed, *, gamma=1.0, start="transitions"):
+        """Draw stretches of consecutive steps, each within one episode, with replacement.
+
+        Parameters
+        ----------
+        batch_size, seq_len
+            B and T, at least 1.
+        seed
+            0 <= seed < 2**64, as for `sample`.
+        gamma
+            Discount of ``returns_to_go``, in [0, 1]. They are computed over the whole dataset when a
+            `gamma` is first used, and kept for the last one.
+        start
+            ``"transitions"``: the first step is uniform over all transitions, so that long episodes count
+            for more, as in the Decision Transformer. ``"episodes"``: the episode is uniform, then the
+            first step among those from which T steps remain (its beginning, if it is shorter than T).
+
+        Returns
+        -------
+        Batch
+            Fresh arrays ``obs`` (B, T, \*obs_shape), ``actions`` (B, T, A), ``rewards``, ``returns_to_go``
+            (B, T) float32, ``timesteps`` (B, T) int64, ``terminated``, ``truncated``, ``mask`` (B, T) bool.
+            Where the episode ends before T steps the rest is padding: ``mask`` False, everything else 0.
+            ``timesteps`` count from the beginning of the episode, and ``returns_to_go`` sum the rewards from
+            that step to the episode's end (not the end of the stretch; of an unfinished episode, to the end
+            of the data).
+
+        Raises
+        ------
+        ValueError, TypeError
+            An argument out of range or of the wrong kind.
+        """
+        where = "OfflineDatasetBuffer.sample_trajectories"
+        cdef Py_ssize_t b = as_size(batch_size, where, "batch_size")
+        cdef Py_ssize_t length = as_size(seq_len, where, "seq_len")
+        cdef u64 key = seed_key(seed, where)
+        if start not in ("transitions", "episodes"):
+            raise ValueError(f"{where}: start must be 'transitions' or 'episodes', got {start!r}")
+        cdef f64 discount
+        if isinstance(gamma, float):
+            discount = gamma
+        elif isinstance(gamma, (str, bytes, bool)):
+            raise TypeError(f"{where}: gamma must be a number, got {gamma!r}")
+        else:
+            try:
+                discount = float(gamma)
+            except (TypeError, ValueError) as e:
+                raise TypeError(f"{where}: gamma must be a number, got {type(gamma).__name__}") from e
+        if not 0.0 <= discount <= 1.0:
+            raise ValueError(f"{where}: gamma must lie in [0, 1], got {gamma}")
+        if b > (1 << 40) // length:
+            raise ValueError(f"{where}: batch_size * seq_len must be at most 2**40, got {b} * {length}")
+        self.sum_rewards(discount)
+        cdef bint by_episode = start == "episodes"
+        cdef cnp.npy_intp[3] shape
+        shape[0], shape[1], shape[2] = b, length, self.act_dim
+        cdef cnp.ndarray obs = self.empty_obs(b, length)
+        cdef cnp.ndarray actions = cnp.PyArray_EMPTY(3, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray rewards = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray returns_to_go = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
+        cdef cnp.ndarray timesteps = cnp.PyArray_EMPTY(2, shape, cnp.NPY_INT64, 0)
+        cdef cnp.ndarray terminated = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
+        cdef cnp.ndarray truncated = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
+        cdef cnp.ndarray mask = cnp.PyArray_EMPTY(2, shape, cnp.NPY_BOOL, 0)
+        cdef Trajectories out = Trajectories(
+            obs=<char*>cnp.PyArray_DATA(obs),
+            actions=<f32*>cnp.PyArray_DATA(actions),
+            rewards=<f32*>cnp.PyArray_DATA(rewards),
+            returns_to_go=<f32*>cnp.PyArray_DATA(returns_to_go),
+            timesteps=<i64*>cnp.PyArray_DATA(timesteps),
+            terminated=<u8*>cnp.PyArray_DATA(terminated),
+            truncated=<u8*>cnp.PyArray_DATA(truncated),
+            mask=<u8*>cnp.PyArray_DATA(mask),
+        )
+        # Held here: another thread may ask for another gamma while this one copies without the GIL.
+        cdef cnp.ndarray sums = self.to_go
+        cdef const f32* to_go = <const f32*>cnp.PyArray_DATA(sums)
+        with nogil:
+            sample_windows(&self.data, to_go, key, b, length, by_episode, &out)
+        return Batch({"obs": obs, "actions": actions, "rewards": rewards, "returns_to_go": returns_to_go,
+                           "timesteps": timesteps, "terminated": terminated, "truncated": truncated, "mask": mask})
+
+    def get_state(self) -> dict:
+        """Return the constructor's arrays (read-only, not copied) and ``normalize`` as 0 or 1."""
+        return {"obs": self.obs, "next_obs": self.next_obs, "actions": self.actions, "rewards": self.rewards,
+                "terminated": self.terminated, "truncated": self.truncated, "normalize": int(self.normalized)}
+
+    def set_state(self, dict state not None) -> None:
+        """Hold the dataset that `get_state` returned instead; its arrays are kept, as the constructor's are.
+
+        Raises ValueError for other keys and as the constructor; the buffer is then as it was.
+        """
+        where = "OfflineDatasetBuffer.set_state"
+        keys = ["obs", "next_obs", "actions", "rewards", "terminated", "truncated", "normalize"]
+        if set(state) != set(keys):
+            raise ValueError(
+                f"{where}: state must have the keys {', '.join(keys)}, got {sorted(map(str, state))}; "
+                "pass what get_state returned"
+            )
+        if as_index(state["normalize"], where, "normalize") not in (0, 1):
+            raise ValueError(f"{where}: normalize must be 0 or 1, got {state['normalize']}")
+        self.load(where, state["obs"], state["next_obs"], state["actions"], state["rewards"], state["terminated"],
+                  state["truncated"], bool(state["normalize"]), None, None)
+
+    cdef cnp.ndarray empty_obs(self, Py_ssize_t b, Py_ssize_t length):
+        """Room for observations (b, length, ...), or (b, ...) where the length is negative."""
+        cdef cnp.npy_intp[3] shape
+        if len(self.obs_shape) == 1:
+            shape[0], shape[1], shape[2] = b, length, self.data.obs_size
+            if length < 0:
+                shape[1] = self.data.obs_size
+            return cnp.PyArray_EMPTY(2 if length < 0 else 3, shape, cnp.NPY_UINT8 if self.images else cnp.NPY_FLOAT32,
+                                     0)
+        if length < 0:
+            return np.empty((b, *self.obs_shape), self.obs.dtype)
+        return np.empty((b, length, *self.obs_shape), self.obs.dtype)
+
+    cdef int sum_rewards(self, f64 gamma) except -1:
+        if self.to_go is not None and self.to_go_gamma == gamma:
+            return 0
+        cdef cnp.ndarray sums = np.empty(self.data.n, np.float32)
+        cdef f32* out = <f32*>cnp.PyArray_DATA(sums)
+        cdef const f32* rewards = self.data.rewards
+        cdef Py_ssize_t i
+        cdef f64 total = 0.0
+        with nogil:
+            for i in range(self.data.n - 1, -1, -1):
+                if self.data.terminated[i] | self.data.truncated[i]:
+                    total = 0.0
+                total = rewards[i] + gamma * total
+                out[i] = <f32>total
+        self.to_go, self.to_go_gamma = sums, gamma
+        return 0
+
+
+cdef object columns(object array, Py_ssize_t n, object dim, str where, str name, str dim_name):
+    """Return (n, ...) of an array that has that shape, or of a flat one."""
+    if array.ndim == 0:
+        raise ValueError(f"{where}: {name} must have one row per transition ({n}), got a single number")
+    if array.ndim == 1:
+        if array.size == 0 or array.size % n:
+            raise ValueError(
+                f"{where}: {name} must have a multiple of the {n} transitions as its length, got {array.size}"
+            )
+        array = array.reshape(n, array.size // n)
+    if array.shape[0] != n:
+        raise ValueError(f"{where}: {name} must have one row per transition ({n}), got shape {array.shape}")
+    width = array.size // n
+    if width == 0:
+        raise ValueError(f"{where}: {name} must have at least one number per row, got shape {array.shape}")
+    if dim is not None and as_index(dim, where, dim_name) != width:
+        raise ValueError(f"{where}: {dim_name} must be {width}, the numbers per row of {name}, got {dim}")
+    return array

@@ -1,0 +1,232 @@
+"""Reading what a caller pushes, one row or many, with the house's error messages."""
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
+from cpython.long cimport PyLong_CheckExact
+from libc.string cimport memcpy
+
+from kernels.checks cimport as_index, as_seed
+from kernels.philox cimport derive_key
+from kernels.types cimport f32, f64, u8, u32, u64
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+
+
+cdef inline Py_ssize_t first_not_finite(const f32* values, Py_ssize_t n) noexcept nogil:
+    """Return the place of the first NaN or infinity, or -1."""
+    cdef const u32* bits = <const u32*>values
+    cdef Py_ssize_t i, start, stop
+    cdef u32 bad
+    for start in range(0, n, 4096):
+        stop = min(start + 4096, n)
+        bad = 0
+        for i in range(start, stop):
+            bad |= (bits[i] & <u32>0x7F80_0000) == <u32>0x7F80_0000
+        if bad:
+            for i in range(start, stop):
+                if (bits[i] & <u32>0x7F80_0000) == <u32>0x7F80_0000:
+                    return i
+    return -1
+
+
+cdef inline Py_ssize_t first_no_flag(const u8* flags, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef u8 bad = 0
+    for i in range(n):
+        bad |= flags[i] > 1
+    if bad:
+        for i in range(n):
+            if flags[i] > 1:
+                return i
+    return -1
+
+
+cdef inline object real_array(object value, str where, str name):
+    """Return `value` as float32 or uint8, itself (never copied) where it is that and C-contiguous."""
+    try:
+        array = np.asarray(value)
+    except ValueError as e:
+        raise ValueError(f"{where}: {name} must be an array of numbers, got {type(value).__name__}") from e
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
+    if array.dtype == np.uint8 and name.endswith("obs"):  # images
+        return np.asarray(array, order="C")
+    with np.errstate(over="ignore"):  # to infinity, which the check for finite numbers then names
+        return np.asarray(array, np.float32, order="C")
+
+
+cdef inline object flag_array(object value, str where, str name):
+    try:
+        array = np.asarray(value)
+    except ValueError as e:
+        raise ValueError(f"{where}: {name} must be an array of flags, got {type(value).__name__}") from e
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{where}: {name} must be an array of bool, uint8 or float flags, got dtype {array.dtype}")
+    if array.dtype not in (np.bool_, np.uint8):
+        wrong = (array != 0) & (array != 1)
+        if wrong.any():
+            raise ValueError(
+                f"{where}: {name} must hold only 0 and 1, got {array[wrong][0]} in row {np.argwhere(wrong)[0][0]}"
+            )
+        array = array.astype(np.bool_)
+    return np.asarray(array, order="C").view(np.uint8)
+
+
+cdef inline Py_ssize_t as_size(object value, str where, str name) except -1:
+    """Return an integer that is at least 1 and no larger than an array can be long."""
+    cdef int overflow = 0
+    cdef long long small
+    if PyLong_CheckExact(value):
+        small = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if not overflow and 1 <= small <= <long long>1 << 40:
+            return small
+    number = as_index(value, where, name)
+    if not 1 <= number <= 1 << 40:
+        raise ValueError(f"{where}: {name} must be at least 1 and at most 2**40, got {number}")
+    return number
+
+
+cdef inline u64 seed_key(object seed, str where) except? 0:
+    """Return the generator's key of a seed in [0, 2**64)."""
+    cdef int overflow = 0
+    cdef long long small
+    if PyLong_CheckExact(seed):
+        small = PyLong_AsLongLongAndOverflow(seed, &overflow)
+        if not overflow and small >= 0:
+            return derive_key(<u64>small, 0)
+    return derive_key(as_seed(seed, where, "seed"), 0)
+
+
+cdef inline object read_only(object array):
+    """Return a view that cannot be written through."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+cdef inline int put_row(f32* out, Py_ssize_t width, object value, str where, str name) except -1:
+    """Write one row of `width` finite numbers: a float32 array of that size at once, else what can be read."""
+    cdef cnp.ndarray array
+    cdef f64 number
+    cdef Py_ssize_t bad
+    if isinstance(value, cnp.ndarray):
+        array = value
+        if (cnp.PyArray_TYPE(array) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISCARRAY_RO(array)
+                or cnp.PyArray_SIZE(array) != width):
+            array = row_array(value, width, where, name)
+    elif PyFloat_CheckExact(value) and width == 1:
+        out[0] = <f32>PyFloat_AS_DOUBLE(value)
+        if out[0] - out[0] != 0:
+            raise ValueError(f"{where}: {name} must be a finite float32 number, got {value}")
+        return 0
+    else:
+        array = row_array(value, width, where, name)
+    memcpy(out, cnp.PyArray_DATA(array), width * sizeof(f32))
+    bad = first_not_finite(out, width)
+    if bad >= 0:
+        raise ValueError(f"{where}: {name} must be finite float32 numbers, got {out[bad]} at place {bad}")
+    return 0
+
+
+cdef inline cnp.ndarray row_array(object value, Py_ssize_t width, str where, str name):
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{where}: {name} must be numbers, got {value!r}")
+    cdef cnp.ndarray array = np.asarray(real_array(value, where, name), np.float32, order="C")
+    if cnp.PyArray_SIZE(array) != width:
+        raise ValueError(f"{where}: {name} must have {width} numbers, got shape {(<object>array).shape}")
+    return array
+
+
+cdef inline int put_image(u8* out, Py_ssize_t width, object value, str where, str name) except -1:
+    """Write one row of `width` bytes; no other dtype is converted, which would hide a scaling by 1/255."""
+    cdef cnp.ndarray array
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+        raise TypeError(f"{where}: {name} must be an array of dtype uint8, got {kind}")
+    array = np.asarray(value, order="C")
+    if cnp.PyArray_SIZE(array) != width:
+        raise ValueError(f"{where}: {name} must have {width} numbers, got shape {(<object>array).shape}")
+    memcpy(out, cnp.PyArray_DATA(array), width)
+    return 0
+
+
+cdef inline f32 as_reward(object value, str where, str name) except? -1:
+    cdef f64 number
+    cdef f32 result
+    if PyFloat_CheckExact(value):
+        number = PyFloat_AS_DOUBLE(value)
+    elif isinstance(value, (str, bytes, bool)):
+        raise TypeError(f"{where}: {name} must be a number, got {value!r}")
+    elif isinstance(value, np.ndarray) and value.size != 1:
+        raise ValueError(f"{where}: {name} must be one number, got shape {value.shape}")
+    else:
+        try:
+            number = float(value.item() if isinstance(value, np.ndarray) else value)
+        except (TypeError, ValueError, OverflowError) as e:
+            raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
+    result = <f32>number
+    if result - result != 0:
+        raise ValueError(f"{where}: {name} must be a finite float32 number, got {value}")
+    return result
+
+
+cdef inline int as_flag(object value, str where, str name) except -1:
+    if value is True:
+        return 1
+    if value is False:
+        return 0
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__bool__") or getattr(value, "shape", ()) not in ((), (1,)):
+        raise TypeError(f"{where}: {name} must be True or False, got {value!r}")
+    if value == 0 or value == 1:
+        return 1 if value else 0
+    raise ValueError(f"{where}: {name} must be True or False, got {value!r}")
+
+
+cdef inline cnp.ndarray batch_rows(object value, Py_ssize_t n, Py_ssize_t width, bint images, str where, str name):
+    """Return n rows of `width` numbers, as float32 or bytes, C-contiguous and finite; (n, ...) or flat."""
+    cdef cnp.ndarray array
+    cdef Py_ssize_t bad
+    if images:
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+            raise TypeError(f"{where}: {name} must be an array of dtype uint8, got {type(value).__name__}")
+        array = np.asarray(value, order="C")
+    else:
+        array = np.asarray(real_array(value, where, name), np.float32, order="C")
+    if cnp.PyArray_SIZE(array) != n * width:
+        raise ValueError(
+            f"{where}: {name} must have {n} rows (as rewards) of {width} numbers, got shape {(<object>array).shape}"
+        )
+    if not images:
+        bad = first_not_finite(<const f32*>cnp.PyArray_DATA(array), n * width)
+        if bad >= 0:
+            raise ValueError(
+                f"{where}: {name} must be finite float32 numbers, got {array.ravel()[bad]} in row {bad // width}"
+            )
+    return array
+
+
+cdef inline cnp.ndarray batch_flags(object value, Py_ssize_t n, str where, str name):
+    """Return n flags as bytes 0 and 1."""
+    cdef cnp.ndarray array = flag_array(value, where, name)
+    cdef Py_ssize_t bad
+    if cnp.PyArray_SIZE(array) != n:
+        raise ValueError(
+            f"{where}: {name} must have one entry per row ({n}, as rewards), got shape {(<object>array).shape}"
+        )
+    bad = first_no_flag(<const u8*>cnp.PyArray_DATA(array), n)
+    if bad >= 0:
+        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array.ravel()[bad]} in row {bad}")
+    return array
+
+
+cdef inline cnp.ndarray state_array(dict state, str key, object dtype, object shape, str where):
+    """Return a copy of an array of a saved state after checking its dtype and shape."""
+    array = np.asarray(state[key])
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(
+            f"{where}: {key} must have shape {shape} and dtype {np.dtype(dtype)}, got shape {array.shape} of {array.dtype}"
+        )
+    return np.array(array, order="C")

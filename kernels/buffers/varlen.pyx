@@ -1,0 +1,380 @@
+"""Sequences of different lengths, such as tokenised prompts and completions."""
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.long cimport PyLong_CheckExact
+from libc.string cimport memcpy
+
+from kernels.checks cimport as_index
+from kernels.types cimport i64, u8, u64
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+
+DTYPES = {name: np.dtype(name) for name in ("uint32", "int32", "int64", "float32")}
+
+cdef Py_ssize_t FIRST_SEGMENT = 4096  # bytes
+cdef Py_ssize_t LARGEST_SEGMENT = 1 << 26
+
+
+cdef void fill(char* out, Py_ssize_t n, const char* item, Py_ssize_t itemsize) noexcept nogil:
+    """Write `item` n times."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        memcpy(out + i * itemsize, item, itemsize)
+
+
+cdef class VarLenStore:
+    """An append-only list of 1-D sequences, kept end to end in a few large arrays.
+
+    Sequences are copied in by `push` and out by `get`; nothing that a caller holds is shared. What is
+    stored never moves, so a push costs the copy of its own elements and, amortised, nothing else.
+
+    Parameters
+    ----------
+    dtype
+        ``uint32`` (the default: token ids), ``int32``, ``int64`` or ``float32``.
+
+    Raises
+    ------
+    ValueError
+        Another dtype.
+
+    Examples
+    --------
+    >>> store = VarLenStore()
+    >>> store.push([5, 6, 7])
+    >>> store.push([8])
+    >>> store.get(-1)
+    array([8], dtype=uint32)
+    >>> store.padded([0, 1], pad=0)[0].tolist()
+    [[5, 6, 7], [8, 0, 0]]
+    """
+
+    cdef readonly object dtype
+    cdef int type_num
+    cdef Py_ssize_t itemsize
+    # Where each sequence starts, and how long it is; both grow by doubling.
+    cdef cnp.ndarray addresses, lengths
+    cdef Py_ssize_t n, total
+    # The segments own the memory that `addresses` points into.
+    cdef list segments
+    cdef char* free_
+    cdef Py_ssize_t room  # bytes left at free_
+
+    def __init__(self, dtype=np.uint32) -> None:
+        try:
+            kind = np.dtype(dtype)
+        except TypeError as e:
+            raise TypeError(f"VarLenStore: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}") from e
+        if dtype is None or kind.name not in DTYPES:
+            raise ValueError(f"VarLenStore: dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        self.dtype = DTYPES[kind.name]
+        self.type_num = self.dtype.num
+        self.itemsize = self.dtype.itemsize
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove every sequence and give the memory back."""
+        self.addresses = np.empty(8, np.uint64)
+        self.lengths = np.empty(8, np.int64)
+        self.n = self.total = self.room = 0
+        self.segments = []
+        self.free_ = NULL
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"VarLenStore({self.n} sequences, {self.total} elements, dtype={self.dtype})"
+
+    def __reduce__(self):
+        return VarLenStore, (self.dtype.name,), self.get_state()
+
+    def __setstate__(self, state):
+        self.set_state(state)
+
+    def __iter__(self):
+        return map(self.get, range(self.n))
+
+    def len(self) -> int:
+        """Return the number of sequences, as ``len(store)``."""
+        return self.n
+
+    def num_sequences(self) -> int:
+        """Return the number of sequences."""
+        return self.n
+
+    def total_elements(self) -> int:
+        """Return the number of elements of all sequences together."""
+        return self.total
+
+    def push(self, seq) -> None:
+        """Append a copy of a 1-D sequence, which may be empty.
+
+        Parameters
+        ----------
+        seq
+            (L,) array or list. Integer stores take integers that fit the dtype (an array of exactly that
+            dtype is the fast form); a float32 store takes any real numbers, NaN and infinities included.
+
+        Raises
+        ------
+        ValueError
+            More than one dimension, or an integer that does not fit.
+        TypeError
+            No numbers; floats or bools for an integer store.
+        """
+        cdef cnp.ndarray array
+        if (isinstance(seq, cnp.ndarray) and cnp.PyArray_TYPE(<cnp.ndarray>seq) == self.type_num
+                and cnp.PyArray_NDIM(<cnp.ndarray>seq) == 1 and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>seq)):
+            array = seq
+        else:
+            array = self.convert(seq, "VarLenStore.push", "seq")
+        self.append(array)
+
+    def push_batch(self, seqs) -> None:
+        """Append copies of several sequences, all of them or, where one is wrong, none.
+
+        Parameters
+        ----------
+        seqs
+            List of sequences, each as for `push`; the rows of a (B, L) array also count as one.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `push`; the message names the place, as in ``seqs[3]``.
+        """
+        try:
+            items = list(seqs)
+        except TypeError as e:
+            raise TypeError(
+                f"VarLenStore.push_batch: seqs must be a list of sequences, got {type(seqs).__name__}"
+            ) from e
+        arrays = [self.convert(seq, "VarLenStore.push_batch", f"seqs[{i}]") for i, seq in enumerate(items)]
+        for array in arrays:
+            self.append(array)
+
+    def get(self, index) -> np.ndarray:
+        """Return sequence `index` as a fresh array (L,) of the store's dtype.
+
+        Negative indices count from the end. Raises IndexError outside [-n, n) and TypeError for what is
+        no integer.
+        """
+        cdef Py_ssize_t i = self.place(index, "VarLenStore.get", "index")
+        cdef Py_ssize_t length = (<i64*>cnp.PyArray_DATA(self.lengths))[i]
+        cdef cnp.npy_intp shape = length
+        cdef cnp.ndarray out = cnp.PyArray_EMPTY(1, &shape, self.type_num, 0)
+        cdef const char* source = <const char*>(<u64*>cnp.PyArray_DATA(self.addresses))[i]
+        if length:
+            memcpy(cnp.PyArray_DATA(out), source, length * self.itemsize)
+        return out
+
+    def __getitem__(self, index) -> np.ndarray:
+        return self.get(index)
+
+    def padded(self, indices, pad=0, *, bint left=False) -> tuple[np.ndarray, np.ndarray]:
+        """Return several sequences side by side, filled up to the longest of them.
+
+        Parameters
+        ----------
+        indices
+            (B,) integers, each as for `get`; repeats are allowed.
+        pad
+            The element to fill up with; must fit the store's dtype.
+        left
+            True puts the padding in front, as generation from prompts of different lengths needs it.
+
+        Returns
+        -------
+        tokens
+            (B, L) of the store's dtype, L the length of the longest (0 for no indices).
+        mask
+            (B, L) bool, True where there is an element of a sequence.
+
+        Raises
+        ------
+        IndexError
+            An index outside [-n, n).
+        ValueError, TypeError
+            Indices that are not one list of integers, a `pad` that does not fit.
+        """
+        cdef cnp.ndarray filler = self.convert([pad], "VarLenStore.padded", "pad")
+        cdef cnp.ndarray chosen = np.asarray(indices)
+        if cnp.PyArray_NDIM(chosen) != 1:
+            raise ValueError(
+                f"VarLenStore.padded: indices must have shape (B,), got {(<object>chosen).shape}"
+            )
+        cdef Py_ssize_t b = cnp.PyArray_SIZE(chosen)
+        if chosen.dtype.kind not in "iu" and b:
+            raise TypeError(f"VarLenStore.padded: indices must be integers, got dtype {chosen.dtype}")
+        wrong = (chosen < -self.n) | (chosen >= self.n)
+        if wrong.any():
+            raise IndexError(
+                f"VarLenStore.padded: indices must lie in [-{self.n}, {self.n}), got {chosen[wrong][0]}"
+            )
+        cdef cnp.ndarray places = np.ascontiguousarray(np.where(chosen < 0, chosen + self.n, chosen), np.int64)
+        cdef const i64* at = <const i64*>cnp.PyArray_DATA(places)
+        cdef const i64* lengths = <const i64*>cnp.PyArray_DATA(self.lengths)
+        cdef const u64* addresses = <const u64*>cnp.PyArray_DATA(self.addresses)
+        cdef Py_ssize_t width = 0
+        cdef Py_ssize_t i, start, length
+        for i in range(b):
+            width = max(width, <Py_ssize_t>lengths[at[i]])
+        cdef cnp.ndarray tokens = np.empty((b, width), self.dtype)
+        cdef cnp.ndarray mask = np.zeros((b, width), np.bool_)
+        cdef char* out = <char*>cnp.PyArray_DATA(tokens)
+        cdef u8* flags = <u8*>cnp.PyArray_DATA(mask)
+        cdef const char* item = <const char*>cnp.PyArray_DATA(filler)
+        cdef Py_ssize_t size = self.itemsize
+        cdef Py_ssize_t j
+        with nogil:
+            for i in range(b):
+                length = lengths[at[i]]
+                start = width - length if left else 0
+                if length:
+                    memcpy(out + start * size, <const char*>addresses[at[i]], length * size)
+                for j in range(start, start + length):
+                    flags[j] = 1
+                if left:
+                    fill(out, start, item, size)
+                else:
+                    fill(out + length * size, width - length, item, size)
+                out += width * size
+                flags += width
+        return tokens, mask
+
+    def get_state(self) -> dict:
+        """Return ``{"elements": (total,), "lengths": (n,) int64}``, fresh arrays."""
+        cdef cnp.ndarray elements = np.empty(self.total, self.dtype)
+        cdef char* out = <char*>cnp.PyArray_DATA(elements)
+        cdef const i64* lengths = <const i64*>cnp.PyArray_DATA(self.lengths)
+        cdef const u64* addresses = <const u64*>cnp.PyArray_DATA(self.addresses)
+        cdef Py_ssize_t i, nbytes
+        with nogil:
+            for i in range(self.n):
+                nbytes = lengths[i] * self.itemsize
+                if nbytes:
+                    memcpy(out, <const char*>addresses[i], nbytes)
+                    out += nbytes
+        return {"elements": elements, "lengths": self.lengths[: self.n].copy()}
+
+    def set_state(self, dict state not None) -> None:
+        """Replace everything by what `get_state` of a store of the same dtype returned.
+
+        Raises ValueError for other keys, dtypes or lengths; the store is then as it was.
+        """
+        where = "VarLenStore.set_state"
+        if set(state) != {"elements", "lengths"}:
+            raise ValueError(
+                f"{where}: state must have the keys 'elements' and 'lengths', got {sorted(map(str, state))}; "
+                "pass what get_state returned"
+            )
+        elements, lengths = np.asarray(state["elements"]), np.asarray(state["lengths"])
+        if elements.dtype != self.dtype or elements.ndim != 1:
+            raise ValueError(
+                f"{where}: elements must be 1-D of dtype {self.dtype}, got shape {elements.shape} of "
+                f"{elements.dtype}; make the store with that dtype"
+            )
+        if lengths.dtype != np.int64 or lengths.ndim != 1:
+            raise ValueError(
+                f"{where}: lengths must be 1-D of dtype int64, got shape {lengths.shape} of {lengths.dtype}"
+            )
+        # Bounded one by one first, so that no sum of them can wrap round to the right total.
+        if ((lengths < 0) | (lengths > elements.size)).any() or sum(lengths.tolist()) != elements.size:
+            raise ValueError(
+                f"{where}: lengths must be at least 0 and sum to the {elements.size} elements, got a sum of "
+                f"{sum(lengths.tolist())}"
+            )
+        # One copy is the only segment; whatever comes later opens another.
+        cdef cnp.ndarray data = np.array(elements, order="C")
+        cdef Py_ssize_t n = len(lengths)
+        self.clear()
+        self.addresses = np.empty(max(8, n), np.uint64)
+        self.lengths = np.empty(max(8, n), np.int64)
+        self.lengths[:n] = lengths
+        ends = np.cumsum(lengths)
+        self.addresses[:n] = <u64>cnp.PyArray_DATA(data) + ((ends - lengths) * self.itemsize).astype(np.uint64)
+        self.segments.append(data)
+        self.n = n
+        self.total = elements.size
+
+    cdef Py_ssize_t place(self, object index, str where, str name) except -1:
+        cdef Py_ssize_t i
+        cdef int overflow = 0
+        if PyLong_CheckExact(index):
+            i = PyLong_AsLongLongAndOverflow(index, &overflow)
+        else:
+            index = as_index(index, where, name)
+            i = PyLong_AsLongLongAndOverflow(index, &overflow)
+        if overflow or not -self.n <= i < self.n:
+            raise IndexError(f"{where}: {name} must lie in [-{self.n}, {self.n}), got {index}")
+        return i + self.n if i < 0 else i
+
+    cdef cnp.ndarray convert(self, object seq, str where, str name):
+        """Return `seq` as a C-contiguous 1-D array of the store's dtype."""
+        try:
+            array = np.asarray(seq)
+        except (ValueError, OverflowError) as e:
+            raise ValueError(f"{where}: {name} must be a 1-D sequence of numbers, got {seq!r}") from e
+        if array.ndim != 1:
+            raise ValueError(f"{where}: {name} must be 1-D, got shape {array.shape}")
+        if array.dtype.kind not in ("iu" if self.dtype.kind in "iu" else "iuf"):
+            if array.size:
+                rule = "integers" if self.dtype.kind in "iu" else "real numbers"
+                raise TypeError(f"{where}: {name} must hold {rule}, got dtype {array.dtype}")
+            array = array.astype(self.dtype)  # an empty list is float64 to NumPy
+        if self.dtype.kind in "iu" and array.dtype != self.dtype and array.size:
+            limits = np.iinfo(self.dtype)
+            for extreme in (int(array.min()), int(array.max())):
+                if not limits.min <= extreme <= limits.max:
+                    raise ValueError(
+                        f"{where}: {name} must hold integers in [{limits.min}, {limits.max}] "
+                        f"(the store's dtype {self.dtype}), got {extreme}"
+                    )
+        return np.ascontiguousarray(array, self.dtype)
+
+    cdef int append(self, cnp.ndarray array) except -1:
+        cdef Py_ssize_t length = cnp.PyArray_SIZE(array)
+        cdef Py_ssize_t nbytes = length * self.itemsize
+        cdef char* target
+        if self.n == cnp.PyArray_SIZE(self.addresses):
+            self.addresses = np.concatenate([self.addresses, np.empty_like(self.addresses)])
+            self.lengths = np.concatenate([self.lengths, np.empty_like(self.lengths)])
+        target = self.allocate(nbytes)
+        if nbytes:
+            memcpy(target, cnp.PyArray_DATA(array), nbytes)
+        (<u64*>cnp.PyArray_DATA(self.addresses))[self.n] = <u64>target
+        (<i64*>cnp.PyArray_DATA(self.lengths))[self.n] = length
+        self.n += 1
+        self.total += length
+        return 0
+
+    cdef char* allocate(self, Py_ssize_t nbytes) except? NULL:
+        """Return room for `nbytes` that never moves.
+
+        Segments grow with what is stored, so that their number and what is left over at their ends stay
+        small; a sequence longer than the next segment gets one of its own, and the open one stays open.
+        """
+        cdef char* target
+        cdef Py_ssize_t size
+        cdef cnp.ndarray segment
+        cdef cnp.npy_intp shape
+        if nbytes > self.room:
+            size = min(max(2 * self.total * self.itemsize, FIRST_SEGMENT), LARGEST_SEGMENT)
+            shape = max(size, nbytes)
+            segment = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_UINT8, 0)
+            self.segments.append(segment)
+            target = <char*>cnp.PyArray_DATA(segment)
+            if nbytes >= size:
+                return target
+            self.free_ = target
+            self.room = size
+        target = self.free_
+        self.free_ += nbytes
+        self.room -= nbytes
+        return target

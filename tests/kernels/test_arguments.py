@@ -1,0 +1,213 @@
+"""Every public function with every kind of wrong argument: an exception that names the argument, nothing else.
+
+Each row of `CASES` is one call that works, and what each of its arguments is; the wrong values follow from that.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+import rlox
+
+T, N, B, D, A = 12, 3, 4, 2, 1
+RNG = np.random.default_rng(0)
+
+
+def f64(*shape):
+    return RNG.standard_normal(shape)
+
+
+def f32(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def log_p(*shape, dtype=np.float64):
+    return -RNG.random(shape).astype(dtype)
+
+
+def flags(*shape):
+    return RNG.random(shape) < 0.3
+
+
+TRANSITIONS = (f32(T, D), f32(T, D), f32(T, A), f32(T), flags(T), np.zeros(T, bool))
+
+
+def filled(buffer):
+    buffer.push_batch(*TRANSITIONS)
+    return buffer
+
+
+def replay():
+    return filled(rlox.ReplayBuffer(16, D, A))
+
+
+def prioritized():
+    return filled(rlox.PrioritizedReplayBuffer(16, D, A))
+
+
+def offline():
+    return rlox.OfflineDatasetBuffer(*TRANSITIONS)
+
+
+def sequences():
+    return filled(rlox.SequenceReplayBuffer(64, D, A))
+
+
+def table():
+    return rlox.ExperienceTable(D, A)
+
+
+def varlen():
+    store = rlox.VarLenStore()
+    store.push(np.arange(5, dtype=np.uint32))
+    return store
+
+
+def stats_vec():
+    return rlox.RunningStatsVec(D)
+
+
+# Kinds of arguments: name -> values that no argument of this kind may have.
+OBJECTS = np.array([None, 1.0], object)
+WRONG = {
+    # A real array of the shape that the call gives it.
+    "array": lambda good: [
+        None, "abc", object(), {}, np.array(["a"] * len(good)), good * 1j, good[:-1], np.stack([good] * 2)[None],
+        np.concatenate([good, good[:1]]), good.astype(object).reshape(-1)[:1].repeat(3) * 1j,
+    ],
+    "flags": lambda good: [None, "abc", good[:-1], np.full(good.shape, 2.0), np.full(good.shape, np.nan),
+                           np.array(["x"] * len(good)), np.full(good.shape, 7, np.uint8)],
+    "fraction": lambda good: [None, "x", np.nan, np.inf, -0.1, 1.1, np.zeros(3), 1j],
+    "number": lambda good: [None, "x", np.zeros(3), 1j, object()],
+    "positive": lambda good: [None, "x", np.nan, -1.0, np.zeros(3), 1j],
+    "count": lambda good: [None, "x", 1.5, True, 0, -1, 2**70, np.zeros(2), -(2**63)],
+    "seed": lambda good: ["x", 1.5, True, -1, 2**64, np.zeros(2)],
+    "index": lambda good: [None, "x", 1.5, True, 10**6, -(10**6), 2**70],
+    "indices": lambda good: [None, "x", good.astype(np.float64), np.full(good.shape, 10**6), np.full(good.shape, -1),
+                             good[:-1], np.stack([good] * 2)],
+    "priorities": lambda good: [None, "x", good * 1j, good[:-1], np.full(good.shape, np.nan), -good,
+                                np.full(good.shape, np.inf)],
+}  # fmt: skip
+
+# (name, callable made afresh, {argument: (kind, good value)})
+CASES = [
+    ("compute_gae", lambda: rlox.compute_gae, {
+        "rewards": ("array", f64(T)), "values": ("array", f64(T)), "dones": ("flags", flags(T)),
+        "last_value": ("number", 0.5), "gamma": ("fraction", 0.9), "lam": ("fraction", 0.9)}),
+    ("compute_gae_batched", lambda: rlox.compute_gae_batched, {
+        "rewards": ("array", f64(N * T)), "values": ("array", f64(N * T)), "dones": ("flags", flags(N * T)),
+        "last_values": ("array", f64(N)), "n_steps": ("count", T), "gamma": ("fraction", 0.9),
+        "lam": ("fraction", 0.9)}),
+    ("compute_gae_batched_f32", lambda: rlox.compute_gae_batched_f32, {
+        "rewards": ("array", f32(N * T)), "values": ("array", f32(N * T)), "dones": ("flags", flags(N * T)),
+        "last_values": ("array", f32(N)), "n_steps": ("count", T), "gamma": ("fraction", 0.9),
+        "lam": ("fraction", 0.9)}),
+    ("compute_vtrace", lambda: rlox.compute_vtrace, {
+        "log_rhos": ("array", f32(T)), "rewards": ("array", f32(T)), "values": ("array", f32(T)),
+        "dones": ("flags", flags(T)), "bootstrap_value": ("number", 0.5), "gamma": ("fraction", 0.9),
+        "rho_bar": ("positive", 1.0), "c_bar": ("positive", 1.0)}),
+    ("compute_batch_group_advantages", lambda: rlox.compute_batch_group_advantages, {
+        "rewards": ("array", f64(N * B)), "group_size": ("count", B)}),
+    *((name, lambda name=name: getattr(rlox, name), {
+        "log_p": ("array", log_p(T, dtype=dtype)), "log_q": ("array", log_p(T, dtype=dtype))})
+      for name, dtype in (("compute_token_kl", np.float64), ("compute_token_kl_schulman", np.float64),
+                          ("compute_token_kl_f32", np.float32), ("compute_token_kl_schulman_f32", np.float32))),
+    *((name, lambda name=name: getattr(rlox, name), {
+        "log_p": ("array", log_p(T * N, dtype=dtype)), "log_q": ("array", log_p(T * N, dtype=dtype)),
+        "seq_len": ("count", T)})
+      for name, dtype in (("compute_batch_token_kl", np.float64), ("compute_batch_token_kl_schulman", np.float64),
+                          ("compute_batch_token_kl_f32", np.float32),
+                          ("compute_batch_token_kl_schulman_f32", np.float32))),
+    ("RunningStatsVec", lambda: rlox.RunningStatsVec, {"dim": ("count", D)}),
+    ("RunningStatsVec.update", lambda: stats_vec().update, {"values": ("array", f64(D))}),
+    ("RunningStatsVec.batch_update", lambda: stats_vec().batch_update, {
+        "data": ("array", f64(B * D)), "batch_size": ("count", B)}),
+    ("RunningStats.update", lambda: rlox.RunningStats().update, {"value": ("number", 0.5)}),
+    ("VecEnv", lambda: rlox.VecEnv, {"n": ("count", N), "seed": ("seed", 1)}),
+    ("VecEnv.reset_all", lambda: rlox.VecEnv(N).reset_all, {"seed": ("seed", 1)}),
+    ("VecEnv.step_all", lambda: rlox.VecEnv(N).step_all, {"actions": ("indices", np.array([0, 1, 0]))}),
+    ("ReplayBuffer", lambda: rlox.ReplayBuffer, {
+        "capacity": ("count", 10), "obs_dim": ("count", D), "act_dim": ("count", A)}),
+    ("ReplayBuffer.sample", lambda: replay().sample, {"batch_size": ("count", 4), "seed": ("seed", 1)}),
+    ("ReplayBuffer.push", lambda: replay().push, {
+        "obs": ("array", f32(D)), "action": ("number", 0.5), "reward": ("number", 1.0),
+        "terminated": ("truth", False), "truncated": ("truth", False), "next_obs": ("array", f32(D))}),
+    ("ReplayBuffer.push_batch", lambda: replay().push_batch, {
+        "obs": ("array", f32(B, D)), "next_obs": ("array", f32(B, D)), "actions": ("array", f32(B, A)),
+        "rewards": ("array", f32(B)), "terminated": ("flags", flags(B)), "truncated": ("flags", flags(B))}),
+    ("PrioritizedReplayBuffer", lambda: rlox.PrioritizedReplayBuffer, {
+        "capacity": ("count", 10), "obs_dim": ("count", D), "act_dim": ("count", A), "alpha": ("positive", 0.5),
+        "beta": ("positive", 0.5)}),
+    ("PrioritizedReplayBuffer.sample", lambda: prioritized().sample, {
+        "batch_size": ("count", 4), "seed": ("seed", 1)}),
+    ("PrioritizedReplayBuffer.set_beta", lambda: prioritized().set_beta, {"beta": ("positive", 0.5)}),
+    ("PrioritizedReplayBuffer.update_priorities", lambda: prioritized().update_priorities, {
+        "indices": ("indices", np.array([0, 2], np.uint64).astype(np.int64)),
+        "priorities": ("priorities", np.array([0.5, 2.0]))}),
+    ("OfflineDatasetBuffer", lambda: rlox.OfflineDatasetBuffer, {
+        "obs": ("array", f32(T, D)), "next_obs": ("array", f32(T, D)), "actions": ("array", f32(T, A)),
+        "rewards": ("array", f32(T)), "terminated": ("flags", flags(T)), "truncated": ("flags", flags(T))}),
+    ("OfflineDatasetBuffer.sample", lambda: offline().sample, {"batch_size": ("count", 4), "seed": ("seed", 1)}),
+    ("OfflineDatasetBuffer.sample_trajectories", lambda: offline().sample_trajectories, {
+        "batch_size": ("count", 4), "seq_len": ("count", 2), "seed": ("seed", 1)}),
+    ("SequenceReplayBuffer", lambda: rlox.SequenceReplayBuffer, {
+        "capacity": ("count", 64), "obs_dim": ("count", D), "act_dim": ("count", A)}),
+    ("SequenceReplayBuffer.sample", lambda: sequences().sample, {
+        "batch_size": ("count", 4), "seq_len": ("count", 3), "seed": ("seed", 1)}),
+    ("ExperienceTable", lambda: rlox.ExperienceTable, {"obs_dim": ("count", D), "act_dim": ("count", A)}),
+    ("ExperienceTable.push", lambda: table().push, {
+        "obs": ("array", f32(D)), "action": ("number", 0.5), "reward": ("number", 1.0),
+        "terminated": ("truth", False), "truncated": ("truth", False)}),
+    ("VarLenStore.get", lambda: varlen().get, {"index": ("index", 0)}),
+]  # fmt: skip
+WRONG["truth"] = lambda good: ["x", 2.5, np.nan, 7, np.zeros(3)]
+
+
+def wrong_cases():
+    for name, make, arguments in CASES:
+        for argument, (kind, good) in arguments.items():
+            for number, bad in enumerate(WRONG[kind](good)):
+                yield pytest.param(make, arguments, argument, bad, id=f"{name}-{argument}-{number}")
+
+
+@pytest.mark.parametrize(("make", "arguments", "argument", "bad"), list(wrong_cases()))
+def test_wrong_argument_is_named(make, arguments, argument, bad):
+    call = {name: good for name, (_, good) in arguments.items()}
+    # MemoryError: what nobody could have, such as 2**70 transitions.
+    with pytest.raises((ValueError, TypeError, IndexError, MemoryError)) as caught:
+        make()(**{**call, argument: bad})
+    # A wrong length of one array may be told as another's: both are then in the message's family of names.
+    assert any(re.search(rf"\b{name}\b", str(caught.value)) for name in arguments), caught.value
+
+
+@pytest.mark.parametrize(("name", "make", "arguments"), CASES, ids=[name for name, *_ in CASES])
+def test_right_arguments_in_any_memory_layout(name, make, arguments):
+    """Views with strides, other byte orders and read-only arrays give what their contiguous copies give."""
+    call = {name: good for name, (_, good) in arguments.items()}
+    expected = make()(**call)
+    strided, readonly, swapped = dict(call), dict(call), dict(call)
+    for argument, value in call.items():
+        if isinstance(value, np.ndarray):
+            doubled = np.repeat(value, 2, axis=0)
+            strided[argument] = doubled[::2]
+            assert not strided[argument].flags.c_contiguous or len(value) == 1
+            readonly[argument] = value.copy()
+            readonly[argument].flags.writeable = False
+            swapped[argument] = value.astype(value.dtype.newbyteorder(">"))
+    for form in (strided, readonly, swapped):
+        same(make()(**form), expected)
+
+
+def same(a, b):
+    if isinstance(b, dict):
+        assert set(a) == set(b)
+        for key in b:
+            same(a[key], b[key])
+    elif isinstance(b, tuple):
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(b, np.ndarray):
+        np.testing.assert_array_equal(a, b)
+    elif isinstance(b, float):
+        assert a == b

@@ -1,0 +1,157 @@
+"""Threads, fork and spawn. What holds: an object that several threads share is safe for memory whatever they do; what
+each thread gets is defined when they do not write to it at once. A forked or spawned copy goes on by itself, as the
+original would have."""
+
+import concurrent.futures
+import multiprocessing
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import rlox
+from rlox.kernels.rng import Rng
+
+D, A = 4, 1
+
+
+def fill(buffer, n=2000, seed=0):
+    rng = np.random.default_rng(seed)
+    obs = rng.standard_normal((n, D)).astype(np.float32)
+    done = rng.random(n) < 0.02
+    buffer.push_batch(obs, obs + 1, obs[:, :A], obs[:, 0], done, np.zeros(n, bool))
+    return buffer
+
+
+def offline():
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((500, D)).astype(np.float32)
+    return rlox.OfflineDatasetBuffer(
+        obs, obs + 1, obs[:, :A].copy(), obs[:, 0].copy(), rng.random(500) < 0.05, np.zeros(500, bool)
+    )
+
+
+MAKERS = {
+    "ReplayBuffer": lambda: fill(rlox.ReplayBuffer(1000, D, A)),
+    "PrioritizedReplayBuffer": lambda: fill(rlox.PrioritizedReplayBuffer(1000, D, A)),
+    "OfflineDatasetBuffer": offline,
+}
+
+
+def digest(thing):
+    """Numbers that depend on everything `thing` is: a hundred samples, or a hundred steps."""
+    if isinstance(thing, rlox.VecEnv):
+        actions = Rng(5).integers(2, size=(100, thing.n_envs))
+        return [float(thing.step_all(row)["obs"].sum()) for row in actions]
+    if isinstance(thing, Rng):
+        return thing.normal(100).tolist()
+    return [float(thing.sample(64, seed)["obs"].sum()) for seed in range(100)]
+
+
+def make(name):
+    if name == "VecEnv":
+        env = rlox.VecEnv(8, seed=3)
+        env.reset_all()
+        return env
+    return Rng(7) if name == "Rng" else MAKERS[name]()
+
+
+def child(queue, thing):
+    queue.put(digest(thing))
+
+
+ALL = ["VecEnv", "Rng", *MAKERS]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_pickled_copy_continues_as_the_original(name):
+    thing = make(name)
+    digest(thing)
+    copy = pickle.loads(pickle.dumps(thing))
+    assert digest(copy) == digest(thing)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("name", ALL)
+def test_another_process_continues_as_the_original(name, method):
+    context = multiprocessing.get_context(method)
+    thing, queue = make(name), context.Queue()
+    process = context.Process(target=child, args=(queue, thing))
+    process.start()
+    theirs = queue.get(timeout=60)
+    process.join(60)
+    assert process.exitcode == 0
+    assert theirs == digest(thing)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n != "Rng"])
+def test_threads_with_objects_of_their_own(name):
+    expected = digest(make(name))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: digest(make(name)), range(8)):
+            assert result == expected
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_threads_that_sample_from_one_buffer(name):
+    buffer = make(name)
+    expected = [buffer.sample(20_000, seed)["obs"] for seed in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for seed, batch in enumerate(pool.map(lambda seed: buffer.sample(20_000, seed)["obs"], range(4))):
+            np.testing.assert_array_equal(batch, expected[seed])
+
+
+def hammer(*jobs, seconds=1.0):
+    """Run every job over and over in a thread of its own; the errors they met, by type."""
+    stop, errors = threading.Event(), []
+
+    def run(job):
+        while not stop.is_set():
+            try:
+                job()
+            except (ValueError, RuntimeError) as e:
+                errors.append(e)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    stop.wait(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@pytest.mark.parametrize("name", ["ReplayBuffer", "PrioritizedReplayBuffer"])
+def test_pushing_sampling_clearing_and_restoring_at_once_is_safe(name):
+    buffer = make(name)
+    state = buffer.get_state()
+    hammer(
+        lambda: buffer.sample(50_000, 1),
+        lambda: fill(buffer, 200, 1),
+        lambda: buffer.set_state(state),
+        buffer.clear,
+    )
+    buffer.set_state(state)
+    assert digest(buffer) == digest(make(name))
+
+
+def test_closing_a_mapped_buffer_while_others_sample(tmp_path):
+    for k in range(5):
+        buffer = fill(rlox.MmapReplayBuffer(100, 1000, D, A, str(tmp_path / f"cold-{k}")))
+        closing = threading.Timer(0.05, buffer.close)
+        closing.start()
+        errors = hammer(lambda b=buffer: b.sample(50_000, 1), lambda b=buffer: fill(b, 200, 1), seconds=0.2)
+        closing.join()
+        assert errors  # each says that the buffer is closed
+        assert all("closed" in str(e) for e in errors)
+
+
+def test_one_environment_stepped_by_two_threads_is_refused_or_in_turn():
+    env = rlox.VecEnv(4096)
+    env.reset_all()
+    actions = np.zeros(4096, np.int64)
+    errors = hammer(lambda: env.step_all(actions), lambda: env.step_all(actions), env.get_state, seconds=0.5)
+    assert all("thread" in str(e) for e in errors)
+    assert np.isfinite(env.observe()).all()
