@@ -82,7 +82,7 @@ def kernel_extensions() -> list[Extension]:
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags + contract,
             extra_link_args=LINK_FLAGS,
-            depends=["setup.py"],
+            depends=["setup.py", *map(str, sorted(Path("kernels").rglob("*.h")))],
             optional=optional,  # a level that an old compiler does not know is skipped, not an error
         )
 

@@ -110,6 +110,26 @@ def test_training_imports_no_tracker_and_no_cli():
     assert run(program) == []
 
 
+def test_a_native_run_imports_no_torch(tmp_path):
+    program = f"""
+import sys
+from rlox.algorithms import PPO
+from rlox.callbacks import CheckpointCallback, EvalCallback
+for env in ("CartPole-v1", "Pendulum-v1"):
+    callbacks = [EvalCallback(n_points=2, n_episodes=2), CheckpointCallback({str(tmp_path)!r})]
+    ppo = PPO(env, n_steps=8, callbacks=callbacks, normalize_obs=env == "Pendulum-v1")
+    ppo.train(128)
+    ppo.predict(ppo.collector.env.observe())
+    path = {str(tmp_path / "a.safetensors")!r}
+    ppo.save(path)
+    PPO.from_checkpoint(path).evaluate(2)
+assert "torch" not in sys.modules
+ppo.policy
+assert "torch" in sys.modules
+"""
+    assert run(program) == []
+
+
 def test_every_export_exists():
     for name in rlox.__all__:
         assert getattr(rlox, name) is not None

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlox.batch import RolloutBatch
-from rlox.kernels.nn.learner import NativeActorCritic
+from rlox.kernels.nn.learner import NativeActorCritic, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.losses import PPOLoss, normalized, policy_gradient, value_loss
 from rlox.optimizers import FlatOptimizer
@@ -94,7 +94,7 @@ def test_gradients_equal_pytorchs(shape, n, clip_vf, normalize, max_grad_norm):
     for p in policy.parameters():
         grad = p.grad.numpy().ravel()
         ours = native.gradient[offset : offset + p.numel()]
-        np.testing.assert_allclose(ours, grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-8)
+        np.testing.assert_allclose(ours, grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7)  # sums that cancel
         offset += p.numel()
 
 
@@ -129,3 +129,102 @@ def test_a2c_is_the_same_update_without_a_ratio(gaussian):
         obs, actions, advantages, returns, values, learning_rate=3e-4, vf_coef=0.5, ent_coef=0.01, max_grad_norm=0.5
     )
     np.testing.assert_allclose(native.parameters, flat.flat.detach().numpy(), rtol=0, atol=1e-6)
+
+
+def test_saturated_units_are_exactly_one():
+    """Of the derivative's last bits Adam would make whole steps."""
+    native = NativeActorCritic(np.float32([0, 1, 0, 1, 0, 1, 0, 1, 0]), 1, 1, [1], "tanh", True)
+    x = np.linspace(-20, 20, 100_001, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(native.values(x), np.tanh(x[:, 0]), rtol=0, atol=3e-7)
+    assert (np.abs(native.values(x[np.abs(x[:, 0]) > 8.4])) == 1).all()
+
+
+def test_moments_go_out_and_in():
+    make_one = lambda: make(False, 4, 2, (8,), "tanh", 0)[2]  # noqa: E731
+    first, second = make_one(), make_one()
+    first.gradient[:] = np.linspace(-1, 1, len(first.gradient))
+    assert first.apply(1e-3, 0.5) == pytest.approx(np.linalg.norm(first.gradient))
+    state = first.get_state()
+    assert set(state) == {"exp_avg", "exp_avg_sq", "step"}
+    second.parameters[:] = first.parameters
+    second.set_state(state)
+    for one in (first, second):
+        one.gradient[:] = 0.25
+        one.apply(1e-3)
+    np.testing.assert_array_equal(first.parameters, second.parameters)
+    assert second.step == 2
+    with pytest.raises(ValueError, match="must hold exp_avg, exp_avg_sq and step"):
+        first.set_state({"step": 1})
+    with pytest.raises(ValueError, match="differs from the one that was saved"):
+        first.set_state({**state, "exp_avg": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        (TypeError, {"obs": np.zeros((8, 4))}, "obs must have dtype float32"),
+        (ValueError, {"obs": np.zeros((8, 3), np.float32)}, r"obs must have shape \(8, 4\), got \(8, 3\)"),
+        (ValueError, {"obs": np.zeros((0, 4), np.float32)}, "at least one row"),
+        (ValueError, {"actions": np.full(8, 2)}, r"actions must be in \[0, 2\), got 2"),
+        (TypeError, {"actions": np.zeros(8, np.int32)}, "actions must have dtype int64"),
+        (ValueError, {"returns": np.zeros(7, np.float32)}, r"returns must have shape \(8,\)"),
+        (TypeError, {"values": [0.0] * 8}, "values must be a NumPy array, got list"),
+        (ValueError, {"learning_rate": float("nan")}, "learning_rate must be finite and >= 0"),
+        (TypeError, {"clip_eps": "0.2"}, "clip_eps must be a number"),
+        (ValueError, {"batch_size": 0}, "batch_size must be >= 1"),
+        (TypeError, {"n_epochs": 1.0}, "n_epochs must be an integer"),
+    ],
+)
+def test_wrong_arguments_are_named(kind, change, message):
+    native = make(False, 4, 2, (8,), "tanh", 0)[2]
+    column = np.zeros(8, np.float32)
+    right = {
+        "obs": np.zeros((8, 4), np.float32), "actions": np.zeros(8, np.int64), "log_probs": column,
+        "advantages": column, "returns": column, "values": column, "rng": Rng(0), "n_epochs": 1, "batch_size": 4,
+        **OPTIONS,
+    }  # fmt: skip
+    native.ppo(**right)
+    before = native.parameters.copy()
+    with pytest.raises(kind, match=message):
+        native.ppo(**{**right, **change})
+    np.testing.assert_array_equal(native.parameters, before)
+
+
+def test_what_cannot_be_built_is_refused():
+    block = np.zeros(n_parameters(4, 2, [8]), np.float32)
+    NativeActorCritic(block, 4, 2, [8])
+    with pytest.raises(ValueError, match="at most 8 widths, got 9"):
+        NativeActorCritic(block, 4, 2, [8] * 9)
+    with pytest.raises(ValueError, match=r"parameters must have shape \(\d+,\)"):
+        NativeActorCritic(block[1:], 4, 2, [8])
+    with pytest.raises(ValueError, match="C-contiguous"):
+        NativeActorCritic(np.repeat(block, 2)[::2], 4, 2, [8])
+    with pytest.raises(ValueError, match="activation must be tanh or relu"):
+        NativeActorCritic(block, 4, 2, [8], "gelu")
+    with pytest.raises(ValueError, match="must be >= 1"):
+        NativeActorCritic(block, 0, 2, [8])
+
+
+def test_strides_are_copied():
+    native = make(False, 4, 2, (8,), "tanh", 0)[2]
+    obs = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
+    np.testing.assert_array_equal(native.values(obs[::2, ::2]), native.values(obs[::2, ::2].copy()))
+
+
+def test_nan_is_seen_in_the_metrics():
+    native = make(False, 4, 2, (8,), "tanh", 0)[2]
+    column = np.zeros(8, np.float32)
+    bad = np.full(8, np.nan, np.float32)
+    args = (np.zeros((8, 4), np.float32), np.zeros(8, np.int64), column, bad, column, column, Rng(0))
+    assert np.isnan(native.ppo(*args, n_epochs=1, batch_size=4, **OPTIONS)["policy_loss"])
+
+
+def test_more_than_sixty_four_action_components():
+    policy, _, native = make(True, 3, 80, (8,), "tanh", 0)
+    batch = rollout(policy, True, 30, 3, 80, 0)
+    log_probs, values = native.log_probs(batch.obs.numpy(), batch.actions.numpy())
+    expected, _, expected_values = policy_outputs(policy, batch.obs, batch.actions)
+    np.testing.assert_allclose(log_probs, expected.detach(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(values, expected_values.detach(), rtol=1e-4, atol=1e-5)
+    native.ppo(*arrays(batch), Rng(0), n_epochs=1, batch_size=30, **OPTIONS)
+    assert np.isfinite(native.parameters).all()
