@@ -83,9 +83,9 @@ class _Column:
 class RolloutBatch:
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
-    The first seven are tensors on the learner's device, and may be given as NumPy arrays; ``episode_*`` are NumPy
-    arrays of the episodes that ended in this rollout, in the order in which they ended, from the environment's own
-    statistics (before any ``reward_fn``).
+    The first seven are tensors on the learner's device, and may be given as NumPy arrays. ``dones`` is a NumPy array;
+    so are ``episode_*``, of the episodes that ended in this rollout, in the order in which they ended, from the
+    environment's own statistics (before any ``reward_fn``).
     """
 
     obs: torch.Tensor | FrameStacks = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
@@ -97,6 +97,7 @@ class RolloutBatch:
     rewards: torch.Tensor = _Column()  # (B,) f32, after reward_fn
     episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
     episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
+    dones: np.ndarray = field(default_factory=lambda: np.empty(0, np.bool_))  # (B,) bool, terminated or truncated
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])

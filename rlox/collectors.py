@@ -322,6 +322,7 @@ class RolloutCollector(_Collector):
             rewards=acting.place(rewards_f32.reshape(-1)),
             episode_returns=episode_return[ended],
             episode_lengths=episode_length[ended],
+            dones=ended.reshape(-1),
         )
 
     def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:

@@ -37,6 +37,7 @@ FLOORS = {
     "rlox.parallel_env": 1,
     "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
+    "rlox.candle": 2,
     "rlox.logging": 2,
     "rlox.buffers": 2,
     "rlox.vec_normalize": 1,
