@@ -359,7 +359,7 @@ class OnlineAlgorithm:
         policy : nn.Module, optional
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
         backend : str, optional
-            By default the one that ran.
+            By default the one that ran, where the device can.
         reward_fn : callable, optional
             Needed to train on, where the checkpoint was trained with one.
         env_wrappers : sequence, optional
@@ -405,8 +405,7 @@ class OnlineAlgorithm:
             logger,
             callbacks,
             device=device,
-            # One written before there was a choice was trained by PyTorch.
-            backend=header.get("backend", "torch") if backend is None else backend,
+            backend=cls._saved_backend(header, device) if backend is None else backend,
             threads=header["threads"],
             env_kwargs=env["kwargs"],
             reward_fn=reward_fn,
@@ -418,6 +417,11 @@ class OnlineAlgorithm:
         algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
         algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
         return algorithm
+
+    @staticmethod
+    def _saved_backend(header: dict[str, Any], device: str) -> str:
+        # One written before there was a choice was trained by PyTorch.
+        return "torch" if device == "cuda" else header.get("backend", "torch")
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
