@@ -26,7 +26,7 @@ DIRECTIVES = {
 }
 # No contraction to FMA: the levels then give the same bits. The other two let loops with comparisons,
 # selects and sqrt vectorise (twice as fast), and keep NaN and infinity as IEEE has them, unlike -ffast-math.
-FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-g0", "-Wno-psabi"]
 LINK_FLAGS = []
 SANITIZE = os.environ.get("RLOX_SANITIZE", "")
 if SANITIZE and not DEBUG:

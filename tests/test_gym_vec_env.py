@@ -202,7 +202,7 @@ def test_vector_observations_are_flattened_and_can_be_read_back(space):
         ),
         (spaces.Dict({"only": IMAGE}), (3, 20, 30), lambda raw: raw["only"].transpose(2, 0, 1)),
     ],
-    ids=str,
+    ids=["last", "first", "stack", "grey", "colour stack", "in a dict"],
 )
 def test_images_come_channels_first(space, shape, same):
     spec, out, seen = played(space)

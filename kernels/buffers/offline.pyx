@@ -340,7 +340,7 @@ cdef class OfflineDatasetBuffer:
                 raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array.ravel()[bad]} in row {bad}")
         flags = terminated.ravel() + 2 * truncated.ravel()
         ends = np.flatnonzero(flags) + 1
-        if not len(ends) or ends[-1] != n:
+        if not len(ends) or ends.max() != n:
             ends = np.append(ends, n)
 
         self.images = images
@@ -466,7 +466,7 @@ cdef class OfflineDatasetBuffer:
             "max_episode_length": int(lengths.max()),
             "n_terminated": int(np.count_nonzero(self.terminated)),
             "n_truncated": int(np.count_nonzero(self.truncated)),
-            "unfinished": not (self.terminated[-1] or self.truncated[-1]),
+            "unfinished": not (self.terminated[self.n - 1] or self.truncated[self.n - 1]),
             "mean_reward": float(self.rewards.mean(dtype=np.float64)),
             "obs_mean": self.obs_mean,
             "obs_std": self.obs_std,

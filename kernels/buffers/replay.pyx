@@ -150,6 +150,46 @@ cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
     return array
 
 
+cdef void fill(const Layout* layout, Py_ssize_t n, const i64* slots, u64 key, i64 high, i64 start, i64 newest,
+               Dest* dest) noexcept nogil:
+    """n rows: of `slots`, or (NULL) drawn from the `high` places from `start` on."""
+    cdef i64[CHUNK] drawn
+    cdef const i64* chunk
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t m
+    cdef bint words = (layout.obs_bytes & 3) == 0 and layout.n_stacked == 1 and layout.n_step == 1
+    while at < n:
+        m = n - at if n - at < CHUNK else CHUNK
+        chunk = drawn
+        if slots != NULL:
+            chunk = slots + at
+        else:
+            draw_below(key, DOMAIN_REPLAY, at, m, <u64>high, start, layout.capacity, drawn)
+        if words:
+            gather_words(layout, chunk, m, at, n, dest)
+        else:
+            gather_any(layout, chunk, m, newest, at, dest)
+        at += m
+
+
+cdef void fill_rows(const Layout* layout, Py_ssize_t n, const i64* slots, u64 key, i64 high, i64 start, i64 newest,
+                    f32* data, Py_ssize_t width) noexcept nogil:
+    """As `fill`, whole records."""
+    cdef i64[CHUNK] drawn
+    cdef const i64* chunk
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t m
+    while at < n:
+        m = n - at if n - at < CHUNK else CHUNK
+        chunk = drawn
+        if slots != NULL:
+            chunk = slots + at
+        else:
+            draw_below(key, DOMAIN_REPLAY, at, m, <u64>high, start, layout.capacity, drawn)
+        gather_rows(layout, chunk, m, newest, data + at * width)
+        at += m
+
+
 def _rebuild(cls, config):
     return cls(**config)
 
@@ -210,6 +250,7 @@ cdef class ReplayBuffer:
     cdef dict column_dims
     cdef dict config
     cdef str name
+    cdef bint weighted  # draws go by a tree, which other threads may change: only with the GIL
     # What error messages begin with; made once, because a call takes less time than making one.
     cdef str in_sample, in_packed, in_batch, in_update
 
@@ -720,8 +761,9 @@ cdef class ReplayBuffer:
         return cnp.PyArray_EMPTY(ndim, dims, type_num, 0)
 
     cdef object gather_batch(self, Py_ssize_t n, const i64* slots, u64 key, i64 window, object out):
-        """Allocate and fill n rows: the given slots; else drawn from `window` newest (0: by `draw`)."""
-        cdef Layout* layout = &self.layout
+        """Allocate and fill n rows: the given slots; else drawn from the `window` newest (0: from all)."""
+        # What the rows are read by, taken while no other thread can change it.
+        cdef Layout layout = self.layout
         cdef cnp.npy_intp[2] dims
         cdef Dest dest
         cdef cnp.ndarray obs, next_obs, actions, rewards, term, trunc, discounts, extra
@@ -776,11 +818,20 @@ cdef class ReplayBuffer:
                 if given is not None:
                     columns[name] = self.output(given, name, cnp.NPY_FLOAT32, "float32", (n, dim))
                 at += dim
+        cdef i64 high, start, newest
+        if slots == NULL:
+            self.ready(self.in_sample)
+        high = self.size
+        start = self.oldest()
+        newest = self.newest()
+        if window:
+            high = window if window < high else high
+            start = (self.count - high) % layout.capacity
         if n * layout.row >= RELEASE_GIL_FROM:
             with nogil:
-                self.run(n, slots, key, window, &dest)
+                fill(&layout, n, slots, key, high, start, newest, &dest)
         else:
-            self.run(n, slots, key, window, &dest)
+            fill(&layout, n, slots, key, high, start, newest, &dest)
         if given is None:
             out["obs"] = obs
             if next_obs is not None:
@@ -801,31 +852,6 @@ cdef class ReplayBuffer:
                 else:
                     columns[name][...] = part
         return out
-
-    cdef void run(self, Py_ssize_t n, const i64* slots, u64 key, i64 window, Dest* dest) noexcept nogil:
-        cdef Layout layout = self.layout
-        cdef i64[CHUNK] drawn
-        cdef const i64* chunk
-        cdef Py_ssize_t at = 0
-        cdef Py_ssize_t m
-        cdef i64 newest = self.newest()
-        cdef i64 start = (self.count - window) % layout.capacity if window else 0
-        cdef bint words = (layout.obs_bytes & 3) == 0 and layout.n_stacked == 1 and layout.n_step == 1
-        while at < n:
-            m = n - at if n - at < CHUNK else CHUNK
-            if slots != NULL:
-                chunk = slots + at
-            else:
-                if window:
-                    draw_below(key, DOMAIN_REPLAY, at, m, <u64>window, start, layout.capacity, drawn)
-                else:
-                    self.draw(key, at, m, drawn)
-                chunk = drawn
-            if words:
-                gather_words(&layout, chunk, m, at, n, dest)
-            else:
-                gather_any(&layout, chunk, m, newest, at, dest)
-            at += m
 
     def sample(self, batch_size, seed, out=None):
         """Draw `batch_size` transitions uniformly, with replacement.
@@ -877,6 +903,7 @@ cdef class ReplayBuffer:
         cdef cnp.ndarray slots = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
         cdef i64* data = <i64*>cnp.PyArray_DATA(slots)
         cdef Py_ssize_t at = 0
+        self.ready(where)  # once more: another thread may have emptied the buffer meanwhile
         while at < n:
             self.draw(key, at, n - at if n - at < CHUNK else CHUNK, data + at)
             at += CHUNK
@@ -947,30 +974,29 @@ cdef class ReplayBuffer:
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
         cdef u64 key = as_key(seed, where)
         cdef cnp.npy_intp[2] dims
-        cdef cnp.ndarray memory = self.memory
         self.check_packed(where)
+        cdef Layout layout = self.layout
+        cdef cnp.ndarray memory = self.memory
         dims[0] = n
-        dims[1] = (self.layout.row >> 2) + (self.layout.n_step > 1)
+        dims[1] = (layout.row >> 2) + (layout.n_step > 1)
         cdef cnp.ndarray rows = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
         cdef f32* data = <f32*>cnp.PyArray_DATA(rows)
-        if n * self.layout.row >= RELEASE_GIL_FROM:
-            with nogil:
-                self.run_rows(n, key, data, dims[1])
+        cdef cnp.ndarray drawn = None
+        cdef const i64* slots = NULL
+        if self.weighted:
+            drawn = self.sample_indices(n, seed)
+            slots = <const i64*>cnp.PyArray_DATA(drawn)
         else:
-            self.run_rows(n, key, data, dims[1])
-        return rows
-
-    cdef void run_rows(self, Py_ssize_t n, u64 key, f32* data, Py_ssize_t width) noexcept nogil:
-        cdef Layout layout = self.layout
-        cdef i64[CHUNK] drawn
-        cdef Py_ssize_t at = 0
-        cdef Py_ssize_t m
+            self.ready(where)
+        cdef i64 high = self.size
+        cdef i64 start = self.oldest()
         cdef i64 newest = self.newest()
-        while at < n:
-            m = n - at if n - at < CHUNK else CHUNK
-            self.draw(key, at, m, drawn)
-            gather_rows(&layout, drawn, m, newest, data + at * width)
-            at += m
+        if n * layout.row >= RELEASE_GIL_FROM:
+            with nogil:
+                fill_rows(&layout, n, slots, key, high, start, newest, data, dims[1])
+        else:
+            fill_rows(&layout, n, slots, key, high, start, newest, data, dims[1])
+        return rows
 
     # Size and state.
 
@@ -1252,11 +1278,17 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         ReplayBuffer.__init__(self, capacity, obs_dim, act_dim, **keywords)
         self.set_beta(beta)
         self.config["alpha"] = alpha
+        self.weighted = True
         self.plant()
 
     cdef int plant(self) except -1:
-        """An empty tree. Its memory is zero pages until it is written to."""
-        cdef SumTree* tree = &self.tree
+        """An empty tree. Its memory is zero pages until it is written to.
+
+        The present tree serves other threads until the new one is whole.
+        """
+        cdef SumTree planted
+        cdef SumTree* tree = &planted
+        cdef cnp.ndarray memory, work
         cdef i64 n = (self.layout.capacity + 15) >> 4
         cdef i64 padded, nodes
         cdef int level = 0
@@ -1274,11 +1306,11 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
                 break
         tree.n_levels = level
         try:
-            self.tree_memory = np.zeros(total, np.uint8)
-            self.work = np.empty(tree.n_blocks + 1, np.int64)
+            memory = np.zeros(total, np.uint8)
+            work = np.empty(tree.n_blocks + 1, np.int64)
         except MemoryError:
             self.too_large("the priorities", total)
-        cdef char* at = <char*>cnp.PyArray_DATA(self.tree_memory)
+        cdef char* at = <char*>cnp.PyArray_DATA(memory)
         at += (64 - <u64>at % 64) % 64
         tree.leaves = <f32*>at
         at += 64 * tree.n_blocks
@@ -1289,6 +1321,9 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             tree.minima[level] = <u32*>(at + 16 * padded)
             tree.stamps[level] = <u32*>(at + 20 * padded)
             at += 24 * padded
+        self.tree = planted
+        self.tree_memory = memory
+        self.work = work
         self.summed = 0
         self.highest = 1.0
         self.last_priority = 1.0
@@ -1415,6 +1450,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             weights = self.output(out, "weights", cnp.NPY_FLOAT32, "float32", (n,))
         cdef i64* slots = <i64*>cnp.PyArray_DATA(indices)
         # With the GIL held: another thread's update in the middle of a search would lead it astray.
+        self.ready(where)
         self.draw_weighted(n, key, slots, <f32*>cnp.PyArray_DATA(weights))
         batch = self.gather_batch(n, slots, 0, 0, out)
         if out is None:
@@ -1492,8 +1528,8 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     def clear(self):
         """Forget every transition and priority."""
-        ReplayBuffer.clear(self)
         self.plant()
+        ReplayBuffer.clear(self)
 
     def get_state(self):
         """As `ReplayBuffer.get_state`, with the leaves (size,) float32 of the tree, oldest first."""
@@ -1526,10 +1562,10 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             and bool(np.all(np.isfinite(value) & (value >= 0))) and 0 <= beta <= 1 and 1 <= highest < np.inf
         ):
             raise ValueError(f"{where}: state must be what get_state returned, got parts that do not fit together")
+        leaves = np.ascontiguousarray(value)
         ReplayBuffer.set_state(self, {k: v for k, v in state.items() if k not in own})
         self.plant()
-        leaves = np.ascontiguousarray(value)
-        for i in range(self.size):
+        for i in range(min(self.size, cnp.PyArray_DIM(leaves, 0))):
             self.tree.leaves[(self.count - self.size + i) % self.layout.capacity] = (
                 <const f32*>cnp.PyArray_DATA(leaves))[i]
         if self.size:
