@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
-from rlox.networks import rng_from_torch
+
+# PyTorch is imported where tensors are asked for: what runs natively takes a second less to start without it.
+if TYPE_CHECKING:
+    import torch
 
 
 class FrameStacks:
@@ -39,6 +42,8 @@ class FrameStacks:
 
     @property
     def shape(self) -> torch.Size:
+        import torch
+
         stacked = self.index.shape[1] * self.frames.shape[1]
         return torch.Size((len(self), stacked, *self.frames.shape[2:]))
 
@@ -54,26 +59,53 @@ class FrameStacks:
         return (self[start : start + n] for start in range(0, len(self), n))
 
 
+class _Column:
+    """A column of a rollout: kept as it was given, array or tensor, and read as a tensor that shares its memory."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batch: RolloutBatch | None, owner: type | None = None) -> torch.Tensor:
+        if batch is None:
+            raise AttributeError(self._name)  # tells dataclass that there is no default
+        value = batch.__dict__[self._name]
+        if isinstance(value, np.ndarray):
+            import torch
+
+            value = batch.__dict__[self._name] = torch.from_numpy(value)
+        return value
+
+    def __set__(self, batch: RolloutBatch, value: Any) -> None:
+        batch.__dict__[self._name] = value
+
+
 @dataclass
 class RolloutBatch:
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
-    The first seven are tensors on the learner's device; ``episode_*`` are NumPy arrays of the episodes that ended in
-    this rollout, in the order in which they ended, from the environment's own statistics (before any ``reward_fn``).
+    The first seven are tensors on the learner's device, and may be given as NumPy arrays. ``dones`` is a NumPy array;
+    so are ``episode_*``, of the episodes that ended in this rollout, in the order in which they ended, from the
+    environment's own statistics (before any ``reward_fn``).
     """
 
-    obs: torch.Tensor | FrameStacks  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
-    actions: torch.Tensor  # (B,) or (B, K) int64, or (B, A) f32, as sampled
-    log_probs: torch.Tensor  # (B,) f32, nats
-    values: torch.Tensor  # (B,) f32
-    advantages: torch.Tensor  # (B,) f32, not normalised
-    returns: torch.Tensor  # (B,) f32, advantages + values
-    rewards: torch.Tensor  # (B,) f32, after reward_fn
+    obs: torch.Tensor | FrameStacks = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32, as sampled
+    log_probs: torch.Tensor = _Column()  # (B,) f32, nats
+    values: torch.Tensor = _Column()  # (B,) f32
+    advantages: torch.Tensor = _Column()  # (B,) f32, not normalised
+    returns: torch.Tensor = _Column()  # (B,) f32, advantages + values
+    rewards: torch.Tensor = _Column()  # (B,) f32, after reward_fn
     episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
     episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
+    dones: np.ndarray = field(default_factory=lambda: np.empty(0, np.bool_))  # (B,) bool, terminated or truncated
 
     def __len__(self) -> int:
-        return len(self.obs)
+        return len(self.__dict__["obs"])
+
+    def array(self, name: str) -> np.ndarray:
+        """A column on the CPU as a NumPy array that shares its memory."""
+        value = self.__dict__[name]
+        return value if isinstance(value, np.ndarray) else value.detach().numpy()
 
     def explained_variance(self) -> torch.Tensor:
         """Share of the returns' variance that the values explain, (): 1 is perfect, below 0 worse than a constant."""
@@ -103,6 +135,10 @@ class RolloutBatch:
             self.rewards,
         ]
         if shuffle:
+            import torch
+
+            from rlox.networks import rng_from_torch
+
             order = torch.from_numpy((rng or rng_from_torch()).permutation(len(self))).to(self.obs.device)
             if self.obs.dim() > 2:
                 # Images: no second copy of the whole rollout.
@@ -138,6 +174,8 @@ class TransitionBatch:
 
         A time limit leaves the discount as it is: only terminations end the value of what comes after.
         """
+
+        import torch
 
         def tensor(name: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.from_numpy(rows[name]).reshape(n, *shape).to(device, dtype)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
 from rlox.batch import FrameStacks, RolloutBatch
 from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
-from rlox.policies import Actor, ActorCritic, check_policy
+from rlox.native import NativePolicy
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.acting import ModuleRollout
+    from rlox.policies import Actor
+
 # (obs, actions, raw_rewards) -> rewards, or a "rlox.reward.v1" capsule.
 RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | Any
-
-# Values and log-probabilities of a rollout are computed at once, this many rows at a time so that memory stays bounded.
-_CHUNK, _IMAGE_CHUNK = 8192, 512
 
 
 def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
@@ -94,8 +96,10 @@ class _FrameStore:
         row[started] = self._put(split[started])
         self._t += 1
 
-    def rows(self, device: torch.device) -> FrameStacks:
+    def rows(self, device: str) -> FrameStacks:
         """All steps' images but the last, row t * N + n."""
+        import torch
+
         frames = torch.from_numpy(self._frames[: self._used]).to(device)
         return FrameStacks(frames, torch.from_numpy(self._index[:-1].reshape(-1, self._k)).to(device))
 
@@ -112,7 +116,7 @@ class _Collector:
         seed: int,
         reward_fn: RewardFn | None,
         env_kwargs: dict[str, Any] | None,
-        device: str | torch.device,
+        device: str,
         env_wrappers: Sequence[Any],
         env_workers: int,
         env_backend: str,
@@ -121,7 +125,7 @@ class _Collector:
         self.spec = spec_of(self.env)
         self.n_envs = n_envs
         self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
-        self.device = torch.device(device)
+        self.device = device
         self.rng = Rng(seed, Stream.ACTION)
         self._name = env_name(env_id)
         # (N, *obs_shape), where the next step starts, as the environment says it.
@@ -133,7 +137,7 @@ class _Collector:
             raise ValueError(f"{self._where}: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}")
         return shaped
 
-    def _refuse_action(self, action: torch.Tensor) -> None:
+    def _refuse_action(self, action: np.ndarray) -> None:
         raise ValueError(
             f"{self._where}: the policy must act with shape {(self.n_envs, *self.spec.action_shape)} on {self._name} "
             f"({self.spec.describe_actions()}), got {tuple(action.shape)}"
@@ -159,6 +163,27 @@ class _Collector:
         from rlox.kernels.envs.vec_env import VecEnv
 
         return isinstance(self.env, VecEnv)
+
+
+class _NativeRollout:
+    """What `rlox.acting.ModuleRollout` is for a module."""
+
+    context = nullcontext
+
+    def __init__(self, policy: NativePolicy, rng: Rng, n_steps: int, n: int):
+        self.policy = policy
+        self.noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
+        policy.fill_noise(rng, self.noise)
+
+    def act(self, obs: np.ndarray, t: int) -> np.ndarray:
+        return self.policy.act(obs, self.noise[t])
+
+    def place(self, column: np.ndarray) -> np.ndarray:
+        return column
+
+    def judge(self, seen: np.ndarray, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+        net = self.policy.net
+        return seen, actions, *net.log_probs(seen, actions), net.values(after)
 
 
 class RolloutCollector(_Collector):
@@ -200,7 +225,7 @@ class RolloutCollector(_Collector):
         gae_lambda: float = 0.95,
         reward_fn: RewardFn | None = None,
         env_kwargs: dict[str, Any] | None = None,
-        device: str | torch.device = "cpu",
+        device: str = "cpu",
         normalizer: VecNormalize | None = None,
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
@@ -211,8 +236,11 @@ class RolloutCollector(_Collector):
         self.gae_lambda = gae_lambda
         self.normalizer = normalizer
 
-    def collect(self, policy: nn.Module, n_steps: int) -> RolloutBatch:
+    def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
         """Take `n_steps` steps in every environment.
+
+        A `NativePolicy` on native environments is one call of a kernel, where nothing of Python's (a normalisation, a
+        `reward_fn`) must see each step.
 
         A time limit is no termination: where an episode was truncated, its last step bootstraps from the value of the
         observation it truly led to, and no advantage reaches across the boundary.
@@ -229,53 +257,107 @@ class RolloutCollector(_Collector):
         ValueError
             If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
         """
-        check_policy(policy, "RolloutCollector.collect")
         if n_steps < 1:
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
+        native = isinstance(policy, NativePolicy)
+        acting = _NativeRollout(policy, self.rng, n_steps, n) if native else self._by_module(policy, n_steps)
         normalize_obs = normalizer is not None and normalizer.obs
         stacked = spec.n_stacked > 1
         # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
         kept = 2 if stacked else n_steps + 1
-        obs_np = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
-        obs = torch.from_numpy(obs_np)
-        actions_np = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
-        actions = torch.from_numpy(actions_np)
+        obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
+        actions = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
         rewards = np.empty((n_steps, n))
         terminated = np.empty((n_steps, n), np.bool_)
         truncated = np.empty((n_steps, n), np.bool_)
         episode_return = np.empty((n_steps, n))
         episode_length = np.empty((n_steps, n), np.int64)
-        final_obs = np.empty((n, *spec.obs_shape), spec.obs_dtype)
-
-        ours = isinstance(policy, ActorCritic)
-        if ours:
-            noise = torch.empty((n_steps, *policy.noise_shape(n)))
-            policy.fill_noise(self.rng, noise.numpy())
-            noise = noise.to(self.device)
-        sampled_log_probs = []
-        limits: list[tuple[int, np.ndarray, np.ndarray]] = []  # (step, which environments, what they truly reached)
 
         if self._raw is None:
             self._raw = self.env.reset_all()
             if normalizer is not None:
                 normalizer.update(self._raw)
-        obs_np[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
-        frames = _FrameStore(n_steps, obs_np[0], spec.n_stacked) if stacked else None
+        obs[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
+        frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
+        results = (rewards, terminated, truncated, episode_return, episode_length)
+        compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
+        if native and self.exact and compiled and normalizer is None:
+            limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
+            self._raw = obs[n_steps].copy()
+            if self.reward_fn is not None:
+                for t in range(n_steps):
+                    self.reward_fn.apply_(obs[t], actions[t], rewards[t])
+        else:
+            limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
+
+        last = obs[n_steps % kept]
+        seen = obs[:n_steps].reshape(-1, *spec.obs_shape) if frames is None else frames.rows(self.device)
+        flat_actions = actions.reshape(-1, *spec.action_shape)
+        columns = acting.judge(seen, flat_actions, np.concatenate([last, reached]))
+        seen, flat_actions, log_probs, values, after_values = columns
+        next_values = np.zeros((n_steps, n), np.float32)
+        next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
+        rewards_f32 = rewards.astype(np.float32)
+        values_np = values if native else values.cpu().numpy()
+        advantages, returns = compute_gae_batched_f32(
+            rewards_f32,
+            values_np.reshape(n_steps, n),
+            terminated,
+            after_values[:n],
+            n_steps,
+            self.gamma,
+            self.gae_lambda,
+            truncated=truncated,
+            next_values=next_values,
+        )
+        ended = terminated | truncated
+        return RolloutBatch(
+            obs=seen,
+            actions=flat_actions,
+            log_probs=log_probs,
+            values=values,
+            advantages=acting.place(advantages.reshape(-1)),
+            returns=acting.place(returns.reshape(-1)),
+            rewards=acting.place(rewards_f32.reshape(-1)),
+            episode_returns=episode_return[ended],
+            episode_lengths=episode_length[ended],
+            dones=ended.reshape(-1),
+        )
+
+    def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:
+        from rlox.acting import ModuleRollout
+        from rlox.policies import check_policy
+
+        check_policy(policy, "RolloutCollector.collect")
+        return ModuleRollout(policy, self.device, self.rng, n_steps, self.n_envs)
+
+    def _step_by_step(
+        self,
+        acting: ModuleRollout | _NativeRollout,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        frames: _FrameStore | None,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        episode_return: np.ndarray,
+        episode_length: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill the arrays; returns what the kernel's ``rollout`` does: where a limit cut, and what was reached."""
+        spec, normalizer, kept = self.spec, self.normalizer, len(obs)
+        normalize_obs = normalizer is not None and normalizer.obs
+        final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
+        limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
         before = self._raw  # what `reward_fn` is shown: never normalised
         try:
-            with torch.inference_mode():
-                for t in range(n_steps):
-                    here = obs[t % kept].to(self.device)
-                    if ours:
-                        action = policy.act(here, noise[t])
-                    else:
-                        action, log_prob = policy.get_action_and_logprob(here)
-                        sampled_log_probs.append(log_prob)
+            with acting.context():
+                for t in range(len(actions)):
+                    action = acting.act(obs[t % kept], t)
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action)
                     actions[t] = action
-                    taken, after = actions_np[t], obs_np[(t + 1) % kept]
+                    taken, after = actions[t], obs[(t + 1) % kept]
                     self.env.step_all(
                         spec.clip(taken),
                         {
@@ -303,8 +385,9 @@ class RolloutCollector(_Collector):
                         frames.append(after, terminated[t] | truncated[t])
                     if truncated[t].any():
                         which = np.flatnonzero(truncated[t])
-                        reached = final_obs[which]
-                        limits.append((t, which, normalizer.normalize(reached) if normalize_obs else reached))
+                        states = final_obs[which]
+                        limits.append(np.stack([np.full_like(which, t), which], 1))
+                        reached.append(normalizer.normalize(states) if normalize_obs else states)
         except RuntimeError as e:
             if "mat1 and mat2" not in str(e):
                 raise
@@ -312,53 +395,7 @@ class RolloutCollector(_Collector):
                 f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
             ) from e
         self._raw = before.copy()
-
-        with torch.no_grad():
-            last = obs[n_steps % kept]
-            seen = obs[:n_steps].flatten(0, 1).to(self.device) if frames is None else frames.rows(self.device)
-            flat_actions = actions.flatten(0, 1).to(self.device)
-            reached = torch.cat([last, *(torch.from_numpy(states) for _, _, states in limits)]).to(self.device)
-            # One pass over vectors; images are not copied together.
-            blocks, chunk = ([seen, reached], _IMAGE_CHUNK) if spec.image else ([torch.cat([seen, reached])], _CHUNK)
-            values = torch.cat([policy.get_value(part).reshape(-1) for rows in blocks for part in rows.split(chunk)])
-            if ours:
-                pairs = zip(seen.split(chunk), flat_actions.split(chunk), strict=True)
-                log_probs = torch.cat([policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
-            else:
-                log_probs = torch.stack(sampled_log_probs).reshape(-1).clone()
-
-        values_np = values.cpu().numpy()
-        values_tn = values_np[: n_steps * n].reshape(n_steps, n)
-        last_values = values_np[n_steps * n : (n_steps + 1) * n]
-        next_values = np.zeros((n_steps, n), np.float32)
-        at = (n_steps + 1) * n
-        for t, which, states in limits:
-            next_values[t, which] = values_np[at : at + len(states)]
-            at += len(states)
-        rewards_f32 = rewards.astype(np.float32)
-        advantages, returns = compute_gae_batched_f32(
-            rewards_f32,
-            values_tn,
-            terminated,
-            last_values,
-            n_steps,
-            self.gamma,
-            self.gae_lambda,
-            truncated=truncated,
-            next_values=next_values,
-        )
-        ended = terminated | truncated
-        return RolloutBatch(
-            obs=seen,
-            actions=flat_actions,
-            log_probs=log_probs,
-            values=values[: n_steps * n],
-            advantages=torch.from_numpy(advantages).reshape(-1).to(self.device),
-            returns=torch.from_numpy(returns).reshape(-1).to(self.device),
-            rewards=torch.from_numpy(rewards_f32).reshape(-1).to(self.device),
-            episode_returns=episode_return[ended],
-            episode_lengths=episode_length[ended],
-        )
+        return np.concatenate(limits), np.concatenate(reached)
 
 
 class ReplayCollector(_Collector):
@@ -379,7 +416,7 @@ class ReplayCollector(_Collector):
         seed: int = 0,
         reward_fn: RewardFn | None = None,
         env_kwargs: dict[str, Any] | None = None,
-        device: str | torch.device = "cpu",
+        device: str = "cpu",
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
         env_backend: str = "auto",
@@ -446,15 +483,17 @@ class ReplayCollector(_Collector):
         return out["episode_return"][ended], out["episode_length"][ended]
 
     def _act(self, policy: Actor, obs: np.ndarray) -> np.ndarray:
+        import torch
+
         if self._noise is None:
             self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
         policy.fill_noise(self.rng, self._noise)
         with torch.inference_mode():
             noise = torch.from_numpy(self._noise).to(self.device)
-            actions = policy.act(torch.from_numpy(obs).to(self.device), noise)
+            actions = policy.act(torch.from_numpy(obs).to(self.device), noise).cpu().numpy()
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
-        return actions.cpu().numpy()
+        return actions
 
     def _random_actions(self) -> np.ndarray:
         n, spec = self.n_envs, self.spec

@@ -20,6 +20,7 @@ ACTIVATIONS = ("tanh", "relu")
 OPTIMIZERS = ("adam", "rmsprop")
 Q_LOSSES = ("huber", "mse")
 DEVICES = ("auto", "cpu", "cuda")
+BACKENDS = ("auto", "native", "torch")
 WANDB_MODES = ("online", "offline")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool")
 
@@ -434,6 +435,7 @@ class RunConfig(Config):
     init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
     imports: list[str] = field(default_factory=list)  # modules to import first, for environments of your own (--import)
     device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
+    backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
@@ -449,6 +451,7 @@ class RunConfig(Config):
         timed = self.max_time is None or bool(self.max_seconds)
         yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
+        yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
         yield "threads", self.threads >= 0, "be >= 0"
 
     @property

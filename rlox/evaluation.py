@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
 from rlox.kernels.rng import Rng
-from rlox.policies import Actor
+from rlox.native import NativePolicy
 from rlox.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
 # of another shape round differently.
@@ -50,7 +52,8 @@ def torch_threads(n: int) -> Iterator[None]:
     One is the default for training: a network this small gains nothing from a second thread and loses severalfold as
     soon as the other core is busy.
     """
-    before = torch.get_num_threads()
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else n
     if n in (0, before):
         yield
         return
@@ -61,25 +64,14 @@ def torch_threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def require_mode(policy: nn.Module, where: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The policy's ``mode``; a TypeError with the remedy where a user's module has none."""
-    mode = getattr(policy, "mode", None)
-    if not callable(mode):
-        raise TypeError(
-            f"{where}: {type(policy).__name__} must define mode(obs) -> actions to act deterministically; "
-            "or pass deterministic=False"
-        )
-    return mode
-
-
 def evaluate(
-    policy: nn.Module,
+    policy: nn.Module | NativePolicy,
     env_id: str | Callable[[], Any],
     n_episodes: int = 20,
     seed: int = 10_000,
     deterministic: bool = True,
     env_kwargs: dict[str, Any] | None = None,
-    device: str | torch.device = "cpu",
+    device: str = "cpu",
     wrappers: Sequence[Any] = (),
     transform: Callable[[np.ndarray], np.ndarray] | None = None,
     frames: Callable[[np.ndarray], None] | None = None,
@@ -92,7 +84,7 @@ def evaluate(
 
     Parameters
     ----------
-    policy : Module
+    policy : Module or NativePolicy
         Acts by ``mode``, or by sampling if not `deterministic`.
     env_id : str, callable or gymnasium.Env
         An environment object is left as it is: another is made from its spec.
@@ -123,30 +115,25 @@ def evaluate(
         raise ValueError(f"evaluate: n_episodes must be >= 1, got {n_episodes}")
     if render and frames is not None:
         raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
-    mode = require_mode(policy, "evaluate") if deterministic else None
+    actor = policy
+    if not isinstance(policy, NativePolicy):
+        from rlox.acting import ModuleActor, require_mode
+
+        actor = ModuleActor(policy, device)
+        if deterministic:
+            require_mode(policy, "evaluate")
     rng = Rng(seed, Stream.EVALUATION)
-    device = torch.device(device)
 
     def act(obs: np.ndarray) -> np.ndarray:
         seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
-        rows = torch.from_numpy(seen).to(device)
-        if mode is not None:
-            actions = mode(rows)
-        elif isinstance(policy, Actor):
-            noise = np.empty(policy.noise_shape(len(obs)), np.float32)
-            policy.fill_noise(rng, noise)
-            actions = policy.act(rows, torch.from_numpy(noise).to(device))
-        else:
-            actions = policy.get_action_and_logprob(rows)[0]
-        return actions.cpu().numpy()
+        return actor.mode(seen) if deterministic else actor.sample(seen, rng)
 
     native = is_native(env_id)
-    with torch.inference_mode():
-        if native and not (env_kwargs or wrappers or render or frames is not None):
-            returns, lengths = _play_native(act, env_id, n_episodes, seed)
-        else:
-            mode_name = "human" if render else None if frames is None else "rgb_array"
-            returns, lengths = _play_gym(act, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames)
+    if native and not (env_kwargs or wrappers or render or frames is not None):
+        returns, lengths = _play_native(act, env_id, n_episodes, seed)
+    else:
+        mode_name = "human" if render else None if frames is None else "rgb_array"
+        returns, lengths = _play_gym(act, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames)
     return Evaluation(returns, lengths, seed, deterministic)
 
 

@@ -6,9 +6,12 @@ import math
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -63,10 +66,12 @@ def interpolated(start: float, end: float, progress: float, fraction: float) -> 
     return end if progress >= fraction else start + (end - start) * progress / fraction
 
 
-def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
+def to_floats(metrics: dict[str, torch.Tensor | float]) -> dict[str, float]:
     """Scalars as floats, with a single transfer from the device."""
-    if not metrics:
-        return {}
+    if all(isinstance(value, float) for value in metrics.values()):
+        return metrics
+    import torch
+
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
 
 
@@ -92,13 +97,14 @@ def on_policy(algorithm) -> dict[str, float]:
     c, callbacks = algorithm.counters, algorithm.callbacks
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     end = c.horizon_start + c.horizon_steps
+    native = algorithm.backend == "native"
     callbacks.on_training_start(algorithm=algorithm)
     go_on = True
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < end:
         started = time.perf_counter()
         try:
-            batch = algorithm.collector.collect(algorithm.policy, algorithm.config.n_steps)
+            batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
         except Exception as e:
             # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
             callbacks.on_collection_error(algorithm=algorithm, error=e)
@@ -110,7 +116,7 @@ def on_policy(algorithm) -> dict[str, float]:
         c.recent_lengths.extend(batch.episode_lengths.tolist())
         callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
-        losses = to_floats(algorithm.update(batch))
+        losses = to_floats(algorithm.update_native(batch) if native else algorithm.update(batch))
         c.updates += 1
         now = time.perf_counter()
         _require_finite(losses, algorithm)
@@ -187,6 +193,8 @@ def off_policy(algorithm) -> dict[str, float]:
             continue
         losses = {}
         if history:
+            import torch
+
             losses = to_floats({name: torch.stack([row[name] for row in history]).mean() for name in history[0]})
         history.clear()
         _require_finite(losses, algorithm)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import nn
 
 from rlox.config import ACTIVATIONS, nearest
+from rlox.initial import layer_weights, mlp_weights
 from rlox.kernels.rng import Rng
 
 _NONLINEARITIES = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -21,30 +21,19 @@ def rng_from_torch() -> Rng:
     return Rng(int(torch.randint(2**63 - 1, ()).item()))
 
 
-def _orthogonal(rows: int, cols: int, gain: float, rng: Rng) -> np.ndarray:
-    """(rows, cols) with orthonormal rows or columns times `gain` (Saxe et al. 2014, arXiv:1312.6120)."""
-    tall = rng.normal((max(rows, cols), min(rows, cols)), dtype=np.float64)
-    q, r = np.linalg.qr(tall)
-    q *= np.sign(np.diagonal(r))  # makes the distribution uniform over orthogonal matrices
-    return gain * (q if rows >= cols else q.T)
-
-
 @torch.no_grad()
+def _set_(layer: nn.Linear | nn.Conv2d, weight: np.ndarray, bias: np.ndarray) -> nn.Module:
+    layer.weight.copy_(torch.from_numpy(weight).view_as(layer.weight))
+    layer.bias.copy_(torch.from_numpy(bias))
+    return layer
+
+
 def init_layer_(layer: nn.Linear | nn.Conv2d, gain: float, orthogonal: bool, rng: Rng) -> nn.Module:
     """Set weights in place: orthogonal with zero bias, or U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias.
 
     A convolution's kernel counts as the matrix (channels out, channels in * height * width).
     """
-    rows, cols = layer.weight.flatten(1).shape
-    if orthogonal:
-        weight, bias = _orthogonal(rows, cols, gain, rng), np.zeros(rows)
-    else:
-        bound = 1.0 / math.sqrt(cols)
-        weight = bound * (2.0 * rng.uniform((rows, cols), dtype=np.float64) - 1.0)
-        bias = bound * (2.0 * rng.uniform((rows,), dtype=np.float64) - 1.0)
-    layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)).view_as(layer.weight))
-    layer.bias.copy_(torch.from_numpy(bias))
-    return layer
+    return _set_(layer, *layer_weights(*layer.weight.flatten(1).shape, gain, orthogonal, rng))
 
 
 def mlp(
@@ -65,13 +54,11 @@ def mlp(
         raise ValueError(f"mlp: activation must be known, got {activation!r}; {nearest(activation, ACTIVATIONS)}")
     rng = rng or rng_from_torch()
     layers: list[nn.Module] = []
-    for i, (n_in, n_out) in enumerate(pairwise(sizes)):
-        last = i == len(sizes) - 2
+    for weight, bias in mlp_weights(sizes, out_gain, orthogonal, rng):
         # skip_init: nn.Linear would draw its own weights from PyTorch's global generator, which belongs to the user.
-        layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-        layers.append(init_layer_(layer, out_gain if last else math.sqrt(2.0), orthogonal, rng))
-        if not last:
-            layers.append(_NONLINEARITIES[activation]())
+        linear = nn.utils.skip_init(nn.Linear, *weight.shape[::-1])
+        layers += [_set_(linear, weight, bias), _NONLINEARITIES[activation]()]
+    layers = layers[:-1]
     return nn.Sequential(*layers)
 
 

@@ -112,6 +112,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         config.env.n_envs,
         config.seed,
         device=config.device,
+        backend=config.backend,
         threads=config.threads,
         env_kwargs=config.env.kwargs,
         env_wrappers=config.env.wrappers,
@@ -121,6 +122,9 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         **_memory(config.buffer, folder),
         **dataclasses.asdict(config.algo),
     )
+    # The path that ran, so that this file gives the same run elsewhere.
+    plain["backend"] = algorithm.backend
+    console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
     if config.init_from is not None:
         algorithm.init_from(config.init_from)
     folder.mkdir(parents=True, exist_ok=True)

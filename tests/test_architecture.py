@@ -24,6 +24,9 @@ FLOORS = {
             "rlox.losses",
             "rlox.batch",
             "rlox.optimizers",
+            "rlox.acting",
+            "rlox.initial",
+            "rlox.native",
             "rlox.envs",
         ),
         1,
@@ -34,6 +37,7 @@ FLOORS = {
     "rlox.parallel_env": 1,
     "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
+    "rlox.candle": 2,
     "rlox.logging": 2,
     "rlox.buffers": 2,
     "rlox.vec_normalize": 1,
@@ -104,6 +108,26 @@ def test_training_imports_no_tracker_and_no_cli():
         "import sys; from rlox.algorithms import PPO; PPO('CartPole-v1', n_steps=8).train(64);"
         f"print(*[m for m in {heavy} if m in sys.modules])"
     )
+    assert run(program) == []
+
+
+def test_a_native_run_imports_no_torch(tmp_path):
+    program = f"""
+import sys
+from rlox.algorithms import PPO
+from rlox.callbacks import CheckpointCallback, EvalCallback
+for env in ("CartPole-v1", "Pendulum-v1"):
+    callbacks = [EvalCallback(n_points=2, n_episodes=2), CheckpointCallback({str(tmp_path)!r})]
+    ppo = PPO(env, n_steps=8, callbacks=callbacks, normalize_obs=env == "Pendulum-v1")
+    ppo.train(128)
+    ppo.predict(ppo.collector.env.observe())
+    path = {str(tmp_path / "a.safetensors")!r}
+    ppo.save(path)
+    PPO.from_checkpoint(path).evaluate(2)
+assert "torch" not in sys.modules
+ppo.policy
+assert "torch" in sys.modules
+"""
     assert run(program) == []
 
 

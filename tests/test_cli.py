@@ -55,11 +55,13 @@ def test_train_leaves_a_complete_run_and_says_where(trained):
         assert (run / name).is_file()
         assert str((run / name).relative_to(cwd)) in done.stdout
     assert "tuned settings: ppo/CartPole-v1" in done.stdout
+    assert "backend: native (a perceptron on the CPU" in done.stdout
     assert "rlox eval outputs/" in done.stdout
     assert "rlox ui" in done.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["algo"]["name"] == "ppo"
     assert config["algo"]["n_steps"] == 32
+    assert config["backend"] == "native"
     assert config["total_timesteps"] == 1500
     assert config["logger"]["mlflow"]["tracking_uri"] == f"sqlite:///{cwd}/outputs/mlflow.db"
     record = rows(run)
@@ -69,6 +71,17 @@ def test_train_leaves_a_complete_run_and_says_where(trained):
     steps = [row["step"] for row in record if "loss/policy" in row]
     assert steps == list(range(256, 1537, 256))
     assert sum("eval/mean_return" in row for row in record) == 3
+
+
+def test_the_backend_is_asked_for_recorded_and_refused(tmp_path):
+    small = ("total_timesteps=128", "algo.n_steps=8", "eval.n_episodes=1", "logger=none", "tuned=off")
+    done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=torch", *small, "hydra.run.dir=by_torch", cwd=tmp_path)
+    assert "backend: torch (as asked)" in done.stdout
+    assert yaml.safe_load((tmp_path / "by_torch/config.yaml").read_text())["backend"] == "torch"
+    assert load_checkpoint(tmp_path / "by_torch/checkpoints/last.safetensors").header["backend"] == "torch"
+    done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=numpy", *small, cwd=tmp_path, check=False)
+    assert done.returncode != 0
+    assert "backend must be one of auto, native, torch, got 'numpy'" in done.stderr
 
 
 def test_mlflow_holds_what_the_record_holds(trained):

@@ -13,7 +13,15 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.callbacks import EvalCallback
 from rlox.config import OffPolicyConfig
 
-NAMES = list(ALGORITHMS)
+# Those that have a native path run by PyTorch once more.
+BY_TORCH = [f"{name}-torch" for name, entry in ALGORITHMS.items() if hasattr(resolve(entry.cls), "update_native")]
+NAMES = [*ALGORITHMS, *BY_TORCH]
+
+
+def entry(name):
+    return ALGORITHMS[name.removesuffix("-torch")]
+
+
 KINDS = {
     "CartPole-v1": "discrete",
     "Acrobot-v1": "discrete",
@@ -33,12 +41,12 @@ OFF_POLICY = {
 
 
 def off_policy(name) -> bool:
-    return issubclass(resolve(ALGORITHMS[name].config), OffPolicyConfig)
+    return issubclass(resolve(entry(name).config), OffPolicyConfig)
 
 
 def takes(kind) -> list[str]:
     """The algorithms whose actions may be of this kind."""
-    return [name for name in NAMES if kind in resolve(ALGORITHMS[name].cls).actions]
+    return [name for name in NAMES if kind in resolve(entry(name).cls).actions]
 
 
 def pairs(*envs) -> list[tuple[str, str]]:
@@ -50,7 +58,9 @@ def make(name, env="CartPole-v1", on=None, off=None, **kwargs):
     if env == "CartPole-v1" and name not in takes("discrete"):
         env = "Pendulum-v1"
     family = {**OFF_POLICY, **(off or {})} if off_policy(name) else {**ON_POLICY, **(on or {})}
-    return resolve(ALGORITHMS[name].cls)(env, **{"n_envs": 4, "seed": 1, **family, **kwargs})
+    if name in BY_TORCH:
+        kwargs["backend"] = "torch"
+    return resolve(entry(name).cls)(env, **{"n_envs": 4, "seed": 1, **family, **kwargs})
 
 
 def fingerprint(algorithm) -> str:
@@ -133,6 +143,7 @@ def test_save_load_continues_exactly(name, env, tmp_path):
     if off_policy(name):
         saved.save_buffer(tmp_path / "a.memory")
         loaded.load_buffer(tmp_path / "a.memory")
+    assert loaded.backend == straight.backend
     assert fingerprint(loaded) == fingerprint(straight)
     assert loaded.counters == straight.counters
     expected, metrics = straight.train(320), loaded.train(320)
@@ -229,13 +240,48 @@ def test_unknown_and_bad_hyper_parameters_are_refused(name):
         make(name, device="gpu")
     with pytest.raises(TypeError, match=r"policy must be a torch\.nn\.Module"):
         make(name, policy="mlp")
-    if len(resolve(ALGORITHMS[name].cls).actions) < 3:
+    if len(resolve(entry(name).cls).actions) < 3:
         kinds = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1", "multi-discrete": probes.TwoSwitches}
-        for kind in set(kinds) - set(resolve(ALGORITHMS[name].cls).actions):
+        for kind in set(kinds) - set(resolve(entry(name).cls).actions):
             with pytest.raises(ValueError, match=r"the environment's actions must be .*; PPO and A2C take any"):
                 make(name, kinds[kind])
     with pytest.raises(ValueError, match="total_timesteps must be >= 1"):
         make(name).train(0)
+
+
+@pytest.mark.parametrize(("name", "env"), [(n, e) for n, e in pairs("CartPole-v1", "Pendulum-v1") if n in BY_TORCH])
+def test_both_backends_are_the_same_training(name, env):
+    """The same numbers are drawn, and what is learned from them agrees to a float's rounding."""
+    native, by_torch = make(name.removesuffix("-torch"), env), make(name, env)
+    assert (native.backend, by_torch.backend) == ("native", "torch")
+    a, b = native.train(320), by_torch.train(320)
+    for (key, ours), theirs in zip(
+        native.policy.state_dict().items(), by_torch.policy.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=key)
+    assert native.counters == by_torch.counters
+    assert native.rng.get_state() == by_torch.rng.get_state()
+    assert native.collector.rng.get_state() == by_torch.collector.rng.get_state()
+    assert set(a) == set(b)
+    losses = [key for key in a if not key.startswith("time/")]
+    assert {k: a[k] for k in losses} == pytest.approx({k: b[k] for k in losses}, rel=2e-2, abs=1e-3, nan_ok=True)
+
+
+@pytest.mark.parametrize(("name", "env"), [(n, e) for n, e in pairs("CartPole-v1", "Pendulum-v1") if n in BY_TORCH])
+@pytest.mark.parametrize("start", ["native", "torch"])
+def test_a_checkpoint_moves_between_the_backends(name, env, start, tmp_path):
+    """Moments, counters and generators go along, so that both continue alike."""
+    straight = make(name.removesuffix("-torch"), env, backend=start)
+    straight.train(192)
+    straight.save(tmp_path / "a.safetensors")
+    other = {"native": "torch", "torch": "native"}[start]
+    moved = type(straight).from_checkpoint(tmp_path / "a.safetensors", backend=other)
+    assert moved.backend == other
+    assert fingerprint(moved) == fingerprint(straight)
+    straight.train(128)
+    moved.train(128)
+    for ours, theirs in zip(moved.policy.parameters(), straight.policy.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -10,6 +10,7 @@ from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport (
+    PyCapsule_New,
     PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid,
 )
 from libc.stdint cimport INT64_MAX
@@ -273,6 +274,34 @@ cdef void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outp
             start_episodes(spec, envs, start, &batch, m, &index[0], obs)
 
 
+cdef extern from "stepper.h":
+    const char* RLOX_STEPPER_CAPSULE
+    ctypedef struct rlox_stepper:
+        void* self
+        i64 n
+        i64 obs_dim
+        i64 n_actions
+        i64 act_dim
+        i64 max_episode_steps
+        const f32* act_low
+        const f32* act_high
+        void (*step)(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
+                     f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil
+
+
+cdef struct Stepped:
+    const rlox_env_v1* spec
+    Envs* envs
+
+
+cdef void step_through(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
+                       f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil:
+    cdef Stepped* stepped = <Stepped*>self
+    cdef Outputs out = Outputs(obs=obs, rewards=rewards, terminated=terminated, truncated=truncated,
+                               final_obs=final_obs, episode_return=episode_return, episode_length=episode_length)
+    advance(stepped.spec, stepped.envs, actions, &out)
+
+
 cdef Py_ssize_t first_bad_action(const rlox_env_v1* spec, const void* actions, Py_ssize_t n) noexcept nogil:
     """Return the index of the first action that is out of range or NaN, or -1."""
     cdef const i64* choices = <const i64*>actions
@@ -411,6 +440,8 @@ cdef class VecEnv(NativeEnv):
     cdef cnp.ndarray state, keys, episodes, steps, returns
     cdef tuple scratch
     cdef Outputs sink
+    cdef Stepped stepped
+    cdef rlox_stepper access
     cdef dict views      # what copy=False returns, and where its arrays lie
     cdef Outputs viewed
     cdef cnp.ndarray choices  # (N,) int64, holds the actions of a list
@@ -720,6 +751,21 @@ cdef class VecEnv(NativeEnv):
         model = self.fresh(&unused)[key]
         check_out(<object>item, type_num, model.dtype, model.shape, "VecEnv.step_all", f"out[{key!r}]")
         raise AssertionError("check_out refuses what take refuses")
+
+    def stepper(self):
+        """How another kernel steps these environments; valid as long as they live. Internal.
+
+        Raises ValueError before the first `reset_all`.
+        """
+        if not self.ready:
+            raise ValueError("VecEnv.stepper: the environments must be reset first; call reset_all()")
+        self.stepped = Stepped(spec=&self.spec, envs=&self.envs)
+        self.access = rlox_stepper(
+            self=&self.stepped, n=self.n_envs, obs_dim=self.spec.obs_dim, n_actions=self.spec.n_actions,
+            act_dim=self.spec.act_dim, max_episode_steps=self.spec.max_episode_steps,
+            act_low=self.spec.act_low, act_high=self.spec.act_high, step=step_through,
+        )
+        return PyCapsule_New(&self.access, RLOX_STEPPER_CAPSULE, NULL)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Return a copy of everything that the future depends on (S state components, N environments).

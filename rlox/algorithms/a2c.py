@@ -6,14 +6,15 @@ eps outside the root, as in Stable-Baselines3's default; time limits bootstrap a
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from rlox.algorithms.on_policy import OnPolicyAlgorithm
 from rlox.batch import RolloutBatch
 from rlox.config import A2CConfig
 from rlox.loops import scheduled
-from rlox.losses import normalized, policy_gradient, value_loss
-from rlox.policies import policy_outputs
+
+if TYPE_CHECKING:
+    import torch
 
 
 class A2C(OnPolicyAlgorithm):
@@ -24,6 +25,9 @@ class A2C(OnPolicyAlgorithm):
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """One gradient step on the whole rollout; metrics as tensors ()."""
+        from rlox.losses import normalized, policy_gradient, value_loss
+        from rlox.policies import policy_outputs
+
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
@@ -38,3 +42,16 @@ class A2C(OnPolicyAlgorithm):
             "grad_norm": norm,
             "explained_variance": batch.explained_variance(),
         }
+
+    def update_native(self, batch: RolloutBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c = self.config
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
+        return self.native.net.a2c(
+            *map(batch.array, ("obs", "actions", "advantages", "returns", "values")),
+            learning_rate=self.optimizer.learning_rate,
+            vf_coef=c.vf_coef,
+            ent_coef=c.ent_coef,
+            max_grad_norm=c.max_grad_norm,
+            normalize_advantages=c.normalize_advantages,
+        )

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
 from rlox import loops
 from rlox.callbacks import Callback, CallbackList
 from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, versions
 from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector
-from rlox.config import Config
+from rlox.config import BACKENDS, DEVICES, Config, nearest
 from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
-from rlox.evaluation import Evaluation, evaluate, require_mode, torch_threads
+from rlox.evaluation import Evaluation, evaluate, torch_threads
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
-from rlox.optimizers import FlatOptimizer
-from rlox.policies import Actor
+from rlox.native import NativeOptimizer, NativePolicy
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
+# PyTorch is imported where it is used: a native run needs none of it.
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rlox.optimizers import FlatOptimizer
+
 # Below this many parameters a GPU's launch latency costs more than its arithmetic saves.
-_CUDA_PAYS_FROM = 1_000_000
+CUDA_PAYS_FROM = 1_000_000
 
 
 class OnlineAlgorithm:
@@ -49,6 +53,10 @@ class OnlineAlgorithm:
         Called in order, the logger last.
     device : str
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
+    backend : str
+        ``torch``; ``native``: a kernel collects and updates what the PyTorch `update` defines; ``auto``: native
+        wherever that is exact for what is asked, whatever callbacks and loggers there are. A native run calls no hooks
+        that are put on `policy` later. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     env_kwargs : dict, optional
@@ -78,7 +86,8 @@ class OnlineAlgorithm:
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
 
     collector: RolloutCollector | ReplayCollector
-    optimizer: FlatOptimizer
+    optimizer: FlatOptimizer | NativeOptimizer
+    native: NativePolicy | None = None  # what the kernel computes, where the backend is native
     normalizer: VecNormalize | None = None
 
     def __init__(
@@ -91,6 +100,7 @@ class OnlineAlgorithm:
         callbacks: Iterable[Callback] | None = None,
         *,
         device: str = "auto",
+        backend: str = "auto",
         threads: int = 1,
         env_kwargs: dict[str, Any] | None = None,
         reward_fn: RewardFn | None = None,
@@ -131,19 +141,46 @@ class OnlineAlgorithm:
         self._eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
-        self.policy = self._make_policy(policy)
-        self.device = _choose_device(device, self.policy, where)
+        if device not in DEVICES:
+            raise ValueError(f"{where}: device must be one of {', '.join(DEVICES)}, got {device!r}")
+        self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
+        self._make_policy(policy)
+        self.device = "cpu" if self.native is not None else _choose_device(device, self.policy, where)
         self.collector.device = self.device
-        self.policy.to(self.device)
+        if self.native is None:
+            self.policy.to(self.device)
         self.rng = Rng(seed, self.stream)
         self._setup()
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector | ReplayCollector:
         raise NotImplementedError
 
-    def _make_policy(self, policy: nn.Module | None) -> nn.Module:
-        """The default policy, or the user's after its checks."""
+    def _choose_backend(self, backend: str, policy: nn.Module | None, device: str) -> tuple[str, str]:
+        """``native`` or ``torch``, and why."""
+        where = type(self).__name__
+        if backend not in BACKENDS:
+            raise ValueError(f"{where}: backend must be known, got {backend!r}; {nearest(backend, BACKENDS)}")
+        if backend == "torch":
+            return "torch", "as asked"
+        obstacle = self._native_obstacle(policy, device)
+        if obstacle is None:
+            return "native", "a perceptron on the CPU, computed as the PyTorch update defines it"
+        if backend == "native":
+            raise ValueError(f"{where}: backend must be auto or torch here, got 'native': {obstacle}")
+        return "torch", obstacle
+
+    def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
+        """Why the native path cannot run; None where it can."""
+        return f"{self.name} has no native update yet"
+
+    def _make_policy(self, policy: nn.Module | None) -> None:
+        """Set `policy` to the default one, or the user's after its checks; or `native`."""
         raise NotImplementedError
+
+    @property
+    def actor(self) -> nn.Module | NativePolicy:
+        """What acts in collection and evaluation."""
+        return self.policy if self.native is None else self.native
 
     def _setup(self) -> None:
         """What comes once policy and device are there: optimisers, normalisation, further networks."""
@@ -179,7 +216,6 @@ class OnlineAlgorithm:
         with torch_threads(self.threads):
             return type(self).loop(self)
 
-    @torch.inference_mode()
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
         """Action for one observation (D,), or actions for a batch (B, D).
 
@@ -206,14 +242,14 @@ class OnlineAlgorithm:
             )
         if self.normalizer is not None:
             rows = self.normalizer.normalize(rows)
-        tensor = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
-        if deterministic:
-            actions = require_mode(self.policy, f"{type(self).__name__}.predict")(tensor)
-        elif isinstance(self.policy, Actor):
-            actions = self.policy.sample(tensor)
-        else:
-            actions = self.policy.get_action_and_logprob(tensor)[0]
-        actions = spec.clip(actions.cpu().numpy())
+        actor = self.native
+        if actor is None:
+            from rlox.acting import ModuleActor, require_mode
+
+            actor = ModuleActor(self.policy, self.device)
+            if deterministic:
+                require_mode(self.policy, f"{type(self).__name__}.predict")
+        actions = spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
         if single:
             return int(actions[0]) if spec.discrete else actions[0]
         return actions
@@ -228,7 +264,7 @@ class OnlineAlgorithm:
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self.threads):
             return evaluate(
-                self.policy,
+                self.actor,
                 self.env_id,
                 n_episodes,
                 seed,
@@ -257,6 +293,7 @@ class OnlineAlgorithm:
             },
             "seed": self.seed,
             "threads": self.threads,
+            "backend": self.backend,
             "config": self.config.to_dict(),
             "policy": "custom" if self._own_policy else "default",
             "reward_fn": self._lost_reward_fn if reward_fn is None else env_name(reward_fn),
@@ -266,7 +303,7 @@ class OnlineAlgorithm:
             **header,
         }
         tensors = {
-            "policy": weights_of(self.policy),
+            "policy": weights_of(self.policy) if self.native is None else self.native.weights(),
             "optimizer": self.optimizer.state(),
             "normalization": {} if self.normalizer is None else self.normalizer.state(),
             "environment": self.collector.state() or {},
@@ -275,10 +312,19 @@ class OnlineAlgorithm:
                 "episode_lengths": np.asarray(c.recent_lengths, np.int64),
             },
             # A user's policy samples from PyTorch's generator.
-            "generators": {} if isinstance(self.policy, Actor) else {"torch": torch.get_rng_state().numpy()},
+            "generators": self._torch_generator(),
         }
         own_info, own_tensors = self._own_state()
         save_checkpoint(path, Checkpoint({**info, **own_info}, {**tensors, **own_tensors}))
+
+    def _torch_generator(self) -> dict[str, np.ndarray]:
+        if self.native is not None:
+            return {}
+        import torch
+
+        from rlox.policies import Actor
+
+        return {} if isinstance(self.policy, Actor) else {"torch": torch.get_rng_state().numpy()}
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         """What a family or an algorithm adds to a checkpoint: header values, and tensors by section."""
@@ -293,6 +339,7 @@ class OnlineAlgorithm:
         logger: LoggerCallback | None = None,
         callbacks: Iterable[Callback] | None = None,
         device: str = "auto",
+        backend: str | None = None,
         reward_fn: RewardFn | None = None,
         env_wrappers: Sequence[Any] | None = None,
         env_backend: str | None = None,
@@ -311,6 +358,8 @@ class OnlineAlgorithm:
             By default the one it was trained on. Another one, and any foreign environment, starts with fresh episodes.
         policy : nn.Module, optional
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
+        backend : str, optional
+            By default the one that ran, where the device can.
         reward_fn : callable, optional
             Needed to train on, where the checkpoint was trained with one.
         env_wrappers : sequence, optional
@@ -356,6 +405,7 @@ class OnlineAlgorithm:
             logger,
             callbacks,
             device=device,
+            backend=cls._saved_backend(header, device) if backend is None else backend,
             threads=header["threads"],
             env_kwargs=env["kwargs"],
             reward_fn=reward_fn,
@@ -367,6 +417,11 @@ class OnlineAlgorithm:
         algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
         algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
         return algorithm
+
+    @staticmethod
+    def _saved_backend(header: dict[str, Any], device: str) -> str:
+        # One written before there was a choice was trained by PyTorch.
+        return "torch" if device == "cuda" else header.get("backend", "torch")
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -384,6 +439,8 @@ class OnlineAlgorithm:
         self.collector.rng.set_state(header["generators"]["action"])
         self.rng.set_state(header["generators"][self.stream.name.lower()])
         if "torch" in tensors["generators"]:
+            import torch
+
             torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
         exact = same_env and bool(tensors["environment"]) and self.collector.exact
         if self.normalizer is not None:
@@ -410,7 +467,11 @@ class OnlineAlgorithm:
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         """Put a checkpoint's weights into the policy, and into what starts as a copy of it."""
-        load_weights_(self.policy, arrays, f"{type(self).__name__}: {where}: the policy")
+        what = f"{type(self).__name__}: {where}: the policy"
+        if self.native is not None:
+            self.native.load(arrays, what)
+        else:
+            load_weights_(self.policy, arrays, what)
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
@@ -420,19 +481,21 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
 
 def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -> None:
     """Put what `weights_of` returned into `module`; a ValueError that names `what` where it does not fit."""
+    import torch
+
     try:
         module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
     except RuntimeError as e:
         raise ValueError(f"{what} does not fit the checkpoint: {e}") from e
 
 
-def _choose_device(device: str, policy: nn.Module, where: str) -> torch.device:
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"{where}: device must be one of auto, cpu, cuda, got {device!r}")
+def _choose_device(device: str, policy: nn.Module, where: str) -> str:
+    import torch
+
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise ValueError(
             f"{where}: device=cuda needs a GPU that this PyTorch ({torch.__version__}) can use; try device=cpu"
         )
-    large = sum(p.numel() for p in policy.parameters()) >= _CUDA_PAYS_FROM
-    return torch.device("cuda" if device == "cuda" or (device == "auto" and available and large) else "cpu")
+    large = sum(p.numel() for p in policy.parameters()) >= CUDA_PAYS_FROM
+    return "cuda" if device == "cuda" or (device == "auto" and available and large) else "cpu"

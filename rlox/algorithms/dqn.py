@@ -38,7 +38,7 @@ class DQN(OffPolicyAlgorithm):
     Config = DQNConfig
     actions = ("discrete",)
 
-    def _make_policy(self, policy: nn.Module | None) -> QPolicy:
+    def _make_policy(self, policy: nn.Module | None) -> None:
         c, spec = self.config, self.spec
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
@@ -48,7 +48,7 @@ class DQN(OffPolicyAlgorithm):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
         policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
         self._require_values(policy)
-        return policy
+        self.policy = policy
 
     @torch.no_grad()
     def _require_values(self, policy: QPolicy) -> None:

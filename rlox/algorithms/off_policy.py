@@ -6,10 +6,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from rlox import loops
 from rlox.algorithms.base import OnlineAlgorithm
@@ -21,6 +20,9 @@ from rlox.collectors import ReplayCollector
 from rlox.config import BufferConfig, MmapBufferConfig
 from rlox.logging import LoggerCallback
 from rlox.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class OffPolicyAlgorithm(OnlineAlgorithm):

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from rlox import loops
-from rlox.algorithms.base import OnlineAlgorithm
+from rlox.algorithms.base import CUDA_PAYS_FROM, OnlineAlgorithm
 from rlox.collectors import RolloutCollector
+from rlox.kernels.nn.learner import n_parameters
 from rlox.kernels.rng import Rng
-from rlox.optimizers import FlatOptimizer
-from rlox.policies import check_policy, make_policy
+from rlox.native import NativeOptimizer, NativePolicy, obstacle
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.batch import RolloutBatch
 
 
 class OnPolicyAlgorithm(OnlineAlgorithm):
     """Base of algorithms that learn from what the present policy has just done.
 
     A `policy` of your own defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
-    `rlox.policies`). ``update(batch)`` is given a `rlox.batch.RolloutBatch`.
+    `rlox.policies`). ``update(batch)`` is given a `rlox.batch.RolloutBatch`; so is ``update_native``, which does the
+    same by the kernel. A subclass that overrides ``update`` alone runs by PyTorch.
     """
 
     loop = staticmethod(loops.on_policy)
@@ -29,15 +33,53 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector:
         return RolloutCollector(*args, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **kwargs)
 
-    def _make_policy(self, policy: nn.Module | None) -> nn.Module:
+    @property
+    def policy(self) -> nn.Module:
+        """The module that is trained; on the native path it is made when it is first asked for, and has views of the
+        kernel's parameters for its own."""
+        return self._policy if self.native is None else self.native.module()
+
+    def update_native(self, batch: RolloutBatch) -> dict[str, float]:
+        """What ``update`` defines, by the kernel."""
+        raise NotImplementedError
+
+    def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
+        if device == "cuda":
+            return "it runs on the CPU, and device is cuda"
+        definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
+        if "update_native" not in vars(definer):
+            return f"{definer.__name__} has an update of its own"
+        c, spec = self.config, self.spec
+        found = obstacle(spec, c, policy)
+        if found is None and device == "auto":
+            n_outputs = spec.n_actions if spec.discrete else spec.act_dim
+            if n_parameters(spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous) >= CUDA_PAYS_FROM:
+                import torch
+
+                if torch.cuda.is_available():
+                    return "so large a policy is faster on the GPU"
+        return found
+
+    def _make_policy(self, policy: nn.Module | None) -> None:
         self.normalizer = self.collector.normalizer = self._make_normalizer()
-        if policy is None:
-            policy = make_policy(self.spec, self.config, Rng(self.seed, Stream.INIT))
-        check_policy(policy, type(self).__name__)
-        return policy
+        rng = Rng(self.seed, Stream.INIT)
+        if self.backend == "native":
+            c, spec = self.config, self.spec
+            given = policy is not None
+            self.native = NativePolicy.adopt(policy, spec, c) if given else NativePolicy.make(spec, c, rng)
+            return
+        from rlox.policies import check_policy, make_policy
+
+        self._policy = make_policy(self.spec, self.config, rng) if policy is None else policy
+        check_policy(self._policy, type(self).__name__)
 
     def _setup(self) -> None:
         c = self.config
+        if self.native is not None:
+            self.optimizer = NativeOptimizer(self.native.net, c.learning_rate)
+            return
+        from rlox.optimizers import FlatOptimizer
+
         self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
 
     def _make_normalizer(self) -> VecNormalize | None:

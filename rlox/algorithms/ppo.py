@@ -6,13 +6,15 @@ Departures: the value loss has no factor 1/2, as in Stable-Baselines3; time limi
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from rlox.algorithms.on_policy import OnPolicyAlgorithm
 from rlox.batch import RolloutBatch
 from rlox.config import PPOConfig
 from rlox.loops import scheduled
-from rlox.losses import PPOLoss, normalized
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PPO(OnPolicyAlgorithm):
@@ -23,6 +25,10 @@ class PPO(OnPolicyAlgorithm):
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """`n_epochs` passes over the rollout in minibatches; means over all minibatches, as tensors ()."""
+        import torch
+
+        from rlox.losses import PPOLoss, normalized
+
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
         loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf)
@@ -46,3 +52,23 @@ class PPO(OnPolicyAlgorithm):
         means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
         means["explained_variance"] = batch.explained_variance()
         return means
+
+    def update_native(self, batch: RolloutBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c, progress = self.config, self.counters.progress
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
+        columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")
+        return self.native.net.ppo(
+            *map(batch.array, columns),
+            self.rng,
+            n_epochs=c.n_epochs,
+            batch_size=c.batch_size,
+            learning_rate=self.optimizer.learning_rate,
+            clip_eps=scheduled(c.clip_eps, c.clip_eps_schedule, progress),
+            vf_coef=c.vf_coef,
+            ent_coef=c.ent_coef,
+            max_grad_norm=c.max_grad_norm,
+            clip_vf=c.clip_vf,
+            target_kl=c.target_kl,
+            normalize_advantages=c.normalize_advantages,
+        )

@@ -75,8 +75,9 @@ PINNED = {
 }
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("env", PINNED)
-def test_pinned_trajectory(env):
+def test_pinned_trajectory(env, backend):
     program = f"""
 import json
 from rlox.algorithms import PPO
@@ -85,7 +86,7 @@ rows = []
 class Rows(LoggerCallback):
     def log(self, step, metrics):
         rows.append([metrics["loss/value"], metrics["loss/entropy"], metrics["loss/grad_norm"]])
-PPO({env!r}, n_envs=4, seed=7, n_steps=32, batch_size=64, logger=Rows()).train(640)
+PPO({env!r}, n_envs=4, seed=7, n_steps=32, batch_size=64, logger=Rows(), backend={backend!r}).train(640)
 print(json.dumps(rows))
 """
     level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}

@@ -1,0 +1,997 @@
+"""The native update of PPO and A2C: what their PyTorch `update` defines, for actor-critics of plain perceptrons.
+
+Parameters are one flat float32 block in the order of ``policy.parameters()``, each weight (n_out, n_in) as PyTorch has
+it, so that a module whose parameters are views of the block and this code always see the same numbers. A minibatch is
+worked through `CHUNK` rows at a time, so that activations stay in the cache whatever the batch size; gradients add up.
+"""
+
+import threading
+
+import numpy as np
+
+cimport numpy as cnp
+from libc.math cimport NAN, exp, expf, fabs, isfinite, log, sqrt, sqrtf
+from libc.string cimport memcpy, memset
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+
+from kernels.checks cimport as_index, check_out, describe
+from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
+from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
+
+cnp.import_array()
+
+cdef extern from "gemm.h":
+    enum:
+        PAD
+        RLOX_STORE
+        RLOX_ADD
+        RLOX_BIAS
+        RLOX_BIAS_TANH
+        RLOX_BIAS_RELU
+        RLOX_DTANH
+        RLOX_DRELU
+    void rlox_gemm(Py_ssize_t rows, Py_ssize_t n, Py_ssize_t k_size, const f32* a, Py_ssize_t a_row,
+                   Py_ssize_t a_col, const f32* b, Py_ssize_t ldb, f32* c, Py_ssize_t ldc, int after,
+                   const f32* bias, const f32* h, Py_ssize_t ldh) noexcept nogil
+    void rlox_pack_transposed(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
+    void rlox_pack(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
+
+cdef extern from "stepper.h":
+    const char* RLOX_STEPPER_CAPSULE
+    ctypedef struct rlox_stepper:
+        void* self
+        i64 n
+        i64 obs_dim
+        i64 n_actions
+        i64 act_dim
+        i64 max_episode_steps
+        const f32* act_low
+        const f32* act_high
+        void (*step)(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
+                     f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil
+
+cdef enum:
+    MAX_LAYERS = 9
+    CHUNK = 256
+
+cdef enum Head:
+    CATEGORICAL
+    GAUSSIAN
+
+MAX_HIDDEN = MAX_LAYERS - 1  # hidden layers that NativeActorCritic takes at most
+
+cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
+
+
+cdef struct Layer:
+    Py_ssize_t n_in
+    Py_ssize_t n_out
+    Py_ssize_t in_pad
+    Py_ssize_t out_pad
+    f32* weight         # (n_out, n_in), in the block
+    f32* bias           # (n_out)
+    f32* d_weight       # the same places of the gradient
+    f32* d_bias
+    f32* forward        # panels of the transposed weight
+    f32* backward       # panels of the weight; NULL for the first layer, whose input has no gradient
+    f32* padded_bias    # (out_pad)
+    f32* out            # (CHUNK, out_pad)
+    f32* d_out          # (CHUNK, out_pad)
+    f32* d_padded       # (n_out, in_pad), where in_pad != n_in
+
+
+cdef struct Net:
+    int n_layers
+    bint tanh
+    Layer[MAX_LAYERS] layers
+
+
+cdef inline Py_ssize_t padded(Py_ssize_t n) noexcept nogil:
+    return (n + PAD - 1) // PAD * PAD
+
+
+cdef void pack(Net* net, bint backward) noexcept nogil:
+    """Bring the weights into the form the products read."""
+    cdef int l
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        rlox_pack_transposed(layer.weight, layer.n_out, layer.n_in, layer.forward)
+        memcpy(layer.padded_bias, layer.bias, layer.n_out * sizeof(f32))
+        if backward and layer.backward != NULL:
+            rlox_pack(layer.weight, layer.n_out, layer.n_in, layer.backward)
+
+
+cdef const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
+    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx); rows <= CHUNK."""
+    cdef int l, after
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        after = RLOX_BIAS
+        if l < net.n_layers - 1:
+            after = RLOX_BIAS_TANH if net.tanh else RLOX_BIAS_RELU
+        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.forward, 0, layer.out, layer.out_pad,
+                  after, layer.padded_bias, NULL, 0)
+        x = layer.out
+        ldx = layer.out_pad
+    return x
+
+
+cdef void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ssize_t n, f32_r to) noexcept nogil:
+    cdef Py_ssize_t i, j
+    for i in range(rows):
+        for j in range(n):
+            to[j] += x[i * ld + j]
+
+
+cdef void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
+    """Add the gradient of the last `forward`, from d_out of the last layer; x (rows, ldx) padded with zeros."""
+    cdef int l
+    cdef Layer* layer
+    cdef Layer* below_
+    cdef const f32* h
+    cdef Py_ssize_t ldh
+    for l in range(net.n_layers - 1, -1, -1):
+        layer = &net.layers[l]
+        h = x
+        if l:
+            h = net.layers[l - 1].out
+        ldh = layer.in_pad if l else ldx
+        # d_out read by columns is its transpose: (n_out, rows) @ (rows, n_in).
+        if layer.d_padded == NULL:
+            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
+                      layer.d_weight, layer.n_in, RLOX_ADD, NULL, NULL, 0)
+        else:
+            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
+                      layer.d_padded, layer.in_pad, RLOX_ADD, NULL, NULL, 0)
+        add_column_sums(layer.d_out, rows, layer.out_pad, layer.n_out, layer.d_bias)
+        if l:
+            below_ = &net.layers[l - 1]
+            rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.backward, 0,
+                      below_.d_out, below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL,
+                      below_.out, below_.out_pad)
+
+
+cdef void clear_padded(Net* net) noexcept nogil:
+    cdef int l
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        if layer.d_padded != NULL:
+            memset(layer.d_padded, 0, layer.n_out * layer.in_pad * sizeof(f32))
+
+
+cdef void unpad(Net* net) noexcept nogil:
+    """Copy the gradients that were gathered in padded rows to their places."""
+    cdef int l
+    cdef Py_ssize_t o
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        if layer.d_padded != NULL:
+            for o in range(layer.n_out):
+                memcpy(layer.d_weight + o * layer.n_in, layer.d_padded + o * layer.in_pad,
+                       layer.n_in * sizeof(f32))
+
+
+cdef struct Loss:
+    bint ppo            # else A2C's policy gradient
+    f64 clip_eps
+    f64 vf_coef
+    f64 ent_coef
+    f64 clip_vf         # 0: off
+
+
+cdef struct Sums:
+    f64 policy_loss
+    f64 value_loss
+    f64 entropy
+    f64 approx_kl
+    f64 clipped
+
+
+# A chunk of a minibatch, gathered.
+cdef struct Rows:
+    const f32* obs      # (B, in_pad)
+    const i64* choices  # (B) categorical
+    const f32* actions  # (B, A) Gaussian
+    const f32* log_probs
+    const f32* advantages
+    const f32* returns
+    const f32* values
+
+
+cdef inline f64 bounded(f64 x, f64 low, f64 high) noexcept nogil:
+    """`x` within [low, high]; NaN stays NaN, so that it is seen."""
+    if x < low:
+        return low
+    return high if x > high else x
+
+
+cdef inline f64 policy_term(const Loss* loss, f64 log_prob, f64 old, f64 advantage, Sums* sums) noexcept nogil:
+    """Add the policy loss of one row; return its derivative by the log-probability."""
+    cdef f64 log_ratio, ratio, clipped, first, second
+    if not loss.ppo:
+        sums.policy_loss -= log_prob * advantage
+        return -advantage
+    log_ratio = log_prob - old
+    ratio = exp(log_ratio)
+    clipped = bounded(ratio, 1.0 - loss.clip_eps, 1.0 + loss.clip_eps)
+    first = ratio * advantage
+    second = clipped * advantage
+    sums.approx_kl += ratio - 1.0 - log_ratio
+    sums.clipped += ratio != clipped
+    sums.policy_loss -= min(first, second)
+    # Where the clipped term is the smaller one, nothing depends on the ratio.
+    return -first if first <= second else 0.0
+
+
+cdef void categorical_loss(const Loss* loss, const f32* logits, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t n_actions,
+                           const Rows* rows, f64 scale, f32* d_logits, Sums* sums) noexcept nogil:
+    """Gradients (n, ld) by the logits, times `scale` = 1 / B, and the sums that metrics are made of."""
+    cdef Py_ssize_t i, j
+    cdef const f32* x
+    cdef f32* d
+    cdef f32 top
+    cdef f64 total, log_total, entropy, d_log_prob, p, log_p
+    for i in range(n):
+        x = logits + i * ld
+        d = d_logits + i * ld
+        top = x[0]
+        for j in range(1, n_actions):
+            top = max(top, x[j])
+        total = 0.0
+        for j in range(n_actions):
+            d[j] = expf(x[j] - top)
+            total += d[j]
+        log_total = log(total)
+        entropy = 0.0
+        for j in range(n_actions):
+            log_p = x[j] - top - log_total
+            d[j] = <f32>(d[j] / total)
+            entropy -= d[j] * log_p
+        j = rows.choices[i]
+        d_log_prob = policy_term(loss, x[j] - top - log_total, rows.log_probs[i], rows.advantages[i], sums)
+        sums.entropy += entropy
+        for j in range(n_actions):
+            p = d[j]
+            log_p = x[j] - top - log_total
+            d[j] = <f32>(scale * (
+                d_log_prob * ((1.0 if j == rows.choices[i] else 0.0) - p)
+                + loss.ent_coef * p * (log_p + entropy)))
+
+
+cdef void gaussian_loss(const Loss* loss, const f32* mean, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t act_dim,
+                        const f32* log_std, const Rows* rows, f64 scale, f32* d_mean, f64* d_log_std,
+                        Sums* sums) noexcept nogil:
+    cdef Py_ssize_t i, j
+    cdef f64 z, log_prob, d_log_prob, total = 0.0, entropy
+    for j in range(act_dim):
+        total += log_std[j]
+    entropy = total + act_dim * (0.5 + LOG_SQRT_2PI)
+    for i in range(n):
+        log_prob = -total - act_dim * LOG_SQRT_2PI
+        for j in range(act_dim):
+            z = (rows.actions[i * act_dim + j] - mean[i * ld + j]) * exp(-<f64>log_std[j])
+            log_prob -= 0.5 * z * z
+        d_log_prob = policy_term(loss, log_prob, rows.log_probs[i], rows.advantages[i], sums)
+        sums.entropy += entropy
+        for j in range(act_dim):
+            z = (rows.actions[i * act_dim + j] - mean[i * ld + j]) * exp(-<f64>log_std[j])
+            d_mean[i * ld + j] = <f32>(scale * d_log_prob * z * exp(-<f64>log_std[j]))
+            d_log_std[j] += scale * (d_log_prob * (z * z - 1.0) - loss.ent_coef)
+
+
+cdef void value_loss(const Loss* loss, const f32* values, Py_ssize_t ld, Py_ssize_t n, const Rows* rows, f64 scale,
+                     f32* d_values, Sums* sums) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef f64 value, error, moved
+    cdef bint inside
+    for i in range(n):
+        value = values[i * ld]
+        inside = True
+        if loss.clip_vf > 0.0:
+            moved = value - rows.values[i]
+            inside = fabs(moved) <= loss.clip_vf
+            value = rows.values[i] + bounded(moved, -loss.clip_vf, loss.clip_vf)
+        error = value - rows.returns[i]
+        sums.value_loss += error * error
+        d_values[i * ld] = <f32>(scale * loss.vf_coef * 2.0 * error) if inside else 0.0
+
+
+cdef f64 norm_of(cf32_r x, Py_ssize_t n) noexcept nogil:
+    """Euclidean norm, summed in float64 by sixteen."""
+    cdef Py_ssize_t i, j
+    cdef f64[16] sums
+    cdef f64 total = 0.0
+    for j in range(16):
+        sums[j] = 0.0
+    for i in range(0, n - 15, 16):
+        for j in range(16):
+            sums[j] += <f64>x[i + j] * x[i + j]
+    for i in range(n & ~<Py_ssize_t>15, n):
+        total += <f64>x[i] * x[i]
+    for j in range(16):
+        total += sums[j]
+    return sqrt(total)
+
+
+cdef void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 root2,
+               f32 eps) noexcept nogil:
+    """Kingma & Ba 2015 with PyTorch's order of operations: sqrt(v) / sqrt(1 - beta2^t) + eps."""
+    cdef Py_ssize_t i
+    cdef f32 gradient
+    for i in range(n):
+        gradient = g[i] * clip
+        m[i] = m[i] + <f32>0.1 * (gradient - m[i])
+        v[i] = <f32>0.999 * v[i] + <f32>0.001 * gradient * gradient
+        p[i] = p[i] - step_size * m[i] / (sqrtf(v[i]) / root2 + eps)
+
+
+cdef void rmsprop(f32_r p, cf32_r g, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 eps) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef f32 gradient
+    for i in range(n):
+        gradient = g[i] * clip
+        v[i] = <f32>0.99 * v[i] + <f32>0.01 * gradient * gradient
+        p[i] = p[i] - step_size * gradient / (sqrtf(v[i]) + eps)
+
+
+cdef f64 explained_variance(cf32_r returns, cf32_r values, Py_ssize_t n) noexcept nogil:
+    """Share of the returns' variance that the values explain; NaN where all returns are equal."""
+    cdef Py_ssize_t i
+    cdef f64 mean = 0.0, shift = 0.0, total = 0.0, left = 0.0, x
+    for i in range(n):
+        mean += returns[i]
+        shift += returns[i] - values[i]
+    mean /= n
+    shift /= n
+    for i in range(n):
+        x = returns[i] - mean
+        total += x * x
+        x = returns[i] - values[i] - shift
+        left += x * x
+    if total == 0.0:
+        return NAN
+    return 1.0 - left / total
+
+
+cdef void shuffle(i64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
+    """The permutation that `Rng.permutation` gives at this key and position."""
+    cdef Py_ssize_t i, j
+    cdef Block x
+    cdef u64 word
+    for i in range(n):
+        if i & 1:
+            word = join(x.c, x.d)
+        else:
+            x = philox(key, position, DOMAIN_RNG)
+            position += 1
+            word = join(x.a, x.b)
+        j = <Py_ssize_t>below(word, <u64>i + 1)
+        out[i] = out[j]
+        out[j] = i
+
+
+cdef object given(object array, int type_num, object dtype, tuple shape, str where, str name):
+    """`array` as the C-contiguous array of this dtype and shape that it must be, but for strides, which are copied."""
+    if not isinstance(array, cnp.ndarray):
+        raise TypeError(f"{where}: {name} must be a NumPy array, got {type(array).__name__}")
+    if cnp.PyArray_TYPE(<cnp.ndarray>array) != type_num:
+        raise TypeError(f"{where}: {name} must have dtype {dtype}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
+    return array if cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>array) else np.ascontiguousarray(array)
+
+
+cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
+    """`value` as a finite number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
+    cdef f64 x = value
+    if not isfinite(x) or x < low:
+        raise ValueError(f"{where}: {name} must be finite and >= {low:g}, got {value}")
+    return x
+
+
+def n_parameters(obs_dim: int, n_outputs: int, hidden_sizes, gaussian: bool = False) -> int:
+    """How many numbers the block of `NativeActorCritic` holds."""
+    total = n_outputs if gaussian else 0
+    for last in (n_outputs, 1):
+        widths = [obs_dim, *hidden_sizes, last]
+        total += sum((a + 1) * b for a, b in zip(widths, widths[1:]))
+    return total
+
+
+cdef class NativeActorCritic:
+    """A perceptron actor and a perceptron critic on one flat block of parameters, and their optimiser.
+
+    Calls from several threads wait for each other. Nothing that is given in is kept, but for the block.
+
+    Parameters
+    ----------
+    parameters
+        (P,) float32, C-contiguous and writeable: the block, kept and changed in place. Order: `log_std` (A) where
+        Gaussian, the actor's weight (out, in) and bias of each layer, the critic's.
+    obs_dim, n_outputs
+        D, and the actor's outputs: the number of actions, or A.
+    hidden_sizes
+        Widths of the hidden layers, at most 8, actor and critic alike.
+    activation
+        ``tanh`` or ``relu``.
+    gaussian
+        Whether actions are continuous.
+    optimizer
+        ``adam`` (betas 0.9, 0.999) or ``rmsprop`` (decay 0.99), both with eps 1e-5 outside the root, as PyTorch has
+        them.
+
+    Attributes
+    ----------
+    parameters, gradient
+        (P,) float32: the block, and the gradient of the last minibatch in the same order, not clipped.
+    moments
+        The optimiser's (P,) float32 arrays by PyTorch's names.
+    step
+        Optimiser steps taken.
+
+    Raises
+    ------
+    TypeError
+        `parameters` is no float32 array, or a size no integer.
+    ValueError
+        A size below 1, more than 8 hidden layers, an unknown activation or optimiser, a block of another length or not
+        C-contiguous and writeable.
+    """
+
+    cdef readonly cnp.ndarray parameters
+    cdef readonly cnp.ndarray gradient
+    cdef readonly dict moments
+    cdef readonly i64 step
+    cdef readonly Py_ssize_t obs_dim
+    cdef readonly Py_ssize_t n_outputs
+    cdef readonly bint gaussian
+    cdef bint use_adam
+    cdef Net actor
+    cdef Net critic
+    cdef Py_ssize_t obs_pad
+    cdef list held
+    cdef object lock
+    cdef f32* x
+    cdef f32* gathered
+    cdef f64* d_log_std
+
+    def __cinit__(self, parameters, obs_dim, n_outputs, hidden_sizes, activation: str = "tanh",
+                  gaussian: bool = False, optimizer: str = "adam"):
+        cdef Py_ssize_t at = 0
+        cdef str where = "NativeActorCritic"
+        obs_dim, n_outputs = as_index(obs_dim, where, "obs_dim"), as_index(n_outputs, where, "n_outputs")
+        hidden = [as_index(width, where, "hidden_sizes") for width in hidden_sizes]
+        if obs_dim < 1 or n_outputs < 1 or min(hidden, default=1) < 1:
+            raise ValueError(
+                f"{where}: obs_dim, n_outputs and hidden_sizes must be >= 1, got {obs_dim}, {n_outputs} and {hidden}"
+            )
+        if len(hidden) > MAX_LAYERS - 1:
+            raise ValueError(f"{where}: hidden_sizes must hold at most {MAX_LAYERS - 1} widths, got {len(hidden)}")
+        if activation not in ("tanh", "relu"):
+            raise ValueError(f"{where}: activation must be tanh or relu, got {activation!r}")
+        if optimizer not in ("adam", "rmsprop"):
+            raise ValueError(f"{where}: optimizer must be adam or rmsprop, got {optimizer!r}")
+        size = n_parameters(obs_dim, n_outputs, hidden, gaussian)
+        check_out(parameters, cnp.NPY_FLOAT32, "float32", (size,), where, "parameters")
+        self.parameters = parameters
+        self.gradient = np.zeros_like(parameters)
+        self.obs_dim, self.n_outputs, self.gaussian = obs_dim, n_outputs, gaussian
+        self.use_adam = optimizer == "adam"
+        names = ("exp_avg", "exp_avg_sq") if self.use_adam else ("square_avg",)
+        self.moments = {name: np.zeros_like(parameters) for name in names}
+        self.step = 0
+        self.held = []
+        self.lock = threading.Lock()
+        self.obs_pad = padded(obs_dim)
+        self.x = self.scratch(CHUNK * self.obs_pad)
+        self.gathered = self.scratch(CHUNK * (4 + 2 * self.n_outputs))
+        self.d_log_std = <f64*>self.scratch(2 * self.n_outputs)
+        if gaussian:
+            at = n_outputs
+        at = self.build(&self.actor, [obs_dim, *hidden, n_outputs], activation == "tanh", at)
+        self.build(&self.critic, [obs_dim, *hidden, 1], activation == "tanh", at)
+
+    def get_state(self) -> dict:
+        """The optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state` gives."""
+        with self.lock:
+            return {**{name: array.copy() for name, array in self.moments.items()}, "step": np.float32(self.step)}
+
+    def set_state(self, state) -> None:
+        """Restore what `get_state` returned; a ValueError where kind or size differ."""
+        if set(state) != {*self.moments, "step"}:
+            raise ValueError(
+                f"NativeActorCritic.set_state: state must hold {', '.join(self.moments)} and step, got {sorted(state)}"
+            )
+        for name, array in self.moments.items():
+            if np.shape(state[name]) != array.shape:
+                raise ValueError(
+                    f"NativeActorCritic.set_state: {name} must have shape {array.shape}, got {np.shape(state[name])}; "
+                    "the policy differs from the one that was saved"
+                )
+        with self.lock:
+            for name, array in self.moments.items():
+                array[:] = state[name]
+            self.step = int(state["step"])
+
+    cdef f32* scratch(self, Py_ssize_t n):
+        """Zeros that start on a cache line."""
+        cdef cnp.ndarray array = np.zeros(n + 16, np.float32)
+        cdef size_t address = <size_t>cnp.PyArray_DATA(array)
+        self.held.append(array)
+        return <f32*>((address + 63) & ~<size_t>63)
+
+    cdef Py_ssize_t build(self, Net* net, list sizes, bint tanh, Py_ssize_t at):
+        cdef Layer* layer
+        cdef f32* block = <f32*>cnp.PyArray_DATA(self.parameters)
+        cdef f32* gradient = <f32*>cnp.PyArray_DATA(self.gradient)
+        cdef int l
+        net.n_layers = len(sizes) - 1
+        net.tanh = tanh
+        for l in range(net.n_layers):
+            layer = &net.layers[l]
+            layer.n_in, layer.n_out = sizes[l], sizes[l + 1]
+            layer.in_pad, layer.out_pad = padded(layer.n_in), padded(layer.n_out)
+            layer.weight, layer.d_weight = block + at, gradient + at
+            at += layer.n_in * layer.n_out
+            layer.bias, layer.d_bias = block + at, gradient + at
+            at += layer.n_out
+            layer.forward = self.scratch(layer.n_in * layer.out_pad)
+            layer.backward = self.scratch(layer.n_out * layer.in_pad) if l else NULL
+            layer.padded_bias = self.scratch(layer.out_pad)
+            layer.out = self.scratch(CHUNK * layer.out_pad)
+            layer.d_out = self.scratch(CHUNK * layer.out_pad)
+            layer.d_padded = self.scratch(layer.n_out * layer.in_pad) if layer.in_pad != layer.n_in else NULL
+        return at
+
+    cdef object rows_of(self, object obs, str where):
+        """`obs` after its checks: (B, D) float32."""
+        shape = np.shape(obs)
+        n = shape[0] if len(shape) == 2 else "B"
+        return given(obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "obs")
+
+    cdef object actions_of(self, object actions, Py_ssize_t n, str where):
+        """`actions` after their checks: (n,) int64 in range, or (n, A) float32."""
+        if self.gaussian:
+            return given(actions, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs), where, "actions")
+        cdef cnp.ndarray choices = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
+        cdef const i64* x = <const i64*>cnp.PyArray_DATA(choices)
+        cdef Py_ssize_t i
+        for i in range(n):
+            if x[i] < 0 or x[i] >= self.n_outputs:
+                raise ValueError(f"{where}: actions must be in [0, {self.n_outputs}), got {x[i]}")
+        return choices
+
+    def outputs(self, obs):
+        """Actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32."""
+        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.outputs")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
+        cdef cnp.ndarray out = np.empty((n, self.n_outputs), np.float32)
+        cdef cnp.ndarray values = np.empty(n, np.float32)
+        with self.lock:
+            with nogil:
+                pack(&self.actor, False)
+                pack(&self.critic, False)
+                self.run(<const f32*>cnp.PyArray_DATA(obs_), n, <f32*>cnp.PyArray_DATA(out),
+                         <f32*>cnp.PyArray_DATA(values))
+        return out, values
+
+    def values(self, obs):
+        """Values (B,) float32 for observations (B, D) float32."""
+        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.values")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
+        cdef cnp.ndarray values = np.empty(n, np.float32)
+        with self.lock:
+            with nogil:
+                pack(&self.critic, False)
+                self.run(<const f32*>cnp.PyArray_DATA(obs_), n, NULL, <f32*>cnp.PyArray_DATA(values))
+        return values
+
+    def mode(self, obs):
+        """The most likely actions for observations (B, D): (B,) int64, or (B, A) float32."""
+        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.mode")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
+        noise = np.zeros((n, self.n_outputs), np.float32)
+        return self.act(obs, noise)
+
+    cdef void run(self, const f32* obs, Py_ssize_t n, f32* out, f32* values) noexcept nogil:
+        cdef Py_ssize_t start, i, rows
+        cdef const f32* y
+        cdef Py_ssize_t ld = self.actor.layers[self.actor.n_layers - 1].out_pad
+        start = 0
+        while start < n:
+            rows = min(CHUNK, n - start)
+            if out != NULL:
+                y = forward(&self.actor, obs + start * self.obs_dim, self.obs_dim, rows)
+                for i in range(rows):
+                    memcpy(out + (start + i) * self.n_outputs, y + i * ld, self.n_outputs * sizeof(f32))
+            y = forward(&self.critic, obs + start * self.obs_dim, self.obs_dim, rows)
+            for i in range(rows):
+                values[start + i] = y[i * PAD]
+            start += rows
+
+    cdef void gradients(self, const Loss* loss, const f32* obs, const i64* choices, const f32* actions,
+                        const f32* log_probs, const f32* advantages, const f32* returns, const f32* values,
+                        const i64* order, Py_ssize_t n, bint normalize, Sums* sums) noexcept nogil:
+        """Gradient of the minibatch rows `order` (NULL: the first n), into self.gradient."""
+        cdef Py_ssize_t start, rows, i, k, a = self.n_outputs, d = self.obs_dim
+        cdef f64 scale = 1.0 / n, mean = 0.0, deviation = 1.0, square = 0.0, shift
+        cdef f32* log_probs_ = self.gathered
+        cdef f32* advantages_ = self.gathered + CHUNK
+        cdef f32* returns_ = self.gathered + 2 * CHUNK
+        cdef f32* values_ = self.gathered + 3 * CHUNK
+        cdef i64* choices_ = <i64*>(self.gathered + 4 * CHUNK)
+        cdef f32* actions_ = self.gathered + 4 * CHUNK
+        cdef Rows held
+        cdef Layer* head = &self.actor.layers[self.actor.n_layers - 1]
+        cdef Layer* value = &self.critic.layers[self.critic.n_layers - 1]
+        memset(cnp.PyArray_DATA(self.gradient), 0, cnp.PyArray_NBYTES(self.gradient))
+        clear_padded(&self.actor)
+        clear_padded(&self.critic)
+        for k in range(a):
+            self.d_log_std[k] = 0.0
+        if normalize and n > 1:
+            for i in range(n):
+                mean += advantages[order[i] if order != NULL else i]
+            mean *= scale
+            for i in range(n):
+                shift = advantages[order[i] if order != NULL else i] - mean
+                square += shift * shift
+            deviation = sqrt(square / (n - 1)) + 1e-8
+        held = Rows(obs=self.x, choices=choices_, actions=actions_, log_probs=log_probs_, advantages=advantages_,
+                    returns=returns_, values=values_)
+        start = 0
+        while start < n:
+            rows = min(CHUNK, n - start)
+            for i in range(rows):
+                k = order[start + i] if order != NULL else start + i
+                memcpy(self.x + i * self.obs_pad, obs + k * d, d * sizeof(f32))
+                log_probs_[i] = log_probs[k]
+                advantages_[i] = <f32>((advantages[k] - mean) / deviation)
+                returns_[i] = returns[k]
+                values_[i] = values[k]
+                if self.gaussian:
+                    memcpy(actions_ + i * a, actions + k * a, a * sizeof(f32))
+                else:
+                    choices_[i] = choices[k]
+            forward(&self.actor, self.x, self.obs_pad, rows)
+            forward(&self.critic, self.x, self.obs_pad, rows)
+            if self.gaussian:
+                gaussian_loss(loss, head.out, head.out_pad, rows, a, <f32*>cnp.PyArray_DATA(self.parameters),
+                              &held, scale, head.d_out, self.d_log_std, sums)
+            else:
+                categorical_loss(loss, head.out, head.out_pad, rows, a, &held, scale, head.d_out, sums)
+            value_loss(loss, value.out, value.out_pad, rows, &held, scale, value.d_out, sums)
+            backward(&self.actor, self.x, self.obs_pad, rows)
+            backward(&self.critic, self.x, self.obs_pad, rows)
+            start += rows
+        unpad(&self.actor)
+        unpad(&self.critic)
+        if self.gaussian:
+            for k in range(a):
+                (<f32*>cnp.PyArray_DATA(self.gradient))[k] = <f32>self.d_log_std[k]
+
+    cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, i64* choices, f32* actions) noexcept nogil:
+        """Sample actions: argmax(logits + Gumbel noise), or mean + noise * std. The actor must be packed."""
+        cdef Py_ssize_t start = 0, rows, i, j, best, a = self.n_outputs
+        cdef const f32* y
+        cdef const f32* log_std = <const f32*>cnp.PyArray_DATA(self.parameters)
+        cdef const f32* z
+        cdef Py_ssize_t ld = self.actor.layers[self.actor.n_layers - 1].out_pad
+        while start < n:
+            rows = min(CHUNK, n - start)
+            y = forward(&self.actor, obs + start * self.obs_dim, self.obs_dim, rows)
+            for i in range(rows):
+                z = noise + (start + i) * a
+                if self.gaussian:
+                    for j in range(a):
+                        actions[(start + i) * a + j] = y[i * ld + j] + z[j] * expf(log_std[j])
+                else:
+                    best = 0
+                    for j in range(1, a):
+                        if y[i * ld + j] + z[j] > y[i * ld + best] + z[best]:
+                            best = j
+                    choices[start + i] = best
+            start += rows
+
+    def act(self, obs, noise):
+        """Sampled actions, (N,) int64 or (N, A) float32, for observations (N, D) and noise (N, n_outputs) float32.
+
+        Categorical: argmax(outputs + noise), which samples where the noise is Gumbel's; the first of equals. Gaussian:
+        mean + noise * std, not clipped.
+        """
+        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.act")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
+        cdef cnp.ndarray noise_ = given(noise, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs),
+                                        "NativeActorCritic.act", "noise")
+        cdef cnp.ndarray out = np.empty((n, self.n_outputs), np.float32) if self.gaussian else np.empty(n, np.int64)
+        with self.lock:
+            with nogil:
+                pack(&self.actor, False)
+                self.act_on(<const f32*>cnp.PyArray_DATA(obs_), n, <const f32*>cnp.PyArray_DATA(noise_),
+                            <i64*>cnp.PyArray_DATA(out), <f32*>cnp.PyArray_DATA(out))
+        return out
+
+    def rollout(self, stepper, n_steps, noise, obs, actions, rewards, terminated, truncated, episode_return,
+                episode_length):
+        """Act and step `n_steps` times in one go, from the observations in ``obs[0]``.
+
+        Parameters
+        ----------
+        stepper
+            What ``VecEnv.stepper()`` returned; the environments must outlive the call, and nothing else may use them
+            meanwhile.
+        n_steps
+            T >= 1.
+        noise
+            (T, N, n_outputs) float32, as `act` takes it for each step.
+        obs
+            (T + 1, N, D) float32; rows 1 on are written.
+        actions
+            (T, N) int64, or (T, N, A) float32 as sampled, before they are clipped for the environment; written.
+        rewards, terminated, truncated, episode_return, episode_length
+            (T, N) float64, bool, bool, float64, int64, as ``VecEnv.step_all`` gives them; written.
+
+        Returns
+        -------
+        limits, reached
+            (K, 2) int64 steps and environments that a time limit cut, and (K, D) what they truly led to.
+        """
+        cdef str where = "NativeActorCritic.rollout"
+        if not PyCapsule_IsValid(stepper, RLOX_STEPPER_CAPSULE):
+            raise TypeError(f"{where}: stepper must be what VecEnv.stepper() returns, got {type(stepper).__name__}")
+        cdef rlox_stepper* env = <rlox_stepper*>PyCapsule_GetPointer(stepper, RLOX_STEPPER_CAPSULE)
+        cdef Py_ssize_t n = env.n, d = env.obs_dim, a = self.n_outputs, steps, t, i, j, k = 0, most
+        if d != self.obs_dim or (env.act_dim if self.gaussian else env.n_actions) != a or self.gaussian == (
+                env.n_actions > 0):
+            raise ValueError(
+                f"{where}: stepper must have obs_dim {self.obs_dim} and {a} "
+                f"{'action components' if self.gaussian else 'actions'}, got obs_dim {d}, n_actions {env.n_actions}, "
+                f"act_dim {env.act_dim}"
+            )
+        if as_index(n_steps, where, "n_steps") < 1:
+            raise ValueError(f"{where}: n_steps must be >= 1, got {n_steps}")
+        steps = n_steps
+        noise = given(noise, cnp.NPY_FLOAT32, "float32", (steps, n, a), where, "noise")
+        check_out(obs, cnp.NPY_FLOAT32, "float32", (steps + 1, n, d), where, "obs")
+        if self.gaussian:
+            check_out(actions, cnp.NPY_FLOAT32, "float32", (steps, n, a), where, "actions")
+        else:
+            check_out(actions, cnp.NPY_INT64, "int64", (steps, n), where, "actions")
+        check_out(rewards, cnp.NPY_FLOAT64, "float64", (steps, n), where, "rewards")
+        check_out(terminated, cnp.NPY_BOOL, "bool", (steps, n), where, "terminated")
+        check_out(truncated, cnp.NPY_BOOL, "bool", (steps, n), where, "truncated")
+        check_out(episode_return, cnp.NPY_FLOAT64, "float64", (steps, n), where, "episode_return")
+        check_out(episode_length, cnp.NPY_INT64, "int64", (steps, n), where, "episode_length")
+        most = n * (steps // env.max_episode_steps + 1) if env.max_episode_steps else 0
+        cdef cnp.ndarray limits = np.empty((most, 2), np.int64)
+        cdef cnp.ndarray reached = np.empty((most, d), np.float32)
+        cdef cnp.ndarray final_obs = np.empty((n, d), np.float32)
+        cdef cnp.ndarray clipped = np.empty((n, a), np.float32)
+        cdef f32* final_ = <f32*>cnp.PyArray_DATA(final_obs)
+        cdef f32* clipped_ = <f32*>cnp.PyArray_DATA(clipped)
+        cdef i64* limits_ = <i64*>cnp.PyArray_DATA(limits)
+        cdef f32* reached_ = <f32*>cnp.PyArray_DATA(reached)
+        cdef const f32* noise_ = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>noise)
+        cdef f32* obs_ = <f32*>cnp.PyArray_DATA(<cnp.ndarray>obs)
+        cdef i64* choices = <i64*>cnp.PyArray_DATA(<cnp.ndarray>actions)
+        cdef f32* continuous = <f32*>cnp.PyArray_DATA(<cnp.ndarray>actions)
+        cdef f64* rewards_ = <f64*>cnp.PyArray_DATA(<cnp.ndarray>rewards)
+        cdef u8* terminated_ = <u8*>cnp.PyArray_DATA(<cnp.ndarray>terminated)
+        cdef u8* truncated_ = <u8*>cnp.PyArray_DATA(<cnp.ndarray>truncated)
+        cdef f64* return_ = <f64*>cnp.PyArray_DATA(<cnp.ndarray>episode_return)
+        cdef i64* length_ = <i64*>cnp.PyArray_DATA(<cnp.ndarray>episode_length)
+        cdef const void* taken
+        with self.lock:
+            with nogil:
+                pack(&self.actor, False)
+                for t in range(steps):
+                    self.act_on(obs_ + t * n * d, n, noise_ + t * n * a, choices + t * n, continuous + t * n * a)
+                    taken = choices + t * n
+                    if self.gaussian:
+                        for i in range(n):
+                            for j in range(a):
+                                clipped_[i * a + j] = <f32>bounded(continuous[(t * n + i) * a + j], env.act_low[j],
+                                                                   env.act_high[j])
+                        taken = clipped_
+                    env.step(env.self, taken, obs_ + (t + 1) * n * d, rewards_ + t * n, terminated_ + t * n,
+                             truncated_ + t * n, final_, return_ + t * n, length_ + t * n)
+                    for i in range(n):
+                        if truncated_[t * n + i]:
+                            limits_[2 * k] = t
+                            limits_[2 * k + 1] = i
+                            memcpy(reached_ + k * d, final_ + i * d, d * sizeof(f32))
+                            k += 1
+        return limits[:k], reached[:k]
+
+    def log_probs(self, obs, actions):
+        """Log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, and values (B,), for observations (B, D)."""
+        outputs, values = self.outputs(obs)
+        actions = self.actions_of(actions, len(outputs), "NativeActorCritic.log_probs")
+        cdef cnp.ndarray y = outputs
+        cdef Py_ssize_t n = cnp.PyArray_DIM(y, 0), a = self.n_outputs, i, j
+        cdef cnp.ndarray out = np.empty(n, np.float32)
+        cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
+        cdef const f32* x
+        cdef const f32* log_std = <const f32*>cnp.PyArray_DATA(self.parameters)
+        cdef const i64* choices = <const i64*>cnp.PyArray_DATA(<cnp.ndarray>actions)
+        cdef const f32* continuous = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>actions)
+        cdef f32 top
+        cdef f64 total, z
+        with nogil:
+            for i in range(n):
+                x = <const f32*>cnp.PyArray_DATA(y) + i * a
+                if self.gaussian:
+                    total = -a * LOG_SQRT_2PI
+                    for j in range(a):
+                        z = (continuous[i * a + j] - x[j]) * exp(-<f64>log_std[j])
+                        total -= 0.5 * z * z + log_std[j]
+                    out_[i] = <f32>total
+                else:
+                    top = x[0]
+                    for j in range(1, a):
+                        top = max(top, x[j])
+                    total = 0.0
+                    for j in range(a):
+                        total += expf(x[j] - top)
+                    out_[i] = <f32>(x[choices[i]] - top - log(total))
+        return out, values
+
+    def apply(self, learning_rate, max_grad_norm=None) -> float:
+        """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
+        cdef f64 rate = number(learning_rate, 0.0, "NativeActorCritic.apply", "learning_rate")
+        cdef f64 limit = 0.0
+        if max_grad_norm is not None:
+            limit = number(max_grad_norm, 0.0, "NativeActorCritic.apply", "max_grad_norm")
+        with self.lock:
+            return self.take_step(rate, limit, self.data("exp_avg"), self.data("exp_avg_sq", "square_avg"))
+
+    cdef f32* data(self, str name, str other=""):
+        """The moments of one of these names, or NULL."""
+        found = self.moments.get(name, self.moments.get(other))
+        return NULL if found is None else <f32*>cnp.PyArray_DATA(<cnp.ndarray>found)
+
+    cdef f64 take_step(self, f64 rate, f64 limit, f32* m, f32* v) noexcept nogil:
+        cdef Py_ssize_t n = cnp.PyArray_SIZE(self.parameters)
+        cdef f32* p = <f32*>cnp.PyArray_DATA(self.parameters)
+        cdef f32* g = <f32*>cnp.PyArray_DATA(self.gradient)
+        cdef f64 norm = norm_of(g, n), clip = 1.0
+        if limit > 0.0:
+            clip = limit / (norm + 1e-6)
+            clip = 1.0 if clip > 1.0 else clip
+        self.step += 1
+        if self.use_adam:
+            adam(p, g, m, v, n, <f32>clip, <f32>(rate / (1.0 - 0.9 ** <f64>self.step)),
+                 <f32>sqrt(1.0 - 0.999 ** <f64>self.step), <f32>1e-5)
+        else:
+            rmsprop(p, g, v, n, <f32>clip, <f32>rate, <f32>1e-5)
+        return norm
+
+    def ppo(self, obs, actions, log_probs, advantages, returns, values, rng, *, n_epochs, batch_size, learning_rate,
+            clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True):
+        """All epochs of a PPO update, what `rlox.algorithms.PPO.update` defines.
+
+        Parameters
+        ----------
+        obs
+            (B, D) float32.
+        actions
+            (B,) int64, or (B, A) float32.
+        log_probs, advantages, returns, values
+            (B,) float32: of the policy that acted.
+        rng
+            `Rng` that shuffles; it moves on as B rows shuffled once per epoch move it.
+        n_epochs, batch_size, learning_rate, clip_eps, vf_coef, ent_coef, max_grad_norm, clip_vf, target_kl, \
+        normalize_advantages
+            Of `rlox.config.PPOConfig`, schedules resolved; None where it is off.
+
+        Returns
+        -------
+        dict
+            Means over the minibatches taken: ``policy_loss value_loss entropy approx_kl clip_fraction grad_norm``; and
+            ``explained_variance`` of the values before. NaN in the data or the weights makes them NaN.
+        """
+        cdef str where = "NativeActorCritic.ppo"
+        cdef Loss loss = Loss(ppo=True, clip_eps=number(clip_eps, 0.0, where, "clip_eps"),
+                              vf_coef=number(vf_coef, 0.0, where, "vf_coef"),
+                              ent_coef=number(ent_coef, 0.0, where, "ent_coef"),
+                              clip_vf=0.0 if clip_vf is None else number(clip_vf, 0.0, where, "clip_vf"))
+        cdef f64 limit = 0.0 if max_grad_norm is None else number(max_grad_norm, 0.0, where, "max_grad_norm")
+        cdef f64 kl = 0.0 if target_kl is None else number(target_kl, 0.0, where, "target_kl")
+        epochs, size = as_index(n_epochs, where, "n_epochs"), as_index(batch_size, where, "batch_size")
+        if epochs < 1 or size < 1:
+            raise ValueError(f"{where}: n_epochs and batch_size must be >= 1, got {epochs} and {size}")
+        return self.learn(where, &loss, obs, actions, log_probs, advantages, returns, values, rng, epochs, size,
+                          number(learning_rate, 0.0, where, "learning_rate"), limit, kl, normalize_advantages)
+
+    def a2c(self, obs, actions, advantages, returns, values, *, learning_rate, vf_coef, ent_coef, max_grad_norm=None,
+            normalize_advantages=False):
+        """One gradient step on the whole rollout, what `rlox.algorithms.A2C.update` defines; arguments as in `ppo`.
+
+        Returns
+        -------
+        dict
+            ``policy_loss value_loss entropy grad_norm explained_variance``.
+        """
+        cdef str where = "NativeActorCritic.a2c"
+        cdef Loss loss = Loss(ppo=False, vf_coef=number(vf_coef, 0.0, where, "vf_coef"),
+                              ent_coef=number(ent_coef, 0.0, where, "ent_coef"), clip_eps=0.0, clip_vf=0.0)
+        cdef f64 limit = 0.0 if max_grad_norm is None else number(max_grad_norm, 0.0, where, "max_grad_norm")
+        metrics = self.learn(where, &loss, obs, actions, values, advantages, returns, values, None, 1, len(obs),
+                             number(learning_rate, 0.0, where, "learning_rate"), limit, 0.0, normalize_advantages)
+        return {name: metrics[name] for name in metrics if name not in ("approx_kl", "clip_fraction")}
+
+    cdef dict learn(self, str where, const Loss* loss, obs, actions, log_probs, advantages, returns, values, rng,
+                    Py_ssize_t epochs, Py_ssize_t size, f64 rate, f64 limit, f64 target_kl, bint normalize):
+        """Minibatch steps; in the rows' own order where `rng` is None."""
+        cdef cnp.ndarray x = self.rows_of(obs, where)
+        cdef Py_ssize_t n = cnp.PyArray_DIM(x, 0), start, rows, epoch
+        if n < 1:
+            raise ValueError(f"{where}: obs must hold at least one row, got none")
+        cdef cnp.ndarray actions_ = self.actions_of(actions, n, where)
+        cdef list columns = [
+            given(column, cnp.NPY_FLOAT32, "float32", (n,), where, name)
+            for name, column in (("log_probs", log_probs), ("advantages", advantages), ("returns", returns),
+                                 ("values", values))
+        ]
+        cdef const f32* log_probs_ = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[0])
+        cdef const f32* advantages_ = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[1])
+        cdef const f32* returns_ = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[2])
+        cdef const f32* values_ = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[3])
+        cdef const f32* obs_ = <const f32*>cnp.PyArray_DATA(x)
+        cdef const i64* choices = <const i64*>cnp.PyArray_DATA(actions_)
+        cdef const f32* continuous = <const f32*>cnp.PyArray_DATA(actions_)
+        cdef cnp.ndarray order = None if rng is None else np.empty(n, np.int64)
+        cdef i64* at = NULL if rng is None else <i64*>cnp.PyArray_DATA(order)
+        cdef u64 key = 0 if rng is None else rng.key
+        cdef u64 position = 0 if rng is None else rng.position
+        cdef u64 begun = position
+        cdef f32* m
+        cdef f32* v
+        cdef Sums sums
+        cdef f64[6] totals
+        cdef f64 norm, explained = 0.0
+        cdef i64 count = 0
+        cdef bint stop = False
+        memset(totals, 0, sizeof(totals))
+        with self.lock:
+            m, v = self.data("exp_avg"), self.data("exp_avg_sq", "square_avg")
+            with nogil:
+                explained = explained_variance(returns_, values_, n)
+                for epoch in range(epochs):
+                    if at != NULL:
+                        shuffle(at, n, key, position)
+                        position += <u64>(n + 1) // 2
+                    start = 0
+                    while start < n:
+                        rows = min(size, n - start)
+                        pack(&self.actor, True)
+                        pack(&self.critic, True)
+                        memset(&sums, 0, sizeof(sums))
+                        self.gradients(loss, obs_, choices, continuous, log_probs_, advantages_, returns_, values_,
+                                       at + start if at != NULL else NULL, rows, normalize, &sums)
+                        if target_kl > 0.0 and count and sums.approx_kl / rows > 1.5 * target_kl:
+                            stop = True
+                            break
+                        norm = self.take_step(rate, limit, m, v)
+                        totals[0] += sums.policy_loss / rows
+                        totals[1] += sums.value_loss / rows
+                        totals[2] += sums.entropy / rows
+                        totals[3] += sums.approx_kl / rows
+                        totals[4] += sums.clipped / rows
+                        totals[5] += norm
+                        count += 1
+                        start += rows
+                    if stop:
+                        break
+        if rng is not None:
+            rng.skip(position - begun)
+        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+        metrics = {name: totals[k] / count for k, name in enumerate(names)}
+        metrics["explained_variance"] = explained
+        return metrics

@@ -1,0 +1,176 @@
+"""The collector in a thread: which weights each rollout is by, the documents' use of it, and HybridPPO on top."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import rlox
+from rlox.algorithms import PPO
+from rlox.kernels.nn.learner import NativeActorCritic
+from rlox.policies import DiscretePolicy
+
+
+def collector(**kwargs):
+    return rlox.CandleCollector(
+        **{"env_id": "CartPole-v1", "n_envs": 4, "n_steps": 16, "hidden": 8, "seed": 1, **kwargs}
+    )
+
+
+def log_probs_by(weights, batch):
+    policy = DiscretePolicy(4, 2, 8)
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(weights), policy.parameters())
+    obs, actions = torch.from_numpy(batch["observations"]), torch.from_numpy(batch["actions"])
+    with torch.no_grad():
+        return policy.get_logprob_and_entropy(obs, actions)[0].numpy(), policy.get_value(obs).numpy()
+
+
+def test_each_rollout_is_by_the_weights_synced_before_the_last_recv_but_one():
+    """Stale, early or mis-ordered weights give other log-probabilities."""
+    rng = np.random.default_rng(0)
+    with collector() as c:
+        synced = [c.get_weights()]
+        for k in range(6):
+            batch = c.recv()
+            by = synced[max(0, k - 1)]
+            log_probs, values = log_probs_by(by, batch)
+            np.testing.assert_allclose(batch["log_probs"], log_probs, atol=1e-5, err_msg=f"rollout {k}")
+            np.testing.assert_allclose(batch["values"], values, atol=1e-4, err_msg=f"rollout {k}")
+            for other in synced[: max(0, k - 1)] + synced[max(0, k - 1) + 1 :]:
+                assert abs(log_probs_by(other, batch)[0] - batch["log_probs"]).max() > 1e-3
+            new = (synced[-1] + 0.3 * rng.standard_normal(len(synced[0]))).astype(np.float32)
+            c.sync_weights(new)
+            np.testing.assert_array_equal(c.get_weights(), new)
+            synced.append(new)
+
+
+def test_weights_synced_before_the_first_recv_are_the_first_rollouts():
+    with collector() as c:
+        weights = c.get_weights() + np.float32(0.1)
+        c.sync_weights(weights.tolist())
+        for _ in range(2):
+            batch = c.recv()
+            np.testing.assert_allclose(batch["log_probs"], log_probs_by(weights, batch)[0], atol=1e-5)
+
+
+def test_permuted_layers_are_another_policy():
+    """What broke the original: the same numbers in another order act otherwise."""
+    with collector() as c:
+        weights = c.get_weights()
+        half = len(weights) // 2
+        batch = c.recv()
+        assert abs(log_probs_by(np.roll(weights, half), batch)[0] - batch["log_probs"]).max() > 1e-3
+
+
+def test_what_a_rollout_holds():
+    with collector(n_steps=64) as c:
+        first, second = c.recv(), c.recv()
+    for batch in (first, second):
+        assert {"observations", "actions", "rewards", "dones", "log_probs", "values", "advantages", "returns"} <= set(
+            batch
+        )
+        assert batch["observations"].shape == (256, 4)
+        assert batch["actions"].dtype == np.int64
+        assert batch["dones"].sum() == len(batch["episode_returns"]) > 0
+        np.testing.assert_allclose(batch["returns"], batch["advantages"] + batch["values"], atol=1e-4)
+    # Episodes go on from one rollout to the next.
+    going_on = ~first["dones"][-4:]
+    assert abs(first["observations"][-4:] - second["observations"][:4])[going_on].max() < 0.5
+
+
+def test_the_same_calls_give_the_same_rollouts():
+    def three():
+        with collector() as c:
+            out = []
+            for k in range(3):
+                out.append(c.recv()["observations"])
+                c.sync_weights(c.get_weights() * np.float32(1 + k))
+            return np.stack(out)
+
+    np.testing.assert_array_equal(three(), three())
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="obs_dim must be 4 for CartPole-v1, got 5"):
+        collector(obs_dim=5)
+    with pytest.raises(ValueError, match="n_actions must be 2"):
+        collector(n_actions=3)
+    with pytest.raises(ValueError, match="native with discrete actions"):
+        collector(env_id="Pendulum-v1")
+    with pytest.raises(ValueError, match="n_steps must be >= 1"):
+        collector(n_steps=0)
+    c = collector(obs_dim=4, n_actions=2)
+    with pytest.raises(ValueError, match=r"params must have shape \(\d+,\), got \(3,\)"):
+        c.sync_weights([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="must be finite"):
+        c.sync_weights(c.get_weights() * np.float32("nan"))
+
+
+def test_no_thread_outlives_its_collector():
+    def running():
+        return sum(thread.name == "rlox-collector" for thread in threading.enumerate())
+
+    before = running()
+    c = collector()
+    c.recv()
+    assert running() == before + 1
+    c.stop()
+    c.stop()
+    assert running() == before
+    with pytest.raises(RuntimeError, match="must not be stopped"):
+        c.recv()
+    forgotten = collector()
+    forgotten.recv()
+    thread = forgotten._thread
+    del forgotten
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_failure_in_the_thread_is_raised_by_recv(monkeypatch):
+    c = collector()
+
+    def broken(*args):
+        raise FloatingPointError("it broke")
+
+    monkeypatch.setattr(c._collector, "collect", broken)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the collection failed: it broke"):
+            c.recv()
+    c.stop()
+
+
+def test_the_layout_is_the_learners():
+    with collector() as c:
+        weights = c.get_weights()
+    net = NativeActorCritic(weights, 4, 2, [8, 8])
+    policy = DiscretePolicy(4, 2, 8)
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(weights), policy.parameters())
+    obs = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    np.testing.assert_allclose(net.values(obs), policy.get_value(torch.from_numpy(obs)).detach(), atol=1e-5)
+
+
+def test_hybrid_ppo_learns_as_ppo_does(tmp_path):
+    """The original's stays at a random policy's 22."""
+    options = {"n_steps": 128, "learning_rate": 1e-3}
+    scores = []
+    for seed in range(3):
+        hybrid = rlox.HybridPPO("CartPole-v1", n_envs=8, seed=seed, hidden=64, **options)
+        metrics = hybrid.train(60_000)
+        plain = PPO("CartPole-v1", 8, seed, **options).train(60_000)
+        scores.append((metrics["mean_reward"], plain["mean_reward"]))
+        assert hybrid.predict(np.zeros(4)) in (0, 1)
+        hybrid.close()
+    hybrids, plains = np.transpose(scores)
+    assert hybrids.min() > 120, scores
+    assert hybrids.mean() > 0.7 * plains.mean(), scores
+    spent = hybrid.timing_summary()
+    assert spent["collect"] + spent["update"] + spent["other"] == pytest.approx(1)
+    assert hybrid.evaluate(5).returns.mean() > 100
+    hybrid.save(tmp_path / "h.safetensors")
+    again = PPO.from_checkpoint(tmp_path / "h.safetensors")
+    assert again.evaluate(5).returns.tolist() == hybrid.evaluate(5).returns.tolist()
+    again.train(1024)
