@@ -449,7 +449,7 @@ cdef class OfflineDatasetBuffer:
         return self.described.copy()
 
     cdef int describe(self) except -1:
-        starts = np.concatenate([[0], self.ends[:-1]])
+        starts = np.concatenate([[0], self.ends[: len(self.ends) - 1]])
         returns = np.add.reduceat(self.rewards, starts, dtype=np.float64)
         lengths = self.ends - starts
         last = len(self.rewards) - 1
