@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,7 +315,8 @@ def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = list(dict.fromkeys(row["title"] for row in rows if row["size"] != [1] and len(row["systems"]) > 0))
+    sizes = Counter(row["title"] for row in rows)
+    names = [name for name in sizes if sizes[name] > 1 or len(sizes) == 1]  # one point is no curve
     columns = 4
     lines = math.ceil(len(names) / columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 2.9 * lines), squeeze=False)
@@ -342,7 +344,7 @@ def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
     figure.legend([handles[s] for s in labels], labels, loc="upper center", ncols=len(labels), frameon=False)
     figure.text(0.5, 0.06 * inch, textwrap.fill(caption, 40 * columns), ha="center", fontsize=8)
     figure.tight_layout(rect=(0, 0.35 * inch, 1, 1 - 0.3 * inch))
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
