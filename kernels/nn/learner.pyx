@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 
+cimport cython
 cimport numpy as cnp
 from libc.math cimport NAN, exp, expf, fabs, isfinite, log, sqrt, sqrtf
 from libc.string cimport memcpy, memset
@@ -856,6 +857,7 @@ cdef class NativeActorCritic:
         found = self.moments.get(name, self.moments.get(other))
         return NULL if found is None else <f32*>cnp.PyArray_DATA(<cnp.ndarray>found)
 
+    @cython.nonecheck(False)  # the check of `self` at an assignment would need the GIL
     cdef f64 take_step(self, f64 rate, f64 limit, f32* m, f32* v) noexcept nogil:
         cdef Py_ssize_t n = cnp.PyArray_SIZE(self.parameters)
         cdef f32* p = <f32*>cnp.PyArray_DATA(self.parameters)
