@@ -32,7 +32,7 @@ SANITIZE = os.environ.get("RLOX_SANITIZE", "")
 if SANITIZE and not DEBUG:
     raise SystemExit("setup.py: RLOX_SANITIZE needs RLOX_CYTHON_DEBUG=1, which builds apart from the release")
 if DEBUG:
-    FLAGS = ["-O1", "-ffp-contract=off", "-g", "-UNDEBUG"]
+    FLAGS = ["-O1", "-ffp-contract=off", "-g", "-UNDEBUG", "-Wno-psabi"]
 if SANITIZE:
     LINK_FLAGS = [f"-fsanitize={SANITIZE}"]
     FLAGS += [*LINK_FLAGS, "-fno-omit-frame-pointer"]

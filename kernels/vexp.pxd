@@ -8,7 +8,7 @@ what is left is rounding, about 1 unit in the last place. `fast` is for lanes th
 number 0 (gradually), above the largest inf, NaN stays NaN. The C library's exp differs from machine to
 machine and stops the vectoriser.
 
-The vectors have 64 bytes at every CPU level; compilers split them where registers are shorter. Multiply-adds
+The vectors are as wide as the CPU level's registers: of longer ones compilers spill the pieces. Multiply-adds
 are fused where the level has them, so levels differ in last bits.
 """
 
@@ -27,17 +27,24 @@ cdef extern from *:
     #define RLOX_VEXP_FUSED
     #pragma GCC push_options
     #pragma GCC optimize("fp-contract=fast")
-    /* 64-byte vectors are only ever parameters of inlined functions. */
+    /* Vectors are only ever parameters of inlined functions. */
     #pragma GCC diagnostic ignored "-Wpsabi"
     #endif
-    typedef double rlox_xf64 __attribute__((vector_size(64)));
-    typedef float rlox_xf32 __attribute__((vector_size(64)));
-    typedef int64_t rlox_xi64 __attribute__((vector_size(64)));
-    typedef int32_t rlox_xi32 __attribute__((vector_size(64)));
+    #if defined(__AVX512F__)
+    #define RLOX_XBYTES 64
+    #elif defined(__AVX__)
+    #define RLOX_XBYTES 32
+    #else
+    #define RLOX_XBYTES 16
+    #endif
+    typedef double rlox_xf64 __attribute__((vector_size(RLOX_XBYTES)));
+    typedef float rlox_xf32 __attribute__((vector_size(RLOX_XBYTES)));
+    typedef int64_t rlox_xi64 __attribute__((vector_size(RLOX_XBYTES)));
+    typedef int32_t rlox_xi32 __attribute__((vector_size(RLOX_XBYTES)));
     typedef rlox_xf64 rlox_xuf64 __attribute__((aligned(8), may_alias));
     typedef rlox_xf32 rlox_xuf32 __attribute__((aligned(4), may_alias));
-    #define RLOX_XLANES_f64 8
-    #define RLOX_XLANES_f32 16
+    #define RLOX_XLANES_f64 (RLOX_XBYTES / 8)
+    #define RLOX_XLANES_f32 (RLOX_XBYTES / 4)
     #define RLOX_EXP_RANGE_f64 708.0
     #define RLOX_EXP_RANGE_f32 87.0f
 

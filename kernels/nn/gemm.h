@@ -179,7 +179,8 @@ static void rlox_pack(const float *w, int64_t n_out, int64_t n_in, float *to) {
     const int64_t n = (n_in + PAD - 1) / PAD * PAD;
     for (int64_t j = 0; j < n; j += NR) {
         const int64_t width = n - j < NR ? n - j : NR;
-        const int64_t real = n_in - j < width ? n_in - j : width;
+        /* Where a panel is narrower than PAD, the last one may be padding alone. */
+        const int64_t left = n_in - j > 0 ? n_in - j : 0, real = left < width ? left : width;
         float *panel = to + j * n_out;
         for (int64_t o = 0; o < n_out; o++) {
             memcpy(panel + o * width, w + o * n_in + j, real * sizeof(float));

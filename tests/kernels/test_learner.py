@@ -135,7 +135,8 @@ def test_saturated_units_are_exactly_one():
     """Of the derivative's last bits Adam would make whole steps."""
     native = NativeActorCritic(np.float32([0, 1, 0, 1, 0, 1, 0, 1, 0]), 1, 1, [1], "tanh", True)
     x = np.linspace(-20, 20, 100_001, dtype=np.float32)[:, None]
-    np.testing.assert_allclose(native.values(x), np.tanh(x[:, 0]), rtol=0, atol=3e-7)
+    # The bound gemm.h states; without FMA, at the baseline level, 3.6e-7 is reached.
+    np.testing.assert_allclose(native.values(x), np.tanh(x[:, 0]), rtol=0, atol=5e-7)
     assert (np.abs(native.values(x[np.abs(x[:, 0]) > 8.4])) == 1).all()
 
 
