@@ -226,49 +226,87 @@ cdef inline i64 pushed_after(const Layout* layout, i64 slot, i64 newest) noexcep
     return newer + (layout.capacity if newer < 0 else 0)
 
 
+cdef inline void gather_whole(const Layout* layout, const i64* slots, Py_ssize_t n, Py_ssize_t ahead, Py_ssize_t at,
+                              const Dest* out, Py_ssize_t vectors, Py_ssize_t act_dim) noexcept nogil:
+    """n rows from `at` on in whole vectors, no extra columns; the last four rows of `out` are not among them.
+
+    What runs over is overwritten by the rows that follow; a row of one word needs four rows for 12 bytes. `vectors` and
+    `act_dim` are literals where that counts. Everything read in the loop is a local: flags are written through a byte
+    pointer, which may point at anything, so that the compiler would read all fields again for every row.
+    `ahead` more slots follow the n.
+    """
+    cdef Py_ssize_t stride = layout.stride
+    cdef Py_ssize_t next_at = layout.next_at
+    cdef Py_ssize_t tail_at = layout.tail_at
+    cdef Py_ssize_t bytes_ = layout.obs_bytes
+    cdef const char* base = layout.base
+    cdef char* obs = out.obs + at * bytes_
+    cdef char* next_obs = out.next_obs + at * bytes_
+    cdef f32* actions = out.actions + at * act_dim
+    cdef f32* rewards = out.rewards + at
+    cdef u8* terminated = out.terminated + at
+    cdef u8* truncated = out.truncated + at
+    cdef const char* r
+    cdef const f32* tail
+    cdef Py_ssize_t i, j
+    for i in range(n):
+        if i + AHEAD < n + ahead:
+            request(layout, slots[i + AHEAD])
+        r = base + slots[i] * stride
+        tail = <const f32*>(r + tail_at)
+        memcpy(obs, r, 16 * vectors)
+        memcpy(next_obs, r + next_at, 16 * vectors)  # obs once more, into itself, where there is no next_obs
+        obs += bytes_
+        next_obs += bytes_
+        for j in range(act_dim):
+            actions[j] = tail[j]
+        actions += act_dim
+        rewards[i] = tail[act_dim]
+        terminated[i] = tail[act_dim + 1] != 0
+        truncated[i] = tail[act_dim + 2] != 0
+
+
 cdef inline void gather_words(const Layout* layout, const i64* slots, Py_ssize_t n, Py_ssize_t at,
                               Py_ssize_t end, Dest* out) noexcept nogil:
     """Float32 observations, one step: rows at .. at + n - 1 of `out`, which has `end` rows in all."""
-    cdef Py_ssize_t i, v, j
+    cdef Py_ssize_t i, j
     cdef Py_ssize_t bytes_ = layout.obs_bytes
     cdef Py_ssize_t vectors = (bytes_ + 15) >> 4
     cdef Py_ssize_t act_dim = layout.act_dim
+    cdef Py_ssize_t whole = 0
     cdef const char* r
     cdef const f32* tail
-    cdef char* obs
-    cdef char* next_obs
     for i in range(n if n < AHEAD else AHEAD):
         request(layout, slots[i])
-    for i in range(n):
+    if vectors <= 8 and layout.extra_dim == 0 and end - at > 4:
+        whole = n if n < end - at - 4 else end - at - 4
+        if vectors == 1 and act_dim == 1:
+            gather_whole(layout, slots, whole, n - whole, at, out, 1, 1)
+        elif vectors == 1:
+            gather_whole(layout, slots, whole, n - whole, at, out, 1, act_dim)
+        elif vectors == 2:
+            gather_whole(layout, slots, whole, n - whole, at, out, 2, act_dim)
+        elif vectors == 3:
+            gather_whole(layout, slots, whole, n - whole, at, out, 3, act_dim)
+        elif vectors == 4:
+            gather_whole(layout, slots, whole, n - whole, at, out, 4, act_dim)
+        else:
+            gather_whole(layout, slots, whole, n - whole, at, out, vectors, act_dim)
+    for i in range(whole, n):
         if i + AHEAD < n:
             request(layout, slots[i + AHEAD])
         r = record(layout, slots[i])
         tail = <const f32*>(r + layout.tail_at)
-        obs = out.obs + at * bytes_
-        next_obs = out.next_obs + at * bytes_
-        if vectors <= 8 and at + 4 < end:
-            # Whole vectors: what runs over is overwritten by the rows that follow, of which the last
-            # four are exact. A row of one word needs four rows for 12 bytes.
-            for v in range(vectors):
-                memcpy(obs + 16 * v, r + 16 * v, 16)
-            if layout.next_at:
-                for v in range(vectors):
-                    memcpy(next_obs + 16 * v, r + layout.next_at + 16 * v, 16)
-        else:
-            copy(obs, r, bytes_)
-            if layout.next_at:
-                copy(next_obs, r + layout.next_at, bytes_)
-        if act_dim == 1:
-            out.actions[at] = tail[0]
-        else:
-            copy(<char*>(out.actions + at * act_dim), <const char*>tail, act_dim * 4)
+        copy(out.obs + (at + i) * bytes_, r, bytes_)
+        if layout.next_at:
+            copy(out.next_obs + (at + i) * bytes_, r + layout.next_at, bytes_)
+        copy(<char*>(out.actions + (at + i) * act_dim), <const char*>tail, act_dim * 4)
         tail += act_dim
-        out.rewards[at] = tail[0]
-        out.terminated[at] = tail[1] != 0
-        out.truncated[at] = tail[2] != 0
+        out.rewards[at + i] = tail[0]
+        out.terminated[at + i] = tail[1] != 0
+        out.truncated[at + i] = tail[2] != 0
         for j in range(layout.extra_dim):
-            out.extra[at * layout.extra_dim + j] = tail[3 + j]
-        at += 1
+            out.extra[(at + i) * layout.extra_dim + j] = tail[3 + j]
 
 
 cdef inline void gather_any(const Layout* layout, const i64* slots, Py_ssize_t n, i64 newest, Py_ssize_t at,

@@ -20,6 +20,8 @@ OBS_DIM, ACT_DIM = 4, 1
 GROUP = 8  # rewards of one prompt
 # A sample is the mean of as many calls as fit into this; a single short call would mostly time the clock.
 SAMPLE_NS = 10_000
+# A process that waited for its turn finds caches, branch predictor and clock frequency as others left them.
+WARM_UP_NS = 20_000_000
 
 
 class Absent(Exception):
@@ -703,7 +705,9 @@ SYSTEMS = {
 def sample_ns(f, samples):
     """`samples` times nanoseconds per call; short calls are repeated within a sample."""
     clock = time.perf_counter_ns
-    for _ in range(3):
+    end = clock() + WARM_UP_NS
+    f()
+    while clock() < end:
         f()
     started = clock()
     f()
