@@ -85,7 +85,7 @@ cdef inline cnp.ndarray as_real(object value, int type_num, str where, str name)
 
 cdef inline cnp.ndarray as_flags(object value, str where, str name):
     """Return `value` as a C-contiguous array of bytes 0 and 1, itself where it already is one."""
-    cdef cnp.ndarray array
+    cdef cnp.ndarray array, given
     cdef cnp.ndarray flags
     cdef Py_ssize_t n, i
     cdef const u8* bytes_
@@ -95,8 +95,12 @@ cdef inline cnp.ndarray as_flags(object value, str where, str name):
     else:
         import numpy as np
 
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError as e:
+            raise ValueError(f"{where}: {name} must be an array of flags, got {value!r}") from e
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    given = array
     n = cnp.PyArray_SIZE(array)
     cdef int type_num = cnp.PyArray_TYPE(array)
     if type_num == cnp.NPY_BOOL:
@@ -120,21 +124,42 @@ cdef inline cnp.ndarray as_flags(object value, str where, str name):
         else:
             good = to_flags(<const f32*>cnp.PyArray_DATA(array), n, <u8*>cnp.PyArray_DATA(flags))
     if not good:
-        wrong = (<object>array)[(array != 0) & (array != 1)][0]
-        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {wrong}")
+        wrong = (array != 0) & (array != 1)
+        row = f" in row {(<object>wrong).nonzero()[0][0]}" if cnp.PyArray_NDIM(array) else ""
+        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {(<object>given)[wrong][0]}{row}")
     return flags
 
 
 cdef inline f64 as_number(object value, str where, str name) except? -1:
-    """Return `value` as a float (NaN and infinity included); TypeError for what is no number."""
+    """Return `value` as a float (NaN and infinity included); TypeError for what is no number, or several."""
     if isinstance(value, float):
         return value
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{where}: {name} must be a number, got {value!r}")
+    if isinstance(value, cnp.ndarray):
+        if cnp.PyArray_SIZE(<cnp.ndarray>value) != 1:
+            raise TypeError(f"{where}: {name} must be a number, got {describe(value)}")
+        value = value.item()
     try:
         return value
     except TypeError as e:
         raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
+
+
+cdef inline int as_flag(object value, str where, str name) except -1:
+    """Return True, False, or a number that is 0 or 1 (an array of one too), as 1 or 0."""
+    cdef f64 number
+    if value is True:
+        return 1
+    if value is False:
+        return 0
+    try:
+        number = as_number(value, where, name)
+    except TypeError as e:
+        raise TypeError(f"{where}: {name} must be True or False, got {value!r}") from e
+    if number != 0 and number != 1:
+        raise ValueError(f"{where}: {name} must be True or False, got {value!r}")
+    return number != 0
 
 
 cdef inline f64 as_fraction(object value, str where, str name) except -1:

@@ -2,19 +2,9 @@
 
 from libc.string cimport memcpy
 
-from kernels.philox cimport below, join, philox
+from kernels.philox cimport below, join, philox, philox_lanes
+from kernels.prefetch cimport prefetch
 from kernels.types cimport i64, u32, u64
-
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define RLOX_PREFETCH(p) __builtin_prefetch(p)
-    #else
-    #define RLOX_PREFETCH(p) ((void)(p))
-    #endif
-    """
-    void prefetch "RLOX_PREFETCH"(const void* p) noexcept nogil
-
 
 cdef enum:
     LANES = 32             # Philox blocks side by side, two indices each; GCC unrolls 16 and vectorises nothing
@@ -25,34 +15,14 @@ cdef enum:
 cdef inline void draw_lanes(u64 high, u64 key, u64 position, u64 domain, i64* out) noexcept nogil:
     """2 * LANES indices in [0, high), high < 2**32: the same as `below` of each block's two halves.
 
-    Over arrays, so that the compiler computes several blocks at once; the ten rounds of one are a chain that
-    the processor can only wait for. With a `high` of 32 bits no product exceeds 64.
+    With a `high` of 32 bits no product exceeds 64.
     """
     cdef u32[LANES] a
     cdef u32[LANES] b
     cdef u32[LANES] c
     cdef u32[LANES] d
-    cdef u32 k0 = <u32>key
-    cdef u32 k1 = <u32>(key >> 32)
-    cdef u32 h0, l0, h1, l1
-    cdef int i, r
-    for i in range(LANES):
-        a[i] = <u32>(position + <u64>i)
-        b[i] = <u32>((position + <u64>i) >> 32)
-        c[i] = <u32>domain
-        d[i] = <u32>(domain >> 32)
-    for r in range(10):
-        for i in range(LANES):
-            h0 = <u32>((<u64>a[i] * <u64>0xD251_1F53) >> 32)
-            l0 = a[i] * <u32>0xD251_1F53
-            h1 = <u32>((<u64>c[i] * <u64>0xCD9E_8D57) >> 32)
-            l1 = c[i] * <u32>0xCD9E_8D57
-            a[i] = h1 ^ b[i] ^ k0
-            b[i] = l1
-            c[i] = h0 ^ d[i] ^ k1
-            d[i] = l0
-        k0 += <u32>0x9E37_79B9
-        k1 += <u32>0xBB67_AE85
+    cdef int i
+    philox_lanes(key, position, domain, LANES, a, b, c, d)
     for i in range(LANES):
         out[2 * i] = <i64>((<u64>b[i] * high + ((<u64>a[i] * high) >> 32)) >> 32)
         out[2 * i + 1] = <i64>((<u64>d[i] * high + ((<u64>c[i] * high) >> 32)) >> 32)

@@ -17,9 +17,10 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from rlox.kernels.buffers.batch import Batch
 from rlox.kernels.buffers.cold_file import ColdFile
 
-from kernels.buffers.store cimport CHUNK, DOMAIN_REPLAY, draw_below, prefetch
-from kernels.checks cimport as_index, as_seed
-from kernels.philox cimport derive_key
+from kernels.buffers.rows cimport as_values, batch_flags, seed_key
+from kernels.buffers.store cimport CHUNK, DOMAIN_REPLAY, draw_below
+from kernels.checks cimport as_flag, as_fraction, as_index, as_number, as_real
+from kernels.prefetch cimport prefetch
 from kernels.types cimport f32, f64, i64, u8, u64
 
 cnp.import_array()
@@ -599,24 +600,6 @@ cdef i64 as_size(object value, str name, i64 lowest, str where="MmapReplayBuffer
     return number
 
 
-cdef int as_flag(object value, str name) except -1:
-    if value is True:
-        return 1
-    if value is False:
-        return 0
-    if isinstance(value, np.bool_):
-        return bool(value)
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as e:
-        raise TypeError(
-            f"MmapReplayBuffer.push: {name} must be a bool, got {type(value).__name__}"
-        ) from e
-    if number != 0 and number != 1:
-        raise ValueError(f"MmapReplayBuffer.push: {name} must be a bool, 0 or 1, got {value!r}")
-    return number != 0
-
-
 cdef class MmapReplayBuffer:
     """A replay memory larger than RAM: the newest transitions in memory, the older ones in a mapped file.
 
@@ -696,11 +679,7 @@ cdef class MmapReplayBuffer:
         self.n_step = as_size(n_step, "n_step", 1)
         if self.n_envs > self.total_capacity:
             raise ValueError(f"{where}: n_envs must be at most total_capacity {total_capacity}, got {n_envs}")
-        if isinstance(gamma, bool) or not isinstance(gamma, (int, float, np.floating)):
-            raise TypeError(f"{where}: gamma must be a number, got {type(gamma).__name__}")
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"{where}: gamma must lie in [0, 1], got {gamma}")
-        self.gamma = gamma
+        self.gamma = as_fraction(gamma, where, "gamma")
         if obs_shape is None:
             obs_shape = (self.obs_dim,)
         elif not isinstance(obs_shape, (tuple, list)):
@@ -813,7 +792,7 @@ cdef class MmapReplayBuffer:
                     and cnp.PyArray_SIZE(array) == n * self.obs_dim
                     and (cnp.PyArray_NDIM(array) == 1 or n == 1 and cnp.PyArray_NDIM(array) == 0)):
                 return array
-        array = as_numbers(value, where, name)
+        array = as_values(value, self.obs_type, where, name)
         if n < 0:
             allowed = (self.obs_shape, (self.obs_dim,))
         else:
@@ -821,12 +800,7 @@ cdef class MmapReplayBuffer:
         shape = (<object>array).shape
         if shape not in allowed and not (n < 0 and self.obs_dim == 1 and shape == ()):
             raise ValueError(f"{where}: {name} must have shape {allowed[0]}, got {shape}")
-        if self.obs_type == cnp.NPY_UINT8 and array.dtype != np.uint8:
-            raise TypeError(
-                f"{where}: {name} must have dtype uint8, as obs_dtype says, got {array.dtype}; bytes are stored as "
-                "they are, never scaled or cast"
-            )
-        return np.asarray(array, self.obs_dtype, order="C")
+        return array
 
     def push(self, obs, action, reward, terminated, truncated, next_obs=None) -> None:
         """Store one transition.
@@ -865,12 +839,12 @@ cdef class MmapReplayBuffer:
         ) and cnp.PyArray_SIZE(<cnp.ndarray>action) == self.act_dim and cnp.PyArray_NDIM(<cnp.ndarray>action) <= 1:
             a = action
         else:
-            a = np.asarray(as_numbers(action, where, "action"), np.float32, order="C")
+            a = as_real(action, cnp.NPY_FLOAT32, where, "action")
             if (<object>a).shape != (self.act_dim,) and not (self.act_dim == 1 and (<object>a).shape == ()):
                 raise ValueError(f"{where}: action must have shape ({self.act_dim},), got {(<object>a).shape}")
-        r = as_number(reward, where)
-        ended = as_flag(terminated, "terminated")
-        cut = as_flag(truncated, "truncated")
+        r = as_number(reward, where, "reward")
+        ended = as_flag(terminated, where, "terminated")
+        cut = as_flag(truncated, where, "truncated")
         self.check_next(after is not None, where)
         store.room()
         to = store.place()
@@ -923,7 +897,7 @@ cdef class MmapReplayBuffer:
         cdef i64 n, done = 0, m
         cdef u8* to
         store.check_open("push_batch")
-        r = np.asarray(as_numbers(rewards, where, "rewards"), np.float32, order="C")
+        r = as_real(rewards, cnp.NPY_FLOAT32, where, "rewards")
         if cnp.PyArray_NDIM(r) != 1:
             raise ValueError(f"{where}: rewards must be 1-D, got shape {(<object>r).shape}")
         n = cnp.PyArray_SIZE(r)
@@ -932,11 +906,11 @@ cdef class MmapReplayBuffer:
         o = self.as_obs(obs, n, where, "obs")
         if next_obs is not None:
             after = self.as_obs(next_obs, n, where, "next_obs")
-        a = np.asarray(as_numbers(actions, where, "actions"), np.float32, order="C")
+        a = as_real(actions, cnp.NPY_FLOAT32, where, "actions")
         if (<object>a).shape != (n, self.act_dim) and (<object>a).shape != (n * self.act_dim,):
             raise ValueError(f"{where}: actions must have shape {(n, self.act_dim)}, got {(<object>a).shape}")
-        ended = as_flags(terminated, n, where, "terminated")
-        cut = as_flags(truncated, n, where, "truncated")
+        ended = batch_flags(terminated, n, where, "terminated")
+        cut = batch_flags(truncated, n, where, "truncated")
         if self.n_envs > 1 and (n % self.n_envs or store.tiers.head % self.n_envs):
             raise ValueError(
                 f"{where}: rewards must have a whole number of rows of n_envs = {self.n_envs} (after "
@@ -981,7 +955,7 @@ cdef class MmapReplayBuffer:
         where = "MmapReplayBuffer.sample"
         cdef Store store = self.store
         cdef i64 n = as_size(batch_size, "batch_size", 1, where)
-        cdef u64 seed_ = as_seed(seed, where, "seed")
+        cdef u64 key = seed_key(seed, where)
         cdef Columns to
         cdef cnp.npy_intp[2] dims
         cdef cnp.ndarray obs, next_obs = None, actions, rewards, ended, cut, discounts
@@ -1013,7 +987,7 @@ cdef class MmapReplayBuffer:
             discounts = cnp.PyArray_EMPTY(1, dims, cnp.NPY_FLOAT32, 0)
             to.discounts = <f32*>cnp.PyArray_DATA(discounts)
             PyDict_SetItem(batch, "discounts", discounts)
-        self.draw(n, seed_, &to)
+        self.draw(n, key, &to)
         return batch
 
     cdef cnp.ndarray empty_obs(self, i64 n):
@@ -1040,7 +1014,7 @@ cdef class MmapReplayBuffer:
         """
         where = "MmapReplayBuffer.sample_packed"
         cdef i64 n = as_size(batch_size, "batch_size", 1, where)
-        cdef u64 seed_ = as_seed(seed, where, "seed")
+        cdef u64 key = seed_key(seed, where)
         cdef Columns to
         cdef cnp.npy_intp[2] dims
         cdef cnp.ndarray packed
@@ -1051,7 +1025,7 @@ cdef class MmapReplayBuffer:
         dims[1] = (2 if self.with_next else 1) * self.obs_dim + self.act_dim + 3 + (self.n_step > 1)
         packed = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
         to.packed = <u8*>cnp.PyArray_DATA(packed)
-        self.draw(n, seed_, &to)
+        self.draw(n, key, &to)
         return packed
 
     cdef int check_sample(self, str where) except -1:
@@ -1060,10 +1034,9 @@ cdef class MmapReplayBuffer:
             raise ValueError(f"{where}: the buffer must hold a transition, got an empty one; push first")
         return 0
 
-    cdef int draw(self, i64 n, u64 seed, Columns* to) except -1:
+    cdef int draw(self, i64 n, u64 key, Columns* to) except -1:
         cdef Store store = self.store
         cdef Tiers tiers = store.tiers
-        cdef u64 key = derive_key(seed, 0)
         # While the GIL is released, another thread may close the buffer: these keep its memory and its map.
         hot, rows, table = store.hot, store.rows, store.table
         if tiers.head - tiers.first > tiers.hot_capacity:
@@ -1210,36 +1183,3 @@ cdef class MmapReplayBuffer:
             buffer.close()
             raise
         return buffer
-
-
-cdef f64 as_number(object value, str where) except? -1:
-    try:
-        return value
-    except (TypeError, ValueError) as e:
-        raise TypeError(f"{where}: reward must be a number, got {type(value).__name__}") from e
-
-
-cdef cnp.ndarray as_numbers(object value, str where, str name):
-    cdef cnp.ndarray array
-    if isinstance(value, cnp.ndarray):
-        array = value
-    else:
-        try:
-            array = np.asarray(value)
-        except ValueError as e:
-            raise ValueError(f"{where}: {name} must be an array of numbers, got {value!r}") from e
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
-    return array
-
-
-cdef cnp.ndarray as_flags(object value, i64 n, str where, str name):
-    cdef cnp.ndarray array = as_numbers(value, where, name)
-    if (<object>array).shape != (n,):
-        raise ValueError(f"{where}: {name} must have shape {(n,)}, got {(<object>array).shape}")
-    if cnp.PyArray_TYPE(array) == cnp.NPY_BOOL:
-        return np.ascontiguousarray(array)
-    wrong = (array != 0) & (array != 1)
-    if np.any(wrong):
-        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {(<object>array)[wrong][0]}")
-    return np.ascontiguousarray(array, np.bool_)

@@ -7,12 +7,11 @@ from rlox.kernels.buffers.batch import Batch
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
-from kernels.buffers.gather cimport (
-    CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two, prefetch,
-)
-from kernels.buffers.rows cimport as_size, first_no_flag, first_not_finite, flag_array, read_only, real_array, seed_key
-from kernels.checks cimport as_index
+from kernels.buffers.gather cimport CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two
+from kernels.buffers.rows cimport as_size, first_not_finite, read_only, real_array, seed_key
+from kernels.checks cimport as_flags, as_index
 from kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS
+from kernels.prefetch cimport prefetch
 from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 
 cnp.import_array()
@@ -309,8 +308,8 @@ cdef class OfflineDatasetBuffer:
         actions = columns(actions, n, act_dim, where, "actions", "act_dim")
         if actions.ndim != 2:
             raise ValueError(f"{where}: actions must have shape (N, A) or (N,), got {actions.shape}")
-        terminated = flag_array(terminated, where, "terminated")
-        truncated = flag_array(truncated, where, "truncated")
+        terminated = (<object>as_flags(terminated, where, "terminated")).view(np.uint8)
+        truncated = (<object>as_flags(truncated, where, "truncated")).view(np.uint8)
         rows_of(terminated, n, where, "terminated")
         rows_of(truncated, n, where, "truncated")
         images = obs.dtype == np.uint8
@@ -332,12 +331,6 @@ cdef class OfflineDatasetBuffer:
                     f"{where}: {name} must be finite float32 numbers, got {array.ravel()[bad]} in row "
                     f"{bad // (size // n)}"
                 )
-        for name, value in (("terminated", terminated), ("truncated", truncated)):
-            array = value
-            with nogil:
-                bad = first_no_flag(<const u8*>cnp.PyArray_DATA(array), n)
-            if bad >= 0:
-                raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array.ravel()[bad]} in row {bad}")
         flags = terminated.ravel() + 2 * truncated.ravel()
         ends = np.flatnonzero(flags) + 1
         if not len(ends) or ends.max() != n:

@@ -6,16 +6,18 @@ cimport numpy as cnp
 from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
 from libc.string cimport memcpy, memset
 
+from kernels.buffers.rows cimport as_values, batch_flags, seed_key
 from kernels.buffers.store cimport (
     CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, draw_words, encode, gather_any,
-    gather_rows, gather_words, prefetch, record,
+    gather_rows, gather_words, record,
 )
 from kernels.buffers.sumtree cimport (
     MAX_LEVELS, SumTree, find_leaf, importance, inside, leaf_value, sum_above, sum_range,
 )
-from kernels.checks cimport as_index, as_seed, check_out
+from kernels.checks cimport as_flag, as_fraction, as_index, as_number, check_out
 from kernels.fmath cimport log_positive
-from kernels.philox cimport derive_key, join, unit_f64
+from kernels.philox cimport join, unit_f64
+from kernels.prefetch cimport prefetch
 from kernels.types cimport f32, f64, i64, u8, u32, u64
 
 from rlox.kernels.buffers.batch import Batch
@@ -30,91 +32,6 @@ cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 17
 
 cdef tuple STANDARD = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated", "discounts",
                        "weights", "indices")
-
-
-cdef cnp.ndarray as_values(object value, int type_num, str where, str name):
-    """Return `value` as a C-contiguous array of the type; TypeError for what is no real number."""
-    cdef cnp.ndarray array
-    if isinstance(value, cnp.ndarray):
-        array = value
-        if cnp.PyArray_TYPE(array) == type_num and cnp.PyArray_ISCARRAY_RO(array):
-            return array
-    else:
-        try:
-            array = np.asarray(value)
-        except ValueError as e:
-            raise ValueError(f"{where}: {name} must be an array of numbers, got ragged {value!r}") from e
-    if type_num == cnp.NPY_UINT8:
-        if cnp.PyArray_TYPE(array) != cnp.NPY_UINT8:
-            raise TypeError(
-                f"{where}: {name} must have dtype uint8, as obs_dtype says, got {array.dtype}; "
-                "bytes are stored as they are, never scaled or cast"
-            )
-        return np.asarray(array, np.uint8, order="C")
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{where}: {name} must be real numbers, got dtype {array.dtype}")
-    return np.asarray(array, np.float32, order="C")
-
-
-cdef inline u64 as_key(object seed, str where) except? 0:
-    """The Philox key of a call's seed."""
-    cdef u64 value
-    if type(seed) is int:
-        try:
-            value = <u64>seed
-        except OverflowError:
-            value = as_seed(seed, where, "seed")  # raises
-    else:
-        value = as_seed(seed, where, "seed")
-    return derive_key(value, 0)
-
-
-cdef f64 as_number(object value, str where, str name) except? -1.0:
-    if PyFloat_CheckExact(value):
-        return PyFloat_AsDouble(value)
-    if isinstance(value, cnp.ndarray):
-        if value.size != 1 or value.dtype.kind not in "biuf":
-            raise TypeError(f"{where}: {name} must be a number, got {value!r}")
-        return value.item()
-    try:
-        return PyFloat_AsDouble(value)
-    except TypeError as e:
-        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}") from e
-
-
-cdef int as_flag(object value, str where, str name) except -1:
-    if value is False:
-        return 0
-    if value is True:
-        return 1
-    if isinstance(value, cnp.ndarray) and value.size == 1:
-        value = value.item()
-    if isinstance(value, (np.bool_, int, float, np.integer, np.floating, bool)):
-        if value == 0:
-            return 0
-        if value == 1:
-            return 1
-        raise ValueError(f"{where}: {name} must be 0 or 1, got {value}")
-    raise TypeError(f"{where}: {name} must be a bool, got {type(value).__name__}")
-
-
-cdef cnp.ndarray as_flag_bytes(object value, Py_ssize_t n, str where, str name):
-    """Return (n,) flags as bytes 0 and 1."""
-    cdef cnp.ndarray array
-    if isinstance(value, cnp.ndarray):
-        array = value
-    else:
-        array = np.asarray(value)
-    if cnp.PyArray_NDIM(array) != 1 or cnp.PyArray_DIM(array, 0) != n:
-        raise ValueError(f"{where}: {name} must have shape ({n},), got {(<object>array).shape}")
-    if cnp.PyArray_TYPE(array) == cnp.NPY_BOOL and cnp.PyArray_ISCARRAY_RO(array):
-        return array
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{where}: {name} must be bool flags, got dtype {array.dtype}")
-    flags = np.asarray(array, bool, order="C")
-    if not np.array_equal(flags, array):
-        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array[flags != array][0]}")
-    return flags
 
 
 cdef cnp.ndarray as_slots(object indices, i64 capacity, str where, str name):
@@ -295,9 +212,7 @@ cdef class ReplayBuffer:
             )
         if n_envs > capacity:
             raise ValueError(f"{where}: n_envs must be at most capacity {capacity}, got {n_envs}")
-        gamma = as_number(gamma, where, "gamma")
-        if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"{where}: gamma must lie in [0, 1], got {gamma}")
+        gamma = as_fraction(gamma, where, "gamma")
         for label, number in (("capacity", capacity), ("obs_dim", product), ("act_dim", act_dim),
                               ("n_step", n_step)):
             if number >= 1 << 48:
@@ -626,8 +541,8 @@ cdef class ReplayBuffer:
             raise ValueError(
                 f"{where}: actions must have shape ({n}, {act_dim}) or ({n * act_dim},), got {shape}"
             )
-        cdef cnp.ndarray term_ = as_flag_bytes(terminated, n, where, "terminated")
-        cdef cnp.ndarray trunc_ = as_flag_bytes(truncated, n, where, "truncated")
+        cdef cnp.ndarray term_ = batch_flags(terminated, n, where, "terminated")
+        cdef cnp.ndarray trunc_ = batch_flags(truncated, n, where, "truncated")
         if self.has_next != <int>has_next:
             self.decide(has_next)
         cdef const char* o = <const char*>cnp.PyArray_DATA(obs_)
@@ -881,7 +796,7 @@ cdef class ReplayBuffer:
             Empty buffer, batch_size < 1, seed out of range, an unusable `out`.
         """
         cdef Py_ssize_t n = self.as_batch_size(batch_size, self.in_sample)
-        cdef u64 key = as_key(seed, self.in_sample)
+        cdef u64 key = seed_key(seed, self.in_sample)
         return self.gather_batch(n, NULL, key, 0, out)
 
     def sample_recent(self, batch_size, window_size, seed):
@@ -891,14 +806,14 @@ cdef class ReplayBuffer:
         window = as_index(window_size, where, "window_size")
         if window < 1:
             raise ValueError(f"{where}: window_size must be at least 1, got {window}")
-        cdef u64 key = as_key(seed, where)
+        cdef u64 key = seed_key(seed, where)
         return self.gather_batch(n, NULL, key, min(window, self.size), None)
 
     def sample_indices(self, batch_size, seed):
         """Return the places (B,) int64 that `sample` with this seed reads, for `gather`."""
         cdef str where = f"{self.name}.sample_indices"
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = as_key(seed, where)
+        cdef u64 key = seed_key(seed, where)
         cdef cnp.npy_intp size = n
         cdef cnp.ndarray slots = cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0)
         cdef i64* data = <i64*>cnp.PyArray_DATA(slots)
@@ -972,7 +887,7 @@ cdef class ReplayBuffer:
         """
         cdef str where = self.in_packed
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = as_key(seed, where)
+        cdef u64 key = seed_key(seed, where)
         cdef cnp.npy_intp[2] dims
         self.check_packed(where)
         cdef Layout layout = self.layout
@@ -1271,9 +1186,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     def __init__(self, capacity, obs_dim, act_dim, alpha=0.6, beta=0.4, **keywords):
         cdef str where = type(self).__name__
-        alpha = as_number(alpha, where, "alpha")
-        if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"{where}: alpha must lie in [0, 1], got {alpha}")
+        alpha = as_fraction(alpha, where, "alpha")
         self.alpha_ = alpha
         ReplayBuffer.__init__(self, capacity, obs_dim, act_dim, **keywords)
         self.set_beta(beta)
@@ -1439,7 +1352,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         """
         cdef str where = self.in_sample
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
-        cdef u64 key = as_key(seed, where)
+        cdef u64 key = seed_key(seed, where)
         cdef cnp.npy_intp size = n
         cdef cnp.ndarray indices, weights
         if out is None:
@@ -1508,10 +1421,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     def set_beta(self, beta):
         """Set the exponent of the importance weights, in [0, 1]."""
-        number = as_number(beta, f"{self.name}.set_beta", "beta")
-        if not 0.0 <= number <= 1.0:
-            raise ValueError(f"{self.name}.set_beta: beta must lie in [0, 1], got {number}")
-        self.beta_ = number
+        self.beta_ = as_fraction(beta, f"{self.name}.set_beta", "beta")
 
     @property
     def alpha(self):

@@ -7,7 +7,7 @@ from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
-from kernels.checks cimport as_index, as_seed
+from kernels.checks cimport as_flags, as_index, as_real, as_seed
 from kernels.philox cimport derive_key
 from kernels.types cimport f32, f64, u8, u32, u64
 
@@ -32,47 +32,25 @@ cdef inline Py_ssize_t first_not_finite(const f32* values, Py_ssize_t n) noexcep
     return -1
 
 
-cdef inline Py_ssize_t first_no_flag(const u8* flags, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef u8 bad = 0
-    for i in range(n):
-        bad |= flags[i] > 1
-    if bad:
-        for i in range(n):
-            if flags[i] > 1:
-                return i
-    return -1
-
-
 cdef inline object real_array(object value, str where, str name):
-    """Return `value` as float32 or uint8, itself (never copied) where it is that and C-contiguous."""
-    try:
-        array = np.asarray(value)
-    except ValueError as e:
-        raise ValueError(f"{where}: {name} must be an array of numbers, got {type(value).__name__}") from e
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{where}: {name} must be an array of numbers, got dtype {array.dtype}")
-    if array.dtype == np.uint8 and name.endswith("obs"):  # images
-        return np.asarray(array, order="C")
+    """Return `value` as float32 or, of images, uint8; itself (never copied) where it is that and C-contiguous."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and name.endswith("obs"):
+        return np.asarray(value, order="C")
     with np.errstate(over="ignore"):  # to infinity, which the check for finite numbers then names
-        return np.asarray(array, np.float32, order="C")
+        return as_real(value, cnp.NPY_FLOAT32, where, name)
 
 
-cdef inline object flag_array(object value, str where, str name):
-    try:
-        array = np.asarray(value)
-    except ValueError as e:
-        raise ValueError(f"{where}: {name} must be an array of flags, got {type(value).__name__}") from e
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{where}: {name} must be an array of bool, uint8 or float flags, got dtype {array.dtype}")
-    if array.dtype not in (np.bool_, np.uint8):
-        wrong = (array != 0) & (array != 1)
-        if wrong.any():
-            raise ValueError(
-                f"{where}: {name} must hold only 0 and 1, got {array[wrong][0]} in row {np.argwhere(wrong)[0][0]}"
-            )
-        array = array.astype(np.bool_)
-    return np.asarray(array, order="C").view(np.uint8)
+cdef inline cnp.ndarray as_values(object value, int type_num, str where, str name):
+    """Return `value` as a C-contiguous array of float32, or of uint8, to which nothing is converted."""
+    if type_num != cnp.NPY_UINT8:
+        return as_real(value, type_num, where, name)
+    if not isinstance(value, cnp.ndarray) or cnp.PyArray_TYPE(<cnp.ndarray>value) != cnp.NPY_UINT8:
+        kind = value.dtype if isinstance(value, cnp.ndarray) else type(value).__name__
+        raise TypeError(
+            f"{where}: {name} must have dtype uint8, as obs_dtype says, got {kind}; "
+            "bytes are stored as they are, never scaled or cast"
+        )
+    return np.asarray(value, order="C")
 
 
 cdef inline Py_ssize_t as_size(object value, str where, str name) except -1:
@@ -141,12 +119,8 @@ cdef inline cnp.ndarray row_array(object value, Py_ssize_t width, str where, str
 
 
 cdef inline int put_image(u8* out, Py_ssize_t width, object value, str where, str name) except -1:
-    """Write one row of `width` bytes; no other dtype is converted, which would hide a scaling by 1/255."""
-    cdef cnp.ndarray array
-    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
-        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"{where}: {name} must be an array of dtype uint8, got {kind}")
-    array = np.asarray(value, order="C")
+    """Write one row of `width` bytes."""
+    cdef cnp.ndarray array = as_values(value, cnp.NPY_UINT8, where, name)
     if cnp.PyArray_SIZE(array) != width:
         raise ValueError(f"{where}: {name} must have {width} numbers, got shape {(<object>array).shape}")
     memcpy(out, cnp.PyArray_DATA(array), width)
@@ -173,26 +147,12 @@ cdef inline f32 as_reward(object value, str where, str name) except? -1:
     return result
 
 
-cdef inline int as_flag(object value, str where, str name) except -1:
-    if value is True:
-        return 1
-    if value is False:
-        return 0
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__bool__") or getattr(value, "shape", ()) not in ((), (1,)):
-        raise TypeError(f"{where}: {name} must be True or False, got {value!r}")
-    if value == 0 or value == 1:
-        return 1 if value else 0
-    raise ValueError(f"{where}: {name} must be True or False, got {value!r}")
-
-
 cdef inline cnp.ndarray batch_rows(object value, Py_ssize_t n, Py_ssize_t width, bint images, str where, str name):
     """Return n rows of `width` numbers, as float32 or bytes, C-contiguous and finite; (n, ...) or flat."""
     cdef cnp.ndarray array
     cdef Py_ssize_t bad
     if images:
-        if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
-            raise TypeError(f"{where}: {name} must be an array of dtype uint8, got {type(value).__name__}")
-        array = np.asarray(value, order="C")
+        array = as_values(value, cnp.NPY_UINT8, where, name)
     else:
         array = np.asarray(real_array(value, where, name), np.float32, order="C")
     if cnp.PyArray_SIZE(array) != n * width:
@@ -210,15 +170,11 @@ cdef inline cnp.ndarray batch_rows(object value, Py_ssize_t n, Py_ssize_t width,
 
 cdef inline cnp.ndarray batch_flags(object value, Py_ssize_t n, str where, str name):
     """Return n flags as bytes 0 and 1."""
-    cdef cnp.ndarray array = flag_array(value, where, name)
-    cdef Py_ssize_t bad
+    cdef cnp.ndarray array = as_flags(value, where, name)
     if cnp.PyArray_SIZE(array) != n:
         raise ValueError(
             f"{where}: {name} must have one entry per row ({n}, as rewards), got shape {(<object>array).shape}"
         )
-    bad = first_no_flag(<const u8*>cnp.PyArray_DATA(array), n)
-    if bad >= 0:
-        raise ValueError(f"{where}: {name} must hold only 0 and 1, got {array.ravel()[bad]} in row {bad}")
     return array
 
 

@@ -9,9 +9,9 @@ from libc.string cimport memcpy, memset
 
 from kernels.buffers.gather cimport CHUNK, draw_indices
 from kernels.buffers.rows cimport (
-    as_flag, as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
+    as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
 )
-from kernels.checks cimport as_index
+from kernels.checks cimport as_flag, as_index
 from kernels.philox cimport DOMAIN_SEQUENCES
 from kernels.types cimport f32, i64, u8, u64
 

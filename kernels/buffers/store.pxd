@@ -10,21 +10,9 @@ Everything after the observations is float32, flags included (0 or 1). The base 
 
 from libc.string cimport memcmp, memcpy
 
-from kernels.philox cimport Block, below, join, philox
+from kernels.philox cimport Block, below, join, philox, philox_lanes
+from kernels.prefetch cimport prefetch
 from kernels.types cimport f32, f64, i64, u8, u32, u64
-
-cdef extern from *:
-    """
-    #ifndef RLOX_PREFETCH
-    #if defined(__GNUC__) || defined(__clang__)
-    #define RLOX_PREFETCH(p) __builtin_prefetch((const void *)(p), 0, 3)
-    #else
-    #define RLOX_PREFETCH(p) ((void)(p))
-    #endif
-    #endif
-    """
-    void prefetch "RLOX_PREFETCH"(const void* address) noexcept nogil
-
 
 cdef enum:
     CHUNK = 512  # indices drawn at a time, on the stack
@@ -73,33 +61,14 @@ cdef struct Dest:
 
 # Indices.
 
-cdef inline void philox_lanes(u64 key, u64 counter, u64 domain, u32* out) noexcept nogil:
-    """LANES consecutive blocks in their usual order, 4 words each; written so that it vectorises."""
+cdef inline void words_of_lanes(u64 key, u64 counter, u64 domain, u32* out) noexcept nogil:
+    """LANES consecutive blocks in their usual order, 4 words each."""
     cdef u32[LANES] a
     cdef u32[LANES] b
     cdef u32[LANES] c
     cdef u32[LANES] d
-    cdef u32 k0 = <u32>key
-    cdef u32 k1 = <u32>(key >> 32)
-    cdef u32 h0, l0, h1, l1
-    cdef int j, r
-    for j in range(LANES):
-        a[j] = <u32>(counter + <u64>j)
-        b[j] = <u32>((counter + <u64>j) >> 32)
-        c[j] = <u32>domain
-        d[j] = <u32>(domain >> 32)
-    for r in range(10):
-        for j in range(LANES):
-            h0 = <u32>((<u64>a[j] * <u64>0xD251_1F53) >> 32)
-            l0 = a[j] * <u32>0xD251_1F53
-            h1 = <u32>((<u64>c[j] * <u64>0xCD9E_8D57) >> 32)
-            l1 = c[j] * <u32>0xCD9E_8D57
-            a[j] = h1 ^ b[j] ^ k0
-            b[j] = l1
-            c[j] = h0 ^ d[j] ^ k1
-            d[j] = l0
-        k0 += <u32>0x9E37_79B9
-        k1 += <u32>0xBB67_AE85
+    cdef int j
+    philox_lanes(key, counter, domain, LANES, a, b, c, d)
     for j in range(LANES):
         out[4 * j] = a[j]
         out[4 * j + 1] = b[j]
@@ -122,7 +91,7 @@ cdef inline void draw_words(u64 key, u64 counter, u64 domain, Py_ssize_t n, u32*
             i += 4
         return
     while i < n:
-        philox_lanes(key, counter, domain, out + i)
+        words_of_lanes(key, counter, domain, out + i)
         counter += LANES
         i += 4 * LANES
 

@@ -223,7 +223,7 @@ BAD[7, 1] = np.nan
         ({"terminated": np.full(100, 2)}, ValueError, "terminated must hold only 0 and 1, got 2 in row 0"),
         ({"truncated": np.full(100, 2, np.uint8)}, ValueError, "truncated must hold only 0 and 1, got 2 in row 0"),
         ({"truncated": np.full(100, np.nan)}, ValueError, "truncated must hold only 0 and 1, got nan"),
-        ({"truncated": ["a"] * 100}, TypeError, "truncated must be an array of bool"),
+        ({"truncated": ["a"] * 100}, TypeError, "truncated must be bool, uint8 or float flags"),
         ({"obs_dim": 4}, ValueError, "obs_dim must be 3, the numbers per row of obs, got 4"),
         ({"act_dim": 1.0}, TypeError, "act_dim must be an integer"),
         ({"normalize": "yes"}, TypeError, "normalize must be True or False"),

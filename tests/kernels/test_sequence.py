@@ -303,7 +303,7 @@ def test_images_take_only_bytes_and_empty_buffers_say_so():
     with pytest.raises(ValueError, match="state must be given"):
         buffer.push(np.zeros((2, 2), np.uint8), 0, 0.0, False, False)
     for bad in (np.zeros((2, 2)), [[0, 0], [0, 0]]):
-        with pytest.raises(TypeError, match="obs must be an array of dtype uint8"):
+        with pytest.raises(TypeError, match="obs must have dtype uint8"):
             buffer.push(bad, 0, 0.0, False, False, state=[0, 0, 0])
     buffer.push(np.full((2, 2), 255, np.uint8), 0, 0.0, False, False, state=[0, 0, 0])
     assert buffer.sample(2, 1, 1)["obs"].shape == (2, 1, 2, 2)

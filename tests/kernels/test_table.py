@@ -156,7 +156,7 @@ GOOD = {"obs": [0, 1], "action": 1.0, "reward": 0.0, "terminated": False, "trunc
         ({"reward": np.zeros(2)}, ValueError, "reward must be one number"),
         ({"terminated": 2}, ValueError, "terminated must be True or False, got 2"),
         ({"terminated": "no"}, TypeError, "terminated must be True or False"),
-        ({"truncated": None}, ValueError, "truncated must be True or False"),
+        ({"truncated": None}, TypeError, "truncated must be True or False"),
         ({"truncated": np.zeros(2, bool)}, TypeError, "truncated must be True or False"),
     ],
 )
