@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
-from train_speed import cpu_model
 
 from rlox.checkpoint import versions
+from rlox_cli.bench.machine import provenance
 
 CELLS = [
     *("ppo-CartPole-v1", "ppo-Acrobot-v1", "ppo-Pendulum-v1", "ppo-LunarLander-v3", "ppo-Hopper-v5"),
+    "ppo-HalfCheetah-v5",
     *("a2c-CartPole-v1", "a2c-Acrobot-v1", "a2c-Pendulum-v1"),
 ]
 RESAMPLES = 20_000
@@ -126,10 +124,10 @@ def main() -> None:
             },
         }
     result = {
-        "command": f"python benchmarks/learning.py --reference FOLDER --cells {' '.join(args.cells)} "
-        f"--seeds {' '.join(map(str, args.seeds))}",
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "machine": f"{cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+        **provenance(
+            f"python benchmarks/learning.py --reference FOLDER --cells {' '.join(args.cells)} "
+            f"--seeds {' '.join(map(str, args.seeds))}"
+        ),
         "versions": versions(),
         "cells": cells,
     }

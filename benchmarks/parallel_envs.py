@@ -11,21 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
-from datetime import datetime, timezone
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from train_speed import cpu_model
 
 from rlox.checkpoint import versions
 from rlox.gym_vec_env import GymVecEnv
 from rlox.parallel_env import ParallelGymVecEnv
+from rlox_cli.bench.machine import provenance
 
 
 def speed(step, actions: np.ndarray, seconds: float) -> float:
@@ -76,9 +74,7 @@ def main() -> None:
         print(n, table[n])
     if args.out:
         result = {
-            "command": f"python benchmarks/parallel_envs.py --env {args.env} --rounds {args.rounds}",
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-            "machine": f"{cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+            **provenance(f"python benchmarks/parallel_envs.py --env {args.env} --rounds {args.rounds}"),
             "versions": versions(),
             "steps_per_second": table,
         }

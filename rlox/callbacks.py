@@ -6,7 +6,7 @@ import math
 import statistics
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +19,22 @@ if TYPE_CHECKING:
     from rlox.evaluation import Evaluation
 
 
+SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; what is none of them is "other"
+
+
 class Callback:
     """Base of all callbacks: override the hooks you need.
 
     Hooks are called with keyword arguments; take those you use by name and the rest as ``**info``. An exception in a
     hook ends the training.
+
+    Attributes
+    ----------
+    section : str
+        What its time counts as in `CallbackList.seconds`: ``evaluate``, ``log``, ``checkpoint`` or ``other``.
     """
+
+    section = "other"
 
     def on_training_start(self, **info: Any) -> None:
         """Before the first rollout. info: algorithm."""
@@ -53,10 +63,23 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Several callbacks as one; every hook reaches every callback, in order."""
+    """Several callbacks as one; every hook reaches every callback, in order.
+
+    Attributes
+    ----------
+    seconds : dict
+        Wall time spent in callbacks so far, by their `Callback.section`. What a callback sets off in others (an
+        evaluation its logging) counts as theirs alone.
+    training_s : float
+        Wall time of all trainings so far, from their beginning to the end of their last hook.
+    """
 
     def __init__(self, callbacks: Iterable[Callback] | None = None):
         self.callbacks: list[Callback] = []
+        self.seconds: Counter[str] = Counter()
+        self.training_s = 0.0
+        self._inner = 0.0  # seconds of the hooks that the present one has set off
+        self._at = 0.0  # until when training_s has counted
         self.extend(callbacks or ())
 
     def extend(self, callbacks: Iterable[Callback]) -> None:
@@ -69,33 +92,49 @@ class CallbackList(Callback):
                 )
         self.callbacks += callbacks
 
-    def on_training_start(self, **info: Any) -> None:
+    def _call(self, hook: str, info: dict[str, Any]) -> list[Any]:
+        answers = []
         for callback in self.callbacks:
-            callback.on_training_start(**info)
+            outer, self._inner = self._inner, 0.0
+            started = time.perf_counter()
+            try:
+                answers.append(getattr(callback, hook)(**info))
+            finally:
+                took = time.perf_counter() - started
+                self.seconds[callback.section] += took - self._inner
+                self._inner = outer + took
+        return answers
+
+    def _lap(self) -> None:
+        now = time.perf_counter()
+        self.training_s += now - self._at
+        self._at = now
+
+    def on_training_start(self, **info: Any) -> None:
+        self._at = time.perf_counter()
+        self._call("on_training_start", info)
 
     def on_rollout_end(self, **info: Any) -> None:
-        for callback in self.callbacks:
-            callback.on_rollout_end(**info)
+        self._call("on_rollout_end", info)
 
     def on_step(self, **info: Any) -> bool:
         """False if any callback says stop; the others are still called."""
-        return all([callback.on_step(**info) is not False for callback in self.callbacks])
+        go_on = all(answer is not False for answer in self._call("on_step", info))
+        self._lap()
+        return go_on
 
     def on_evaluation(self, **info: Any) -> None:
-        for callback in self.callbacks:
-            callback.on_evaluation(**info)
+        self._call("on_evaluation", info)
 
     def on_checkpoint(self, **info: Any) -> None:
-        for callback in self.callbacks:
-            callback.on_checkpoint(**info)
+        self._call("on_checkpoint", info)
 
     def on_collection_error(self, **info: Any) -> None:
-        for callback in self.callbacks:
-            callback.on_collection_error(**info)
+        self._call("on_collection_error", info)
 
     def on_training_end(self, **info: Any) -> None:
-        for callback in self.callbacks:
-            callback.on_training_end(**info)
+        self._call("on_training_end", info)
+        self._lap()
 
 
 class EarlyStoppingCallback(Callback):
@@ -156,6 +195,8 @@ class EvalCallback(Callback):
     stopped : str or None
         Why this callback stopped the training, if it did.
     """
+
+    section = "evaluate"
 
     def __init__(
         self,
@@ -260,40 +301,35 @@ class TimingCallback(Callback):
     """
 
     def __init__(self) -> None:
-        self.collect_s = 0.0
-        self.update_s = 0.0
-        self.total_s = 0.0
+        self._callbacks = CallbackList()  # those it is one of
+        self._collect_s = 0.0
+        self._update_s = 0.0
         self._at = 0.0
 
-    def on_training_start(self, **info: Any) -> None:
+    def on_training_start(self, *, algorithm, **info: Any) -> None:
+        self._callbacks = algorithm.callbacks
         self._at = time.perf_counter()
 
     def on_step(self, *, metrics: dict[str, float], **info: Any) -> bool:
-        passed = self._lap()
+        now = time.perf_counter()
+        passed, self._at = now - self._at, now
         collect, update = metrics["time/collect_s"], metrics["time/update_s"]
-        self.collect_s += collect
-        self.update_s += update
+        self._collect_s += collect
+        self._update_s += update
         metrics["time/collect_share"] = collect / passed
         metrics["time/update_share"] = update / passed
         metrics["time/other_share"] = 1.0 - (collect + update) / passed
         return True
 
-    def on_training_end(self, **info: Any) -> None:
-        self._lap()
-
-    def _lap(self) -> float:
-        """Seconds since the last call, which count as training's."""
-        now = time.perf_counter()
-        passed, self._at = now - self._at, now
-        self.total_s += passed
-        return passed
-
     def summary(self) -> dict[str, float]:
-        """``total_s`` of all training so far, and the shares of it: ``collect update other``; empty before any."""
-        if not self.total_s:
+        """``total_s`` of all training so far, and the shares of it, which add up to 1: ``collect``, ``update``,
+        ``evaluate``, ``log``, ``checkpoint`` and ``other``; empty before any."""
+        total, seconds = self._callbacks.training_s, self._callbacks.seconds
+        if not total:
             return {}
-        collect, update = self.collect_s / self.total_s, self.update_s / self.total_s
-        return {"total_s": self.total_s, "collect": collect, "update": update, "other": 1.0 - collect - update}
+        spent = {"collect": self._collect_s, "update": self._update_s, **{name: seconds[name] for name in SECTIONS}}
+        shares = {name: value / total for name, value in spent.items()}
+        return {"total_s": total, **shares, "other": 1.0 - sum(shares.values())}
 
 
 class ProgressCallback(Callback):
@@ -492,6 +528,8 @@ class CheckpointCallback(Callback):
     run : dict, optional
         The resolved configuration of the run, kept in the header.
     """
+
+    section = "checkpoint"
 
     def __init__(self, folder: str | Path, every_s: float = 60.0, run: dict[str, Any] | None = None):
         self.folder = Path(folder)

@@ -24,6 +24,8 @@ def tracker_name(metric: str) -> str:
 class LoggerCallback(Callback):
     """Base of loggers: override `log`. Given to an algorithm as ``logger=``."""
 
+    section = "log"
+
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Take `metrics` (tracker names, finite or NaN) of environment step `step`."""
         raise NotImplementedError

@@ -219,6 +219,45 @@ def data(
         main(peer_python or [], only, samples, rounds, out)
 
 
+@bench.command(name="train")
+def bench_train(
+    cases: Annotated[
+        list[str] | None, typer.Argument(metavar="CASE", help="ppo, a2c, custom, solve, process, busy; all by default.")
+    ] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option(min=1, help="Environment steps of ppo, a2c and custom. As often as you like.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times the systems take turns; round k has seed k.")] = 3,
+    peer_python: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="An interpreter that has Stable-Baselines3 or the original rlox."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write train.json and train.png there.")] = None,
+) -> None:
+    """Time whole trainings, end to end, with what each system learned beside its speed.
+
+    Each training has a process of its own with one thread and equal settings, and systems take turns; only ratios of
+    one run mean anything. CPU seconds are the training call's alone; wall seconds of ppo are those of each system's
+    better number of threads.
+
+    \b
+    rlox bench train ppo                              native and PyTorch path, against what else is installed here
+    rlox bench train ppo --steps 50000 --rounds 5
+    rlox bench train --peer-python ~/venvs/sb3/bin/python --peer-python ~/venvs/original/bin/python --out benchmarks
+
+    \b
+    ppo, a2c   the training call alone
+    custom     with a policy of one's own, by PyTorch
+    solve      tuned PPO until the last 100 episodes average 475
+    process    rlox train as a command, against scripts that do the same
+    busy       the same with every other core busy, against a loop of one thread
+    """
+    with reported("bench"):
+        from rlox_cli.bench.train import main
+
+        main(cases or [], steps or [100_000], rounds, peer_python or [], out)
+
+
 def _version(asked: bool) -> None:
     if asked:
         from rlox import __version__

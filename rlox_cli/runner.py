@@ -176,8 +176,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         soft_wrap=True,
     )
     _describe(folder, config, True, console)
-    spent = timing.summary()
-    shares = ", ".join(f"{name} {spent[name]:.0%}" for name in ("collect", "update", "other"))
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in timing.summary().items() if name != "total_s")
     console.print(f"  {'time':<12} {shares}")
     return Outcome(folder, steps, seconds, final, best)
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from rlox_cli.bench.train import process_once
 
 FEW = ("--samples", "3", "--rounds", "1")
 
@@ -60,3 +63,63 @@ def test_a_system_that_computes_something_else_is_found_out(tmp_path):
     done = bench("data", "--only", "^token_kl$", *FEW, PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
     assert "numpy and rlox must agree" in done.stderr
+
+
+def test_train_measures_what_each_system_learned(tmp_path):
+    done = bench("train", "a2c", "--steps", "3000", "--rounds", "2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "rlox torch" in done.stdout
+    assert "last 100 episodes" in done.stdout
+    result = json.loads((tmp_path / "train.json").read_text())
+    assert result["command"] == "rlox bench train a2c --steps 3000 --rounds 2"
+    assert [row["case"] for row in result["results"]] == ["a2c"]
+    for row in result["results"]:
+        ours = row["runs"]["rlox"]
+        assert len(ours) == 2
+        assert row["median"]["rlox"]["cpu_s"] == pytest.approx(sum(one["cpu_s"] for one in ours) / 2)
+        assert row["ratio"]["rlox torch"] > 1
+        for one in [*ours, *row["runs"]["rlox torch"]]:
+            assert sum(one["shares"].values()) == pytest.approx(1.0)
+            assert one["shares"]["collect"] > 0
+            assert one["steps"] >= 3000
+            assert 8 < one["mean_return"] < 500
+            assert 8 < one["eval_return"] <= 500
+    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_times_the_command_with_all_that_it_starts(tmp_path):
+    folder = tmp_path / "run"
+    words = [
+        "train",
+        "algo=ppo",
+        "env=CartPole-v1",
+        "total_timesteps=512",
+        "eval.n_points=0",
+        f"hydra.run.dir={folder}",
+    ]
+    command = [sys.executable, "-m", "rlox_cli.main", *words]
+    alone = process_once([*command, "logger=none"], str(tmp_path))
+    shutil.rmtree(folder)
+    mirrored = process_once(command, str(tmp_path))
+    # The mirror to MLflow is a process of its own, which the command does not wait for.
+    assert mirrored["cpu_s"] > alone["cpu_s"] + 0.5
+    assert alone["wall_s"] > 0
+    with pytest.raises(RuntimeError, match="total_timesteps"):
+        process_once([*command, "total_timesteps=0"], str(tmp_path))
+
+
+def test_train_tells_of_a_peer_that_fails(tmp_path):
+    package = tmp_path / "stable_baselines3"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    done = bench("train", "solve", "--rounds", "1", PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "solve, sb3: ImportError: broken on purpose" in done.stderr
+    assert "of 1 solved" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_train_refuses_an_unknown_case():
+    done = bench("train", "pp")
+    assert done.returncode != 0
+    assert "case must be one of ppo, a2c, custom, solve, process, busy, got 'pp'" in done.stderr

@@ -158,15 +158,37 @@ def test_timing_shares_add_up_and_name_the_slow_part():
     small(callbacks=[timing, Slow()], logger=logger).train(512)
     passed = time.perf_counter() - started
     summary = timing.summary()
-    assert summary["collect"] + summary["update"] + summary["other"] == pytest.approx(1.0)
+    assert set(summary) == {"total_s", "collect", "update", "evaluate", "log", "checkpoint", "other"}
+    assert sum(share for name, share in summary.items() if name != "total_s") == pytest.approx(1.0)
     assert 0.4 < summary["total_s"] <= passed
     assert summary["other"] * summary["total_s"] >= 0.4
+    assert 0 < summary["log"] < 0.1
     assert len(logger.rows) == 4
     for row in logger.rows:
         shares = [row[f"time/{name}_share"] for name in ("collect", "update", "other")]
         assert sum(shares) == pytest.approx(1.0)
         assert min(shares[:2]) > 0
     assert logger.rows[-1]["time/other_share"] > 0.5
+
+
+def test_what_a_callback_sets_off_in_others_counts_as_theirs(tmp_path):
+    class SlowLogger(LoggerCallback):
+        def log(self, step, metrics):
+            time.sleep(0.05)
+
+    timing = TimingCallback()
+    callbacks = [timing, EvalCallback(n_points=2, n_episodes=1), CheckpointCallback(tmp_path)]
+    algorithm = small(callbacks=callbacks, logger=SlowLogger())
+    algorithm.train(256)
+    summary = timing.summary()
+    spent = {name: share * summary["total_s"] for name, share in summary.items()}
+    # Two updates and three evaluations are logged, the latter from inside EvalCallback.
+    n_logged = round(spent["log"] / 0.05)
+    assert n_logged >= 4
+    assert spent["evaluate"] < 0.05 * n_logged
+    assert spent["evaluate"] > 0
+    assert spent["checkpoint"] > 0
+    assert min(summary.values()) >= 0
 
 
 def test_progress_prints_plain_lines(capsys):

@@ -168,7 +168,7 @@ def test_hybrid_ppo_learns_as_ppo_does(tmp_path):
     assert hybrids.min() > 120, scores
     assert hybrids.mean() > 0.7 * plains.mean(), scores
     spent = hybrid.timing_summary()
-    assert spent["collect"] + spent["update"] + spent["other"] == pytest.approx(1)
+    assert sum(share for name, share in spent.items() if name != "total_s") == pytest.approx(1)
     assert hybrid.evaluate(5).returns.mean() > 100
     hybrid.save(tmp_path / "h.safetensors")
     again = PPO.from_checkpoint(tmp_path / "h.safetensors")

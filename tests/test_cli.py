@@ -486,7 +486,9 @@ def test_experiment_csv_and_tensorboard_together(tmp_path):
     assert str((run / "metrics.csv").relative_to(tmp_path)) in done.stdout
     assert "tensorboard --logdir outputs" in done.stdout
     assert not (tmp_path / "outputs" / "mlflow.db").exists()
-    assert re.search(r"time +collect \d+%, update \d+%, other \d+%", done.stdout)
+    assert re.search(
+        r"time +collect \d+%, update \d+%, evaluate \d+%, log \d+%, checkpoint \d+%, other \d+%", done.stdout
+    )
 
 
 def test_advice_is_printed_once_and_only_to_the_sick(trained, tmp_path):

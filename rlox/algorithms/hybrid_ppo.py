@@ -103,7 +103,7 @@ class HybridPPO:
 
     def timing_summary(self) -> dict[str, float]:
         """``total_s`` of all training so far, and the shares of it: ``collect`` (waiting for rollouts), ``update`` and
-        ``other``; empty before any."""
+        what else `TimingCallback.summary` names; empty before any."""
         return self._timing.summary()
 
     def close(self) -> None:

@@ -1,0 +1,337 @@
+"""``rlox bench train``: whole trainings, ours against the peers that are installed, with what each of them learned."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rlox_cli.bench import trainings as worker
+from rlox_cli.bench.data import find_systems
+from rlox_cli.bench.machine import provenance
+from rlox_cli.errors import UsageError
+from rlox_cli.terminal import make_console, make_table
+
+_THREADS = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS")
+_ALL = ("rlox", "rlox torch", "sb3", "original", "original hybrid")
+_SPIN = "while True: pass"
+# What a program of one thread suffers from a busy machine.
+_CONTROL = """
+x = 0
+for i in range(20_000_000):
+    x += i & 3
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the benchmark."""
+
+    title: str
+    systems: tuple[str, ...]
+    steps: int | None = None  # a limit of its own, whatever --steps says
+
+
+CASES = {
+    "ppo": Case("PPO CartPole-v1, 8 envs x 128, 4 epochs, minibatches of 256, 64-64 tanh", _ALL),
+    "a2c": Case("A2C CartPole-v1, 8 envs x 5, 64-64 tanh", ("rlox", "rlox torch", "sb3", "original")),
+    "custom": Case("PPO with a policy of one's own in PyTorch", ("rlox torch", "sb3", "original")),
+    "solve": Case("tuned PPO until the last 100 episodes average 475", ("rlox", "sb3"), 100_000),
+    "process": Case("a whole process: imports, training, 10 x 20 evaluation episodes, log, saved model",
+                    ("rlox", "sb3", "original"), 50_000),
+    "busy": Case("the same process while every other core is busy", ("control", "rlox"), 50_000),
+}  # fmt: skip
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    """Of a measured process; None leaves every library its own choice of threads."""
+    environment = {k: v for k, v in os.environ.items() if k not in _THREADS}
+    return environment | ({} if threads is None else dict.fromkeys(_THREADS, str(threads)))
+
+
+def train_once(python: str, system: str, case: str, steps: int, seed: int, threads: int) -> dict[str, Any]:
+    """One training in a process of its own.
+
+    Raises
+    ------
+    RuntimeError
+        If that process fails; its last line of error.
+    """
+    request = {"system": system, "case": case, "steps": steps, "seed": seed, "threads": threads}
+    # Not from the working directory: in a checkout, ./rlox would stand before the original's package.
+    done = subprocess.run(
+        [python, worker.__file__, json.dumps(request)],
+        env=_environment(threads),
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Starts a command and waits for it and for whatever it leaves behind: rlox mirrors its record from another process.
+_WATCH = """
+import ctypes, json, os, resource, subprocess, sys, time
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children
+started = time.perf_counter()
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+wall = time.perf_counter() - started
+try:
+    while True:
+        os.waitpid(-1, 0)
+except ChildProcessError:
+    pass
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({"status": done.returncode, "error": done.stderr[-500:], "said": done.stdout[-500:],
+                  "wall_s": wall, "cpu_s": used.ru_utime + used.ru_stime}))
+"""
+
+
+def process_once(command: list[str], folder: str) -> dict[str, Any]:
+    """Wall time until the command returns, CPU time of it and of all that it has started, and what it ``said``.
+
+    Raises
+    ------
+    RuntimeError
+        If it fails.
+    """
+    watch = [sys.executable, "-c", _WATCH, *command]
+    done = subprocess.run(watch, env=_environment(None), cwd=folder, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    if found["status"]:
+        raise RuntimeError((found["error"].strip().splitlines() or [f"status {found['status']}"])[-1])
+    return found
+
+
+def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list[str]:
+    if system == "control":
+        return [sys.executable, "-c", _CONTROL]
+    if system == "rlox":
+        words = ["algo=ppo", f"env={worker.ENV}", f"total_timesteps={steps}", f"seed={seed}"]
+        return [sys.executable, "-m", "rlox_cli.main", "train", *words, f"hydra.run.dir={folder}/run"]
+    request = {"system": system, "case": "process", "steps": steps, "seed": seed, "whole": True}
+    return [python, worker.__file__, json.dumps(request)]
+
+
+def _learned(system: str, said: str, folder: str) -> float:
+    """The last evaluation's mean return: from our record, and from the last line that a peer's script prints."""
+    if system != "rlox":
+        return json.loads(said.splitlines()[-1])["eval_return"]
+    rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+    return [row["eval/mean_return"] for row in rows if "eval/mean_return" in row][-1]
+
+
+@contextmanager
+def _busy_cores():
+    """Keep all cores but one at work."""
+    spinners = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(max(1, (os.cpu_count() or 2) - 1))]
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        for one in spinners:
+            one.kill()
+            one.wait()
+
+
+def _process(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = process_once(_whole(python, system, steps, seed, folder), folder)
+        measured = {"wall_s": found["wall_s"], "cpu_s": found["cpu_s"]}
+        if system == "control":
+            return measured
+        return {**measured, "eval_return": _learned(system, found["said"], folder)}
+
+
+def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
+    quiet = _process(python, system, steps, seed)
+    with _busy_cores():
+        loaded = _process(python, system, steps, seed)
+    return {**loaded, "quiet_wall_s": quiet["wall_s"], "slowdown": loaded["wall_s"] / quiet["wall_s"]}
+
+
+def measure(case: str, steps: int, rounds: int, pythons: dict[str, str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Every system of a case, round after round in alternation; round k has seed k.
+
+    Returns
+    -------
+    dict
+        ``runs`` by system, ``faults`` of the systems left out, ``median`` of their CPU and wall seconds, ``ratio`` of
+        the CPU seconds to ours, and ``wall`` at each system's better number of threads.
+
+    Raises
+    ------
+    UsageError
+        If rlox itself fails.
+    """
+    family = {system: system.split()[0] for system in CASES[case].systems}
+    present = [system for system in family if family[system] in pythons or system == "control"]
+    runs: dict[str, list[dict[str, Any]]] = {system: [] for system in present}
+    walls: dict[str, list[float]] = {system: [] for system in present}
+    faults: dict[str, str] = {}
+    cores = os.cpu_count() or 1
+    for seed in range(rounds):
+        for system in [*present[seed % len(present) :], *present[: seed % len(present)]]:
+            if system in faults:
+                continue
+            tell(f"{case}, {steps:,} steps, seed {seed}: {system}")
+            python = pythons.get(family[system], sys.executable)
+            try:
+                if case in ("process", "busy"):
+                    one = {"process": _process, "busy": _busy}[case](python, system, steps, seed)
+                else:
+                    one = train_once(python, system, case, steps, seed, 1)
+                    if case == "ppo" and cores > 1:
+                        walls[system].append(train_once(python, system, case, steps, seed, cores)["wall_s"])
+            except RuntimeError as e:
+                if system.startswith("rlox"):
+                    raise UsageError(f"{system} failed at {case}: {e}") from e
+                faults[system] = str(e)
+                continue
+            runs[system].append(one)
+    runs = {system: of for system, of in runs.items() if of and system not in faults}
+    median = {
+        system: {name: statistics.median(one[name] for one in of) for name in ("cpu_s", "wall_s")}
+        for system, of in runs.items()
+    }
+    better = {}
+    for system, of in median.items():
+        other = statistics.median(walls[system]) if walls.get(system) else of["wall_s"]
+        better[system] = {"wall_s": min(of["wall_s"], other), "threads": 1 if of["wall_s"] <= other else cores}
+    mine = median[next(system for system in runs if system.startswith("rlox"))]
+    found = {"case": case, "title": CASES[case].title, "steps": steps, "runs": runs, "faults": faults, "median": median}
+    if case == "busy":
+        slowdown = {system: statistics.median(one["slowdown"] for one in of) for system, of in runs.items()}
+        return {**found, "slowdown": slowdown, "suffers": slowdown["rlox"] / slowdown["control"]}
+    found["wall"] = better
+    found["ratio"] = {system: round(of["cpu_s"] / mine["cpu_s"], 2) for system, of in median.items()}
+    return found
+
+
+def _spread(of: list[dict[str, Any]], name: str) -> str:
+    values = [one[name] for one in of if one.get(name) is not None]
+    if not values:
+        return ""
+    return f"{min(values):.0f} to {max(values):.0f}" if len(values) > 1 else f"{values[0]:.0f}"
+
+
+def _notes(row: dict[str, Any], system: str) -> str:
+    of = row["runs"][system]
+    if row["case"] == "solve":
+        solved = [one["steps"] for one in of if one["mean_return"] >= worker.SOLVED]
+        reached = f", at {min(solved) // 1000}k to {max(solved) // 1000}k steps" if solved else ""
+        return f"{len(solved)} of {len(of)} solved{reached}"
+    if row["case"] == "busy":
+        return f"{row['slowdown'][system]:.2f} times its quiet wall"
+    if "shares" not in of[0]:
+        return ""
+    shares = {name: statistics.mean(one["shares"][name] for one in of) for name in of[0]["shares"]}
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def print_table(console, rows: list[dict[str, Any]]) -> None:
+    """One line a case and system."""
+    columns = ("system", "CPU s", "ratio", "wall s", "last 100 episodes", "evaluation", "")
+    for row in rows:
+        console.print(f"[bold]{row['title']}[/bold], {row['steps']:,} steps, rounds: {_rounds(row)}", soft_wrap=True)
+        table = make_table(*columns)
+        for system, median in row["median"].items():
+            wall = row["wall"][system] if "wall" in row else {"wall_s": median["wall_s"], "threads": 1}
+            table.add_row(
+                system,
+                f"{median['cpu_s']:.3g}",
+                f"{row['ratio'][system]:.3g}" if "ratio" in row else "",
+                f"{wall['wall_s']:.3g}" + (f" ({wall['threads']} threads)" if wall["threads"] > 1 else ""),
+                _spread(row["runs"][system], "mean_return"),
+                _spread(row["runs"][system], "eval_return"),
+                _notes(row, system),
+            )
+        console.print(table)
+        if "suffers" in row:
+            console.print(f"rlox suffers {row['suffers']:.2f} times what a loop of one thread does")
+        console.print()
+
+
+def _rounds(row: dict[str, Any]) -> int:
+    return max(len(of) for of in row["runs"].values())
+
+
+def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
+    """CPU seconds, one panel a case, with the ratio and what was learned."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in rows if "ratio" in row]
+    columns = min(2, len(rows))
+    lines = -(-len(rows) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(7.5 * columns, 2.8 * lines + 0.8), squeeze=False)
+    for axis, row in zip(axes.flat, rows, strict=False):
+        systems = list(row["median"])[::-1]
+        seconds = [row["median"][system]["cpu_s"] for system in systems]
+        axis.barh(systems, seconds, color=["black" if s.startswith("rlox") else "tab:orange" for s in systems])
+        for k, system in enumerate(systems):
+            said = f" {seconds[k]:.2g} s, {row['ratio'][system]:.2g}x"
+            learned = _spread(row["runs"][system], "mean_return") or _spread(row["runs"][system], "eval_return")
+            axis.text(seconds[k], k, said + (f", return {learned}" if learned else ""), va="center", fontsize=8)
+        axis.set(xlabel="CPU seconds (median)", xlim=(0, 1.6 * max(seconds)))
+        axis.set_title(textwrap.fill(f"{row['title']}, {row['steps']:,} steps", 66), fontsize=9)
+    for axis in list(axes.flat)[len(rows) :]:
+        axis.axis("off")
+    inch = 1 / figure.get_figheight()
+    figure.text(0.5, 0.06 * inch, textwrap.fill(caption, 80 * columns), ha="center", fontsize=8)
+    figure.tight_layout(rect=(0, 0.4 * inch, 1, 1))
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Path], out: Path | None) -> None:
+    """Measure, print and, with `out`, write ``train.json`` and ``train.png`` into that folder."""
+    console = make_console()
+    for case in cases:
+        if case not in CASES:
+            raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")
+    cases = cases or list(CASES)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    pythons = {
+        name: python for name, python in find_systems(peer_pythons).items() if name in ("rlox", "sb3", "original")
+    }
+    plan = [(case, n) for case in cases for n in ([CASES[case].steps] if CASES[case].steps else steps)]
+    rows: list[dict[str, Any]] = []
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(plan))
+        for case, n in plan:
+            rows.append(measure(case, n, rounds, pythons, lambda said: progress.update(task, description=said)))
+            progress.advance(task)
+    print_table(console, rows)
+    versions = {k: v for row in rows for of in row["runs"].values() for k, v in of[0].get("versions", {}).items()}
+    console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
+    if out is not None:
+        words = ["rlox bench train", *cases, *(f"--steps {n}" for n in steps), f"--rounds {rounds}"]
+        words += ["--peer-python PYTHON" for _ in peer_pythons]
+        result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
+        (out / "train.json").write_text(json.dumps(result, indent=1) + "\n")
+        said = f"{result['machine']}; medians of {rounds} rounds, one thread; "
+        plot(rows, out / "train.png", said + ", ".join(f"{name} {version}" for name, version in versions.items()))
+        console.print(f"written: {out / 'train.json'}, {out / 'train.png'}")
+    faults = [f"{row['case']}, {system}: {fault}" for row in rows for system, fault in row["faults"].items()]
+    if faults:
+        raise UsageError("left out of the comparison:\n  " + "\n  ".join(faults))

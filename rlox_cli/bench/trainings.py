@@ -1,0 +1,285 @@
+"""One training by one system, timed. Runs under any interpreter that has the system; nothing here imports rlox_cli.
+
+``python trainings.py REQUEST`` takes a JSON object ``{"system", "case", "steps", "seed", "threads"}`` and prints one on
+its last line: ``cpu_s`` and ``wall_s`` of the training call alone (imports and construction excluded), the ``steps`` it
+took, ``mean_return`` of its last 100 training episodes (null where the system reports none), ``eval_return``, the mean
+of 20 deterministic episodes in gymnasium, the ``versions``, and of rlox the ``shares`` of that time by section. With
+``"whole": true`` it is a user's script (training, ten evaluations of 20 episodes, a saved model) without a clock, and
+prints the last evaluation's ``eval_return``; who starts it times it.
+
+Settings are the same in every system; only their names differ.
+"""
+
+import json
+import sys
+import time
+import warnings
+
+ENV = "CartPole-v1"
+# The seeds' PPO.
+PPO = {
+    "n_steps": 128, "n_epochs": 4, "batch_size": 256, "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.95,
+    "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5,
+}  # fmt: skip
+# rl-zoo3's for CartPole-v1, which conf/tuned/ppo has too: learning rate and clipping fall to 0.
+TUNED = {
+    "n_steps": 32, "n_epochs": 20, "batch_size": 256, "learning_rate": 1e-3, "gamma": 0.98, "gae_lambda": 0.8,
+    "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5,
+}  # fmt: skip
+A2C = {
+    "n_steps": 5, "learning_rate": 7e-4, "gamma": 0.99, "gae_lambda": 1.0, "ent_coef": 0.01, "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+}  # fmt: skip
+N_ENVS = 8
+SOLVED = 475.0  # mean return of the last 100 episodes
+
+
+def evaluated(predict, n_episodes=20, seed=10_000):
+    """Mean return of deterministic episodes, in gymnasium's own environment."""
+    import gymnasium
+
+    env = gymnasium.make(ENV)
+    total = 0.0
+    for k in range(n_episodes):
+        obs, _ = env.reset(seed=seed + k)
+        done = False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(int(predict(obs)))
+            total += float(reward)
+            done = terminated or truncated
+    return total / n_episodes
+
+
+def custom_policy():
+    """A user's own module, as one would write it with PyTorch alone: 64-64 tanh, actor and critic apart."""
+    import torch
+    from torch import nn
+
+    class Custom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pi = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+            self.v = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+        def get_action_and_logprob(self, obs):
+            d = torch.distributions.Categorical(logits=self.pi(obs))
+            action = d.sample()
+            return action, d.log_prob(action)
+
+        def get_value(self, obs):
+            return self.v(obs).squeeze(-1)
+
+        def mode(self, obs):
+            return self.pi(obs).argmax(-1)
+
+        def get_logprob_and_entropy(self, obs, actions):
+            d = torch.distributions.Categorical(logits=self.pi(obs))
+            return d.log_prob(actions), d.entropy()
+
+    return Custom()
+
+
+class Rlox:
+    """rlox by its native path."""
+
+    backend = "native"
+
+    def versions(self):
+        import rlox
+        from rlox.kernels import CPU_LEVEL
+
+        return {"rlox": rlox.__version__, "cpu_level": CPU_LEVEL}
+
+    def build(self, case, seed, threads):
+        from rlox.algorithms import A2C as A2CAlgorithm
+        from rlox.algorithms import PPO as PPOAlgorithm
+        from rlox.callbacks import Callback, TimingCallback
+
+        class Solved(Callback):
+            def on_step(self, *, reward, algorithm, **info):
+                return not (len(algorithm.counters.recent_returns) == 100 and reward >= SOLVED)
+
+        self.timing = TimingCallback()
+        options = {
+            "n_envs": N_ENVS,
+            "seed": seed,
+            "threads": threads,
+            "backend": self.backend,
+            "callbacks": [self.timing],
+        }
+        if case == "a2c":
+            return A2CAlgorithm(ENV, **options, **A2C)
+        if case == "solve":
+            options["callbacks"].append(Solved())
+            schedules = {"learning_rate_schedule": "linear", "clip_eps": 0.2, "clip_eps_schedule": "linear"}
+            return PPOAlgorithm(ENV, **options, **TUNED, **schedules)
+        policy = custom_policy() if case == "custom" else None
+        return PPOAlgorithm(ENV, policy=policy, **options, **PPO, learning_rate_schedule="linear", clip_eps=0.2)
+
+    def train(self, steps):
+        self.algorithm.train(steps)
+
+    def result(self):
+        counters = self.algorithm.counters
+        shares = {name: share for name, share in self.timing.summary().items() if name != "total_s"}
+        return {"steps": counters.env_steps, "mean_return": counters.mean_reward, "shares": shares}
+
+    def predict(self, obs):
+        return self.algorithm.predict(obs)
+
+
+class RloxTorch(Rlox):
+    """rlox by its PyTorch path, which serves modules and losses of one's own."""
+
+    backend = "torch"
+
+
+class SB3:
+    def versions(self):
+        import stable_baselines3
+        import torch
+
+        return {"stable_baselines3": stable_baselines3.__version__, "torch": torch.__version__}
+
+    def build(self, case, seed, threads):
+        import stable_baselines3 as sb3
+        import torch
+        from stable_baselines3.common.callbacks import BaseCallback
+        from stable_baselines3.common.env_util import make_vec_env
+
+        class Solved(BaseCallback):
+            def _on_step(self):
+                if self.n_calls % TUNED["n_steps"]:
+                    return True
+                returns = [e["r"] for e in self.model.ep_info_buffer]
+                return not (len(returns) == 100 and sum(returns) / 100 >= SOLVED)
+
+        torch.set_num_threads(threads)
+        env = make_vec_env(ENV, N_ENVS, seed=seed)
+        self.callback = Solved() if case == "solve" else None
+        options = {"seed": seed, "device": "cpu"}
+        if case == "a2c":
+            return sb3.A2C("MlpPolicy", env, **options, **A2C)
+        settings = dict(TUNED if case in ("solve", "process") else PPO)
+        start = settings.pop("learning_rate")
+        clip = (lambda left: 0.2 * left) if case in ("solve", "process") else 0.2
+        return sb3.PPO(
+            "MlpPolicy", env, **options, **settings, learning_rate=lambda left: start * left, clip_range=clip
+        )
+
+    def train(self, steps):
+        self.algorithm.learn(steps, callback=self.callback)
+
+    def result(self):
+        returns = [e["r"] for e in self.algorithm.ep_info_buffer]
+        return {"steps": self.algorithm.num_timesteps, "mean_return": sum(returns) / max(1, len(returns))}
+
+    def predict(self, obs):
+        return self.algorithm.predict(obs, deterministic=True)[0]
+
+    def whole(self, steps, seed):
+        import os
+        import tempfile
+
+        from stable_baselines3.common.callbacks import EvalCallback
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.logger import configure
+
+        folder = tempfile.mkdtemp()
+        model = self.build("process", seed, 1)
+        model.set_logger(configure(folder, ["csv"]))
+        watch = EvalCallback(
+            make_vec_env(ENV, 1, seed=10_000 + seed), n_eval_episodes=20, eval_freq=steps // 10 // N_ENVS,
+            best_model_save_path=folder, deterministic=True, verbose=0,
+        )  # fmt: skip
+        model.learn(steps, callback=watch)
+        model.save(os.path.join(folder, "last"))
+        return float(watch.last_mean_reward)
+
+
+class Original:
+    """rlox 1.2.0, which this project is named after."""
+
+    def versions(self):
+        from importlib.metadata import version
+
+        return {"rlox (the original)": version("rlox")}
+
+    def build(self, case, seed, threads):
+        import torch
+
+        from rlox.algorithms import A2C as A2CAlgorithm
+        from rlox.algorithms import PPO as PPOAlgorithm
+
+        torch.set_num_threads(threads)
+        if case == "a2c":
+            return A2CAlgorithm(ENV, n_envs=N_ENVS, seed=seed, **A2C)
+        settings = TUNED if case == "process" else PPO
+        policy = custom_policy() if case == "custom" else None
+        return PPOAlgorithm(ENV, n_envs=N_ENVS, seed=seed, policy=policy, clip_eps=0.2, **settings)
+
+    def train(self, steps):
+        self.steps = steps
+        self.algorithm.train(steps)
+
+    def result(self):
+        # What it calls mean_reward is the reward of a rollout per environment, not an episode's return.
+        return {"steps": self.steps, "mean_return": None}
+
+    def predict(self, obs):
+        import torch
+
+        policy = self.algorithm.policy
+        with torch.no_grad():
+            return getattr(policy, "pi", getattr(policy, "actor", None))(torch.as_tensor(obs)).argmax()
+
+    def whole(self, steps, seed):
+        import os
+        import tempfile
+
+        self.algorithm = self.build("process", seed, 1)
+        for k in range(10):
+            self.algorithm.train(steps // 10)
+            score = evaluated(self.predict, seed=10_000 + seed + 100 * k)
+        self.algorithm.save(os.path.join(tempfile.mkdtemp(), "last.pt"))
+        return score
+
+
+class OriginalHybrid(Original):
+    """Its HybridPPO: fast, and the reason why learning stands beside every speed."""
+
+    def build(self, case, seed, threads):
+        import torch
+
+        from rlox.algorithms.hybrid_ppo import HybridPPO
+
+        torch.set_num_threads(threads)
+        return HybridPPO(ENV, n_envs=N_ENVS, seed=seed, hidden=64, clip_eps=0.2, **PPO)
+
+
+SYSTEMS = {
+    "rlox": Rlox,
+    "rlox torch": RloxTorch,
+    "sb3": SB3,
+    "original": Original,
+    "original hybrid": OriginalHybrid,
+}
+
+
+def main(request):
+    warnings.filterwarnings("ignore")
+    one = SYSTEMS[request["system"]]()
+    steps, seed = request["steps"], request["seed"]
+    if request.get("whole"):
+        print(json.dumps({"eval_return": one.whole(steps, seed)}))
+        return
+    one.algorithm = one.build(request["case"], seed, request["threads"])
+    cpu, wall = time.process_time(), time.perf_counter()
+    one.train(steps)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    print(json.dumps({"cpu_s": cpu, "wall_s": wall, "versions": one.versions(), **one.result(),
+                      "eval_return": evaluated(one.predict)}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
