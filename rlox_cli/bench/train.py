@@ -85,19 +85,25 @@ def train_once(python: str, system: str, case: str, steps: int, seed: int, threa
 
 # Starts a command and waits for it and for whatever it leaves behind: rlox mirrors its record from another process.
 _WATCH = """
-import ctypes, json, os, resource, subprocess, sys, time
+import ctypes, json, os, resource, subprocess, sys, tempfile, time
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children
-started = time.perf_counter()
-done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
-wall = time.perf_counter() - started
-try:
-    while True:
-        os.waitpid(-1, 0)
-except ChildProcessError:
-    pass
+# Files and no pipes, which would stay open as long as anything that was left behind.
+with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+    started = time.perf_counter()
+    status = subprocess.run(sys.argv[1:], stdout=out, stderr=error).returncode
+    wall = time.perf_counter() - started
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        pass
+    texts = []
+    for file in (out, error):
+        file.seek(0)
+        texts.append(file.read().decode(errors="replace"))
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps({"status": done.returncode, "error": done.stderr[-500:], "said": done.stdout[-500:],
+print(json.dumps({"status": status, "said": texts[0][-500:], "error": texts[1][-500:],
                   "wall_s": wall, "cpu_s": used.ru_utime + used.ru_stime}))
 """
 
