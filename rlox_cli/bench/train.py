@@ -25,8 +25,8 @@ from rlox_cli.errors import UsageError
 from rlox_cli.terminal import make_console, make_table
 
 _THREADS = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS")
-_ALL = ("rlox", "rlox torch", "sb3", "original", "original hybrid")
-_SPIN = "while True: pass"
+_ALL = ("rlox", "rlox hybrid", "rlox torch", "sb3", "original", "original hybrid")
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends when its parent does
 # What a program of one thread suffers from a busy machine.
 _CONTROL = """
 x = 0
@@ -55,10 +55,9 @@ CASES = {
 }  # fmt: skip
 
 
-def _environment(threads: int | None) -> dict[str, str]:
-    """Of a measured process; None leaves every library its own choice of threads."""
-    environment = {k: v for k, v in os.environ.items() if k not in _THREADS}
-    return environment | ({} if threads is None else dict.fromkeys(_THREADS, str(threads)))
+def _environment(threads: int) -> dict[str, str]:
+    """Of a measured process."""
+    return {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
 
 
 def train_once(python: str, system: str, case: str, steps: int, seed: int, threads: int) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def process_once(command: list[str], folder: str) -> dict[str, Any]:
         If it fails.
     """
     watch = [sys.executable, "-c", _WATCH, *command]
-    done = subprocess.run(watch, env=_environment(None), cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(watch, env=_environment(1), cwd=folder, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     if found["status"]:
         raise RuntimeError((found["error"].strip().splitlines() or [f"status {found['status']}"])[-1])
@@ -291,12 +290,15 @@ def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
     for axis, row in zip(axes.flat, rows, strict=False):
         systems = list(row["median"])[::-1]
         seconds = [row["median"][system]["cpu_s"] for system in systems]
-        axis.barh(systems, seconds, color=["black" if s.startswith("rlox") else "tab:orange" for s in systems])
         for k, system in enumerate(systems):
-            said = f" {seconds[k]:.2g} s, {row['ratio'][system]:.2g}x"
+            axis.plot(seconds[k], k, "o", color="black" if system.startswith("rlox") else "tab:orange")
+            said = f"   {seconds[k]:.2g} s, {row['ratio'][system]:.2g}x"
             learned = _spread(row["runs"][system], "mean_return") or _spread(row["runs"][system], "eval_return")
             axis.text(seconds[k], k, said + (f", return {learned}" if learned else ""), va="center", fontsize=8)
-        axis.set(xlabel="CPU seconds (median)", xlim=(0, 1.6 * max(seconds)))
+        axis.set_yticks(range(len(systems)), systems)
+        axis.set(xscale="log", xlabel="CPU seconds (median)", ylim=(-0.6, len(systems) - 0.4))
+        axis.set_xlim(min(seconds) / 1.5, max(seconds) * 30)
+        axis.grid(True, axis="x", alpha=0.3)
         axis.set_title(textwrap.fill(f"{row['title']}, {row['steps']:,} steps", 66), fontsize=9)
     for axis in list(axes.flat)[len(rows) :]:
         axis.axis("off")
@@ -322,14 +324,20 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     plan = [(case, n) for case in cases for n in ([CASES[case].steps] if CASES[case].steps else steps)]
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    stopped: KeyboardInterrupt | None = None
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(plan))
-        for case, n in plan:
-            rows.append(measure(case, n, rounds, pythons, lambda said: progress.update(task, description=said)))
-            progress.advance(task)
+        try:
+            for case, n in plan:
+                rows.append(measure(case, n, rounds, pythons, lambda said: progress.update(task, description=said)))
+                progress.advance(task)
+        except KeyboardInterrupt as e:
+            stopped = e  # what is measured is worth telling
     print_table(console, rows)
     versions = {k: v for row in rows for of in row["runs"].values() for k, v in of[0].get("versions", {}).items()}
     console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
+    if stopped is not None:
+        raise stopped
     if out is not None:
         words = ["rlox bench train", *cases, *(f"--steps {n}" for n in steps), f"--rounds {rounds}"]
         words += ["--peer-python PYTHON" for _ in peer_pythons]

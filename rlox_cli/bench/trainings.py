@@ -134,6 +134,21 @@ class RloxTorch(Rlox):
     backend = "torch"
 
 
+class RloxHybrid(Rlox):
+    """Its HybridPPO, which collects on a thread of its own."""
+
+    def build(self, case, seed, threads):
+        from rlox.algorithms.hybrid_ppo import HybridPPO
+
+        options = {"learning_rate_schedule": "linear", "clip_eps": 0.2}
+        return HybridPPO(ENV, n_envs=N_ENVS, seed=seed, hidden=64, **PPO, **options)
+
+    def result(self):
+        counters = self.algorithm.algorithm.counters
+        shares = {name: share for name, share in self.algorithm.timing_summary().items() if name != "total_s"}
+        return {"steps": counters.env_steps, "mean_return": counters.mean_reward, "shares": shares}
+
+
 class SB3:
     def versions(self):
         import stable_baselines3
@@ -259,6 +274,7 @@ class OriginalHybrid(Original):
 
 SYSTEMS = {
     "rlox": Rlox,
+    "rlox hybrid": RloxHybrid,
     "rlox torch": RloxTorch,
     "sb3": SB3,
     "original": Original,
