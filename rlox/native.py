@@ -95,6 +95,8 @@ class NativePolicy:
         Sizes as in `layout`.
     activation, optimizer
         As `rlox.config.OnPolicyConfig` has them.
+    block : array, optional
+        The parameters (P,) f32, kept and not copied; zeros by default.
     """
 
     def __init__(
@@ -105,10 +107,12 @@ class NativePolicy:
         gaussian: bool,
         activation: str = "tanh",
         optimizer: str = "adam",
+        block: np.ndarray | None = None,
     ):
         self._sizes = (obs_dim, n_outputs, list(hidden), activation, gaussian)
         plan = layout(obs_dim, n_outputs, hidden, gaussian)
-        block = np.zeros(sum(int(np.prod(shape)) for _, shape in plan), np.float32)
+        if block is None:
+            block = np.zeros(sum(int(np.prod(shape)) for _, shape in plan), np.float32)
         self.net = NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer)
         self.parameters: dict[str, np.ndarray] = {}  # views of the block by their state_dict names
         self._gradients: dict[str, np.ndarray] = {}
@@ -119,6 +123,7 @@ class NativePolicy:
             self._gradients[name] = self.net.gradient[part].reshape(shape)
             at = part.stop
         self._module: ActorCritic | None = None
+        self._addresses: list[int] = []
 
     @classmethod
     def make(cls, spec: EnvSpec, config: OnPolicyConfig, rng: Rng) -> NativePolicy:
@@ -136,18 +141,33 @@ class NativePolicy:
         return policy
 
     @classmethod
-    def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
-        """A module in which `obstacle` found nothing; its parameters become views of the block."""
+    def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
         from torch import nn
 
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         hidden = [layer.out_features for layer in module.actor if isinstance(layer, nn.Linear)][:-1]
         activation = "relu" if any(isinstance(layer, nn.ReLU) for layer in module.actor) else "tanh"
-        policy = cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, config.optimizer)
+        return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
+
+    @classmethod
+    def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
+        """A module in which `obstacle` found nothing; its parameters become views of the block."""
+        policy = cls._of(module, spec, config.optimizer, None)
         for name, parameter in module.named_parameters():
             policy.parameters[name][:] = parameter.detach().numpy()
         policy._attach(module)
         return policy
+
+    @classmethod
+    def beside(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
+        """What acts as a module that PyTorch trains, whose parameters are views of `block` in their order."""
+        policy = cls._of(module, spec, config.optimizer, block)
+        policy._addresses = [array.ctypes.data for array in policy.parameters.values()]
+        return policy
+
+    def still_beside(self, module: ActorCritic, spec: EnvSpec) -> bool:
+        """Whether the module is still what `beside` was given: same parameters in the same place, no hooks."""
+        return _foreign(spec, module) is None and self._addresses == [p.data_ptr() for p in module.parameters()]
 
     def _attach(self, module: ActorCritic) -> None:
         import torch

@@ -11,6 +11,7 @@ from rlox.batch import RolloutBatch
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
 from rlox.kernels.rng import Rng
+from rlox.native import NativePolicy
 from rlox.policies import ContinuousPolicy, DiscretePolicy
 
 SMALL = {"n_envs": 4, "n_steps": 16, "hidden_sizes": [16]}
@@ -160,7 +161,6 @@ def test_a_stochastic_prediction_and_evaluation_draw_the_same_numbers():
 
 
 def test_initial_weights_are_the_modules():
-    from rlox.native import NativePolicy
     from rlox.policies import make_policy
 
     for ortho in (True, False):
@@ -169,3 +169,39 @@ def test_initial_weights_are_the_modules():
             module = make_policy(ppo.spec, ppo.config, Rng(9))
             for name, array in NativePolicy.make(ppo.spec, ppo.config, Rng(9)).weights().items():
                 np.testing.assert_array_equal(array, module.state_dict()[name].numpy(), err_msg=name)
+
+
+def test_pytorchs_update_learns_from_the_kernels_rollouts():
+    ppo, by_module = (PPO("CartPole-v1", seed=4, backend="torch", **SMALL) for _ in range(2))
+    by_module._beside = None
+    assert ppo.backend == "torch"
+    assert ppo.backend_reason == "as asked; a kernel collects"
+    assert isinstance(ppo.actor, NativePolicy)
+    assert by_module.actor is by_module.policy
+    for p in (ppo, by_module):
+        p.train(640)
+    assert ppo.counters.recent_returns == by_module.counters.recent_returns
+    for name, value in ppo.policy.state_dict().items():
+        torch.testing.assert_close(value, by_module.policy.state_dict()[name], rtol=0, atol=1e-4)
+
+
+def test_a_subclass_with_its_own_update_collects_by_the_kernel():
+    ppo = OwnUpdate("Pendulum-v1", **SMALL)
+    assert (ppo.backend, isinstance(ppo.actor, NativePolicy)) == ("torch", True)
+
+
+def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
+    ppo = PPO("CartPole-v1", backend="torch", **SMALL)
+    calls = []
+    handle = ppo.policy.critic.register_forward_hook(lambda *a: calls.append(1))
+    assert ppo.actor is ppo.policy
+    ppo.train(64)
+    assert calls
+    handle.remove()
+    assert isinstance(ppo.actor, NativePolicy)
+    bias = ppo.policy.actor[0].bias
+    bias.data = bias.data.clone()  # elsewhere now: the kernel would not see it change
+    assert ppo.actor is ppo.policy
+    for custom in (frozen(), hooked(), Other(4, 2)):
+        ppo = PPO("CartPole-v1", policy=custom, **SMALL)
+        assert ppo.actor is custom

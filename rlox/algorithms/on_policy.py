@@ -24,11 +24,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
 
     A `policy` of your own defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
     `rlox.policies`). ``update(batch)`` is given a `rlox.batch.RolloutBatch`; so is ``update_native``, which does the
-    same by the kernel. A subclass that overrides ``update`` alone runs by PyTorch.
+    same by the kernel. A subclass that overrides ``update`` alone learns by PyTorch; its rollouts, and those of
+    ``backend="torch"``, are the kernel's all the same where that could compute the policy.
     """
 
     loop = staticmethod(loops.on_policy)
     stream = Stream.PERMUTATION
+    _beside: NativePolicy | None = None  # acts for the policy that PyTorch trains, where a kernel can
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector:
         return RolloutCollector(*args, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **kwargs)
@@ -38,6 +40,12 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         """The module that is trained; on the native path it is made when it is first asked for, and has views of the
         kernel's parameters for its own."""
         return self._policy if self.native is None else self.native.module()
+
+    @property
+    def actor(self) -> nn.Module | NativePolicy:
+        """What acts in collection and evaluation."""
+        beside = self._beside
+        return beside if beside is not None and beside.still_beside(self._policy, self.spec) else super().actor
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
         """What ``update`` defines, by the kernel."""
@@ -81,6 +89,9 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         from rlox.optimizers import FlatOptimizer
 
         self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
+        if self.device == "cpu" and obstacle(self.spec, c, self._policy) is None:
+            self._beside = NativePolicy.beside(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
+            self.backend_reason += "; a kernel collects"
 
     def _make_normalizer(self) -> VecNormalize | None:
         c = self.config
