@@ -64,6 +64,26 @@ def torch_threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Run without the argument checks of `torch.distributions`, and restore the user's choice afterwards.
+
+    A policy of one's own makes a distribution at every step, and the checks take a third of its time. What they would
+    find, NaN, the training loop finds in the losses.
+    """
+    distributions = sys.modules.get("torch.distributions")
+    if distributions is None:
+        yield
+        return
+    kind = distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
+
+
 def evaluate(
     policy: nn.Module | NativePolicy,
     env_id: str | Callable[[], Any],

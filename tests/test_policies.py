@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from rlox.algorithms import PPO
 from rlox.kernels.rng import Rng
 from rlox.losses import PPOLoss, ppo_clip, value_loss
 from rlox.networks import mlp
@@ -181,3 +183,39 @@ def test_images_go_through_one_body_for_both_heads():
     assert policy.get_value(obs).std() > 0
     with pytest.raises(ValueError, match="at least 36 x 36 pixels, got 20 x 84"):
         DiscretePolicy((1, 20, 84), 2)
+
+
+def test_training_leaves_out_the_checks_of_distributions_and_puts_them_back():
+    checked = []
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pi, self.v = nn.Linear(4, 2), nn.Linear(4, 1)
+
+        def get_action_and_logprob(self, obs):
+            d = torch.distributions.Categorical(logits=self.pi(obs))
+            checked.append(d._validate_args)
+            action = d.sample()
+            return action, d.log_prob(action)
+
+        def get_value(self, obs):
+            return self.v(obs).squeeze(-1)
+
+        def get_logprob_and_entropy(self, obs, actions):
+            d = torch.distributions.Categorical(logits=self.pi(obs))
+            return d.log_prob(actions), d.entropy()
+
+    before = torch.distributions.Distribution._validate_args
+    assert before is True
+    ppo = PPO("CartPole-v1", n_envs=2, n_steps=4, policy=Own())
+    ppo.train(8)
+    assert checked == [False] * 4
+    with pytest.raises(ValueError, match="total_timesteps"):
+        ppo.train(0)
+    assert torch.distributions.Distribution._validate_args is before
+    with torch.no_grad():
+        ppo.policy.pi.weight.fill_(torch.nan)
+    with pytest.raises((FloatingPointError, RuntimeError)):
+        ppo.train(8)
+    assert torch.distributions.Distribution._validate_args is before

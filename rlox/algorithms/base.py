@@ -15,7 +15,7 @@ from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector
 from rlox.config import BACKENDS, DEVICES, Config, nearest
 from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
-from rlox.evaluation import Evaluation, evaluate, torch_threads
+from rlox.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
 from rlox.native import NativeOptimizer, NativePolicy
@@ -213,7 +213,7 @@ class OnlineAlgorithm:
             )
         self.counters.horizon_start = self.counters.env_steps
         self.counters.horizon_steps = total_timesteps
-        with torch_threads(self.threads):
+        with torch_threads(self.threads), unchecked_distributions():
             return type(self).loop(self)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
