@@ -167,9 +167,7 @@ class TransitionBatch:
         return len(self.rewards)
 
     @classmethod
-    def from_rows(
-        cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str
-    ) -> TransitionBatch:
+    def from_rows(cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
         """What `rlox.buffers.Buffer.sample` returned, in the shapes of `spec`.
 
         A time limit leaves the discount as it is: only terminations end the value of what comes after.

@@ -283,7 +283,9 @@ class QPolicy(Actor):
             return self.mode(obs)
         # The largest f32 below 1 times n rounds to a number below n.
         random = torch.from_numpy((which * self.n_actions).astype(np.int64)).to(noise.device)
-        return random if explore.all() else torch.where(torch.from_numpy(explore).to(obs.device), random, self.mode(obs))
+        return (
+            random if explore.all() else torch.where(torch.from_numpy(explore).to(obs.device), random, self.mode(obs))
+        )
 
     def mode(self, obs: torch.Tensor) -> torch.Tensor:
         return self.q(obs).argmax(-1)
