@@ -167,9 +167,7 @@ class TransitionBatch:
         return len(self.rewards)
 
     @classmethod
-    def from_rows(
-        cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: torch.device
-    ) -> TransitionBatch:
+    def from_rows(cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
         """What `rlox.buffers.Buffer.sample` returned, in the shapes of `spec`.
 
         A time limit leaves the discount as it is: only terminations end the value of what comes after.
@@ -177,18 +175,19 @@ class TransitionBatch:
 
         import torch
 
-        def tensor(name: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.from_numpy(rows[name]).reshape(n, *shape).to(device, dtype)
-
         n = len(rows["rewards"])
-        obs_dtype = torch.uint8 if spec.image else torch.float32
-        goes_on = ~tensor("terminated", dtype=torch.bool)
+
+        def tensor(values: np.ndarray, dtype: type = np.float32, shape: tuple[int, ...] = ()) -> torch.Tensor:
+            found = torch.from_numpy(np.asarray(values, dtype).reshape(n, *shape))
+            return found if device == "cpu" else found.to(device)
+
+        discounts = rows["discounts"] if "discounts" in rows else np.float32(gamma)
         return cls(
-            obs=tensor("obs", spec.obs_shape, obs_dtype),
-            actions=tensor("actions", spec.action_shape, torch.float32 if spec.continuous else torch.int64),
-            rewards=tensor("rewards"),
-            next_obs=tensor("next_obs", spec.obs_shape, obs_dtype),
-            discounts=goes_on * (tensor("discounts") if "discounts" in rows else gamma),
-            weights=tensor("weights") if "weights" in rows else None,
+            obs=tensor(rows["obs"], spec.obs_dtype, spec.obs_shape),
+            actions=tensor(rows["actions"], spec.action_dtype, spec.action_shape),
+            rewards=tensor(rows["rewards"]),
+            next_obs=tensor(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
+            discounts=tensor(~np.asarray(rows["terminated"], np.bool_) * discounts),
+            weights=tensor(rows["weights"]) if "weights" in rows else None,
             indices=rows.get("indices"),
         )

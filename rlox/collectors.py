@@ -433,6 +433,7 @@ class ReplayCollector(_Collector):
             "episode_length": np.empty(n, np.int64),
         }
         self._noise: np.ndarray | None = None
+        self.normalizer: VecNormalize | None = None  # of what the policy sees; learns its statistics on the way
 
     def step(self, policy: Actor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.
@@ -460,6 +461,7 @@ class ReplayCollector(_Collector):
         """
         if self._raw is None:
             self._raw = self.env.reset_all()
+            self._see(self._raw)
         obs, out = self._raw, self._out
         actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
         self.env.step_all(actions, out)
@@ -479,12 +481,19 @@ class ReplayCollector(_Collector):
             truncated,
         )
         self._raw, out["obs"] = out["obs"], obs
+        self._see(self._raw)
         ended = terminated | truncated
         return out["episode_return"][ended], out["episode_length"][ended]
+
+    def _see(self, obs: np.ndarray) -> None:
+        if self.normalizer is not None:
+            self.normalizer.update(obs)
 
     def _act(self, policy: Actor, obs: np.ndarray) -> np.ndarray:
         import torch
 
+        if self.normalizer is not None:
+            obs = self.normalizer.normalize(obs)
         if self._noise is None:
             self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
         policy.fill_noise(self.rng, self._noise)

@@ -195,8 +195,11 @@ class OffPolicyConfig(Config):
     max_grad_norm: float | None = 10.0  # global gradient norm is clipped to this; null: off
     hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])  # units per hidden layer
     activation: str = "relu"  # tanh or relu
+    normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
+    clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
 
     def rules(self):
+        yield "clip_obs", self.clip_obs > 0, "be > 0"
         yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
         yield (
             "learning_rate_schedule",

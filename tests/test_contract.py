@@ -195,7 +195,7 @@ def test_solves_the_image_probe(name):
     assert algorithm.evaluate(30).returns.mean() > 0.95
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not off_policy(name)])
+@pytest.mark.parametrize("name", takes("discrete"))
 def test_images_are_not_normalised_twice(name):
     with pytest.raises(ValueError, match="normalize_obs must be false for images"):
         make(name, probes.BrightSide, normalize_obs=True)

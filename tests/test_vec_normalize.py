@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from rlox import PPO, RolloutCollector, VecNormalize
+from rlox.algorithms import DQN
 from rlox.checkpoint import load_checkpoint
 from rlox.policies import DiscretePolicy
 from rlox.vec_normalize import RunningMoments
@@ -127,3 +128,59 @@ def test_init_from_takes_weights_and_statistics(tmp_path):
     np.testing.assert_array_equal(fresh.evaluate(3, seed=5).returns, ppo.evaluate(3, seed=5).returns)
     with pytest.raises(ValueError, match="does not fit"):
         PPO("Acrobot-v1", n_envs=2, n_steps=16).init_from(tmp_path / "n.safetensors")
+
+
+OFF_POLICY = {"n_envs": 4, "seed": 0, "hidden_sizes": [32], "batch_size": 32, "learning_starts": 64, "train_freq": 8}
+
+
+def test_a_memory_holds_raw_observations_and_its_samples_are_normalised():
+    dqn = DQN(Far, normalize_obs=True, clip_obs=1.5, buffer_size=1_000, **OFF_POLICY)
+    dqn.train(400)
+    state = dqn.rng.get_state()
+    batch = dqn.sample()
+    dqn.rng.set_state(state)
+    raw = dqn.buffer.sample(32, dqn.rng.integers(2**63))
+    assert raw["obs"][:, 1].min() > 4_900
+    # All that was pushed, and where the next step starts.
+    seen = np.concatenate([dqn.buffer.gather(np.arange(400))["obs"], dqn.collector._raw]).astype(np.float64)
+    moments = dqn.normalizer.obs_moments
+    np.testing.assert_allclose(moments.mean, seen.mean(0), rtol=1e-4, atol=1e-9)
+    n, prior = len(seen), 1e-4  # of N(0, 1), which has this weight
+    var = (prior + n * seen.var(0) + seen.mean(0) ** 2 * n * prior / (n + prior)) / (n + prior)
+    np.testing.assert_allclose(moments.var, var, rtol=1e-4)
+    for name in ("obs", "next_obs"):
+        expected = np.clip((raw[name] - moments.mean) / np.sqrt(moments.var + 1e-8), -1.5, 1.5)
+        np.testing.assert_allclose(getattr(batch, name).numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert batch.obs.abs().max() == 1.5
+    np.testing.assert_array_equal(batch.rewards.numpy(), raw["rewards"])
+
+
+def test_off_policy_statistics_act_are_frozen_in_evaluation_and_continue_exactly(tmp_path):
+    dqn = DQN("CartPole-v1", normalize_obs=True, **OFF_POLICY)
+    dqn.train(400)
+    before = dqn.normalizer.state()
+    first = dqn.evaluate(5)
+    for name, value in dqn.normalizer.state().items():
+        np.testing.assert_array_equal(value, before[name])
+    obs = np.array([0.1, -0.2, 0.05, 0.3], np.float32)
+    with torch.no_grad():
+        values = dqn.policy(torch.from_numpy(dqn.normalizer.normalize(obs[None])))
+    assert dqn.predict(obs) == values.argmax()
+    dqn.save(tmp_path / "n.safetensors")
+    dqn.save_buffer(tmp_path / "n.memory")
+    again = DQN.from_checkpoint(tmp_path / "n.safetensors")
+    again.load_buffer(tmp_path / "n.memory")
+    np.testing.assert_array_equal(again.evaluate(5).returns, first.returns)
+    dqn.train(200)
+    again.train(200)
+    assert (dqn.normalizer.obs_moments.mean == again.normalizer.obs_moments.mean).all()
+    for a, b in zip(dqn.policy.parameters(), again.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_off_policy_learns_at_an_awkward_scale():
+    settings = {**OFF_POLICY, "learning_rate": 3e-3, "reward_fn": lambda obs, actions, raw: raw / 1e3}
+    plain, normalized = (DQN(Far, normalize_obs=on, **settings) for on in (False, True))
+    plain.train(4000)
+    normalized.train(4000)
+    assert normalized.evaluate(50).returns.mean() > 950 > 750 > plain.evaluate(50).returns.mean()

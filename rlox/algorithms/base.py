@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -176,6 +177,19 @@ class OnlineAlgorithm:
     def _make_policy(self, policy: nn.Module | None) -> None:
         """Set `policy` to the default one, or the user's after its checks; or `native`."""
         raise NotImplementedError
+
+    def _normalize(self, rewards: bool = False, clip_rewards: float = math.inf) -> None:
+        """Set the normaliser, here and where the experience is gathered, if there is anything to normalise."""
+        c = self.config
+        if not (c.normalize_obs or rewards):
+            return
+        if c.normalize_obs and self.spec.image:
+            raise ValueError(
+                f"{type(self).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
+            )
+        self.normalizer = self.collector.normalizer = VecNormalize(
+            self.n_envs, self.spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards
+        )
 
     @property
     def actor(self) -> nn.Module | NativePolicy:

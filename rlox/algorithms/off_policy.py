@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class OffPolicyAlgorithm(OnlineAlgorithm):
     """Base of algorithms that learn from a memory of transitions, whichever policy made them.
 
-    ``update(batch)`` is given a `rlox.batch.TransitionBatch`.
+    ``update(batch)`` is given a `rlox.batch.TransitionBatch`, normalised where the configuration says so; rewards never
+    are.
 
     Parameters
     ----------
@@ -82,6 +83,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         else:
             self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+        self._normalize()
         c = self.config
         if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, n_envs):
             raise ValueError(
@@ -127,6 +129,9 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         if beta is not None:
             self.buffer.set_beta(loops.interpolated(beta, 1.0, self.counters.progress, 1.0))
         rows = self.buffer.sample(self.config.batch_size, self.rng.integers(2**63))
+        if self.normalizer is not None:
+            # The memory holds what the environment said: old transitions are seen by the statistics of today.
+            rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
         return TransitionBatch.from_rows(rows, self.config.gamma, self.spec, self.device)
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:

@@ -11,7 +11,6 @@ from rlox.kernels.nn.learner import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativePolicy, obstacle
 from rlox.streams import Stream
-from rlox.vec_normalize import VecNormalize
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +68,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         return found
 
     def _make_policy(self, policy: nn.Module | None) -> None:
-        self.normalizer = self.collector.normalizer = self._make_normalizer()
+        self._normalize(self.config.normalize_rewards, self.config.clip_rewards)
         rng = Rng(self.seed, Stream.INIT)
         if self.backend == "native":
             c, spec = self.config, self.spec
@@ -92,21 +91,3 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         if self.device == "cpu" and obstacle(self.spec, c, self._policy) is None:
             self._beside = NativePolicy.beside(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend_reason += "; a kernel collects"
-
-    def _make_normalizer(self) -> VecNormalize | None:
-        c = self.config
-        if not (c.normalize_obs or c.normalize_rewards):
-            return None
-        if c.normalize_obs and self.spec.image:
-            raise ValueError(
-                f"{type(self).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
-            )
-        return VecNormalize(
-            self.n_envs,
-            self.spec.obs_shape,
-            c.gamma,
-            c.normalize_obs,
-            c.normalize_rewards,
-            c.clip_obs,
-            c.clip_rewards,
-        )

@@ -193,6 +193,41 @@ def test_prioritised_replay_is_told_its_errors_and_weighs_its_samples():
     torch.testing.assert_close(metrics["q_loss"], (batch.weights * losses).mean())
 
 
+def test_importance_weights_correct_the_expectation():
+    """Transitions drawn by their priorities have another mean; weighted at beta 1 they have the true one."""
+    dqn = DQN(
+        lambda: probes.Countdown(20), seed=0, buffer={"name": "prioritized", "size": 64, "alpha": 1.0, "beta": 1.0},
+        **{**SMALL, "buffer_size": None, "batch_size": 64},
+    )  # fmt: skip
+    for _ in range(64):
+        dqn.collector.step(dqn.policy, dqn.buffer, random=True)
+    everything = dqn.buffer.gather(np.arange(64))["obs"][:, 0]
+    dqn.buffer.update_priorities(np.arange(64), (everything + 1.0).astype(np.float64))
+    batches = [dqn.sample() for _ in range(400)]
+    x, w = (torch.cat([getattr(b, name).reshape(-1) for b in batches]) for name in ("obs", "weights"))
+    truth = everything.mean()
+    assert x.mean() > 1.2 * truth  # late steps have the higher priorities
+    assert ((w * x).sum() / w.sum()).item() == pytest.approx(truth, rel=0.02)
+
+
+def test_prioritised_sampling_prefers_what_surprises():
+    """All rewards are 1 but one in sixteen, -20, whose errors stay large: training makes it be drawn more often."""
+
+    def rare(obs, actions, raw_rewards):
+        return np.where(obs[:, 0] == 15, -20.0, raw_rewards)
+
+    def share(buffer):
+        settings = {**SMALL, "buffer_size": None, "batch_size": 32, "gamma": 0.0, "learning_rate": 1e-3}
+        dqn = DQN(
+            lambda: probes.Countdown(16), seed=0, reward_fn=rare, buffer={"name": buffer, "size": 512}, **settings
+        )
+        dqn.train(512)
+        return torch.cat([dqn.sample().rewards for _ in range(100)]).eq(-20.0).float().mean().item()
+
+    assert share("uniform") == pytest.approx(1 / 16, rel=0.15)
+    assert share("prioritized") > 2 / 16
+
+
 def test_beta_rises_to_one_at_the_horizon():
     betas = []
     dqn = DQN("CartPole-v1", seed=0, buffer={"name": "prioritized", "beta": 0.5}, train_freq=10, **SMALL)
