@@ -514,9 +514,12 @@ class ReplayCollector(_Collector):
         if self._noise is None:
             self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
         policy.fill_noise(self.rng, self._noise)
+        seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
         with torch.inference_mode():
-            noise = torch.from_numpy(self._noise).to(self.device)
-            actions = policy.act(torch.from_numpy(obs).to(self.device), noise).cpu().numpy()
+            if self.device == "cpu":
+                actions = policy.act(seen, noise).numpy()
+            else:
+                actions = policy.act(seen.to(self.device), noise.to(self.device)).cpu().numpy()
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
         return actions
