@@ -23,22 +23,38 @@ if TYPE_CHECKING:
     from rlox.acting import ModuleRollout
     from rlox.policies import Actor
 
-# (obs, actions, raw_rewards) -> rewards, or a "rlox.reward.v1" capsule.
+# (obs, actions, raw_rewards) -> rewards, a "rlox.reward.v1" capsule, or a name in REWARDS.
 RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | Any
 
 
+def sign(obs: np.ndarray, actions: np.ndarray, raw_rewards: np.ndarray) -> np.ndarray:
+    """-1, 0 or 1: what Mnih et al. 2015 learn Atari games from, so that one set of settings serves all of them."""
+    return np.sign(raw_rewards)
+
+
+REWARDS = {"sign": sign}
+
+
+def reward_name(reward_fn: Callable[..., np.ndarray]) -> str:
+    """What a checkpoint calls `reward_fn`: one of `REWARDS` by ``rlox:NAME``, which no function's own name can be."""
+    ours = next((name for name, found in REWARDS.items() if found is reward_fn), None)
+    return env_name(reward_fn) if ours is None else f"rlox:{ours}"
+
+
 def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
-    """`reward_fn` as a callable; a capsule becomes a `NativeReward` that fits the environment.
+    """`reward_fn` as a callable; a name is looked up, a capsule becomes a `NativeReward` that fits the environment.
 
     Raises
     ------
     TypeError
-        For what is neither callable nor a capsule.
+        For what is neither callable nor a capsule nor a name in `REWARDS`.
     ValueError
         For a capsule that breaks the contract of rlox_native.h, or that is written for another environment.
     """
     if reward_fn is None:
         return None
+    if isinstance(reward_fn, str) and reward_fn in REWARDS:
+        return REWARDS[reward_fn]
     if not callable(reward_fn):
         if type(reward_fn).__name__ != "PyCapsule":
             raise TypeError(
@@ -203,7 +219,8 @@ class RolloutCollector(_Collector):
     reward_fn : callable or PyCapsule, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
         arrays in the environment's own units; what it returns replaces the rewards that are learned from. Episode
-        statistics stay the environment's. Or a PyCapsule ``rlox.reward.v1`` (rlox_native.h): one call of C a step.
+        statistics stay the environment's. Or a PyCapsule ``rlox.reward.v1`` (rlox_native.h): one call of C a step. Or
+        ``"sign"`` for that of the rewards, as is usual for Atari.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
@@ -497,9 +514,12 @@ class ReplayCollector(_Collector):
         if self._noise is None:
             self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
         policy.fill_noise(self.rng, self._noise)
+        seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
         with torch.inference_mode():
-            noise = torch.from_numpy(self._noise).to(self.device)
-            actions = policy.act(torch.from_numpy(obs).to(self.device), noise).cpu().numpy()
+            if self.device == "cpu":
+                actions = policy.act(seen, noise).numpy()
+            else:
+                actions = policy.act(seen.to(self.device), noise.to(self.device)).cpu().numpy()
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
         return actions

@@ -320,7 +320,7 @@ class EnvConfig(Config):
     wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
     workers: int = 0  # processes that step foreign environments; 0: the training process does
     backend: str = "auto"  # auto (native where there is one, else gymnasium), gymnasium or envpool
-    reward_fn: str | None = None  # replaces the rewards learned from: module:NAME (with --import module), or an offer
+    reward_fn: str | None = None  # replaces the rewards learned from: sign, module:NAME (with --import), or an offer
 
     def rules(self):
         yield "id", bool(self.id), "not be empty"

@@ -19,7 +19,8 @@ from rlox.streams import Stream
 # Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
 
-# Machado et al. 2018 (arXiv:1709.06009) without their reward clipping: what `ALE/…` ids get unless told otherwise.
+# What `ALE/…` ids get unless told otherwise: up to 30 no-ops, the greater of the last two of 4 frames, 84 x 84 greys,
+# 4 of them stacked. A lost life is no end, as Machado et al. 2018 (arXiv:1709.06009, 4.1) advise.
 ATARI_WRAPPERS = ("AtariPreprocessing", {"FrameStackObservation": {"stack_size": 4}})
 
 # Wrappers whose effect training would have and evaluation would not, or that step what is stepped here already.
@@ -100,6 +101,16 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
     for item in wrappers:
         made = _wrapped(made, item)
     return made
+
+
+def whole_games(wrappers: Sequence[Any]) -> list[Any]:
+    """`wrappers` without what ends an episode where a life is lost: for scores, which are of whole games."""
+    found = []
+    for item in wrappers:
+        name, arguments = _parted(item)
+        ends = name == "AtariPreprocessing" and arguments.pop("terminal_on_life_loss", False)
+        found.append({name: arguments} if ends else item)
+    return found
 
 
 def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):

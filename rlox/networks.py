@@ -134,9 +134,10 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Values (B, n_actions), in units of discounted return."""
-        features = self.trunk(obs if self.body is None else self.body(obs.float() / 255.0))
+        features = obs if self.body is None else self.body(obs.float() / 255.0)
         if self.value is None:
             return self.head(features)
+        features = self.trunk(features)
         advantages = self.head(features)
         return self.value(features) + advantages - advantages.mean(-1, keepdim=True)
 

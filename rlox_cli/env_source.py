@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
@@ -15,7 +16,7 @@ _ID = re.compile(r"^env/(?P<id>(?:[\w:.-]+/)?[\w:.-]+-v\d+)$")
 
 
 class GymEnvSource(ConfigSource):
-    """Serves ``env/<id>`` as ``{id: <id>}``; a YAML in conf/env goes before it.
+    """Serves ``env/<id>`` as ``{id: <id>}``, with what is usual for ``ALE/…`` ids; a YAML in conf/env goes before it.
 
     It lists what installed packages offer, so that completion and messages know them beside the built-in ids.
     """
@@ -37,11 +38,13 @@ class GymEnvSource(ConfigSource):
         match = _ID.match(config_path.removesuffix(".yaml"))
         if match is None:
             raise ConfigLoadError(f"no environment id: {config_path}")
+        found: dict[str, Any] = {"env": {"id": match["id"]}}
+        if match["id"].startswith("ALE/"):
+            # The usual learning problem of Atari: what is typed goes before it.
+            found["env"]["reward_fn"] = "sign"
+            found["algo"] = {"hidden_sizes": []}  # the network of Mnih et al. 2015 has no layer after its features
         return ConfigResult(
-            provider=self.provider,
-            path="gymenv://",
-            config=OmegaConf.create({"id": match["id"]}),
-            header={"package": None},
+            provider=self.provider, path="gymenv://", config=OmegaConf.create(found), header={"package": "_global_"}
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from rlox.collectors import REWARDS
 from rlox.config import nearest
 from rlox.plugins import REWARD_GROUP, load, offers
 from rlox_cli.errors import UsageError
@@ -61,7 +62,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
-    """What ``env.reward_fn`` names: ``module:NAME`` from a module that was typed, or what an installed package offers.
+    """What ``env.reward_fn`` names: ``module:NAME`` from a module that was typed, one of rlox's, or an installed offer.
 
     A configuration must not decide what code runs: a module is looked into only where it is among `imports`.
 
@@ -74,8 +75,10 @@ def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
         return None
     module, _, attribute = name.partition(":")
     if not attribute:
+        if name in REWARDS:
+            return name
         if name not in offers(REWARD_GROUP):
-            hint = nearest(name, offers(REWARD_GROUP)) if offers(REWARD_GROUP) else "none is installed"
+            hint = nearest(name, [*REWARDS, *offers(REWARD_GROUP)])
             raise ValueError(f"env.reward_fn={name} must be module:NAME or the name of an installed reward; {hint}")
         found = load(REWARD_GROUP, name)
     else:

@@ -243,6 +243,20 @@ def test_a_preset_may_choose_the_memory(tmp_path):
     assert job.config.buffer == PrioritizedBufferConfig(alpha=0.7)
 
 
+def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
+    for typed, told in (
+        (["env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C, PPO"),
+        (["buffer.size=63"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 63"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", *typed, "logger=none"],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert told in " ".join(done.stderr.split())
+        assert not list(tmp_path.rglob("*.jsonl"))
+
+
 def test_dqn_from_the_command_line(tmp_path):
     rlox = [sys.executable, "-m", "rlox_cli.main"]
     small = ["total_timesteps=1500", "eval.n_points=1", "eval.n_episodes=3", "logger=none", "algo.train_freq=100"]

@@ -243,7 +243,7 @@ def test_unknown_and_bad_hyper_parameters_are_refused(name):
     if len(resolve(entry(name).cls).actions) < 3:
         kinds = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1", "multi-discrete": probes.TwoSwitches}
         for kind in set(kinds) - set(resolve(entry(name).cls).actions):
-            with pytest.raises(ValueError, match=r"the environment's actions must be .*; PPO and A2C take any"):
+            with pytest.raises(ValueError, match=r"the environment's actions must be .*; .* ones are for A2C"):
                 make(name, kinds[kind])
     with pytest.raises(ValueError, match="total_timesteps must be >= 1"):
         make(name).train(0)

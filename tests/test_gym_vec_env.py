@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import gymnasium
@@ -13,10 +14,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.evaluation import evaluate
-from rlox.gym_vec_env import GymVecEnv, make_gym_env
+from rlox.gym_vec_env import ATARI_WRAPPERS, GymVecEnv, make_gym_env, whole_games
 from rlox.kernels.envs.vec_env import VecEnv
+from rlox_cli.compose import compose_jobs
+from rlox_cli.errors import UsageError
 
 
 def vectorised(env_id, n, **kwargs):
@@ -435,6 +440,68 @@ def test_atari_gets_the_usual_preprocessing():
         "ALE/Pong-v5", 1, wrappers=[{"AtariPreprocessing": {"grayscale_obs": False, "screen_size": 42}}]
     )
     assert coloured.spec.obs_shape == (3, 42, 42)
+
+
+def test_a_lost_life_may_end_an_episode_of_training_and_never_one_of_evaluation():
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    ends = [{"AtariPreprocessing": {"terminal_on_life_loss": True}}, {"FrameStackObservation": {"stack_size": 4}}]
+    whole = [{"AtariPreprocessing": {}}, ends[1]]
+    assert whole_games(ends) == whole
+    assert whole_games(ATARI_WRAPPERS) == list(ATARI_WRAPPERS)
+    left = []
+    for wrappers in (ends, whole):
+        env = make_gym_env("ALE/Breakout-v5", wrappers=wrappers)
+        env.reset(seed=0)
+        over = False
+        while not over:
+            _, _, terminated, truncated, _ = env.step(1)
+            over = terminated or truncated
+        left.append(env.unwrapped.ale.lives())
+    assert left == [4, 0]
+
+
+@pytest.mark.parametrize(
+    "algo",
+    [
+        ["algo=dqn", "total_timesteps=300", "algo.learning_starts=200", "algo.train_freq=25", "buffer.size=2_000"],
+        ["algo=ppo", "total_timesteps=128", "env.n_envs=2", "algo.n_steps=64", "algo.n_epochs=1"],
+    ],
+)
+def test_pong_from_the_command_line(algo, tmp_path):
+    """Signs are learned from, the score is the game's, and one's own settings go before the usual ones."""
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    quick = ["eval.n_points=0", "eval.n_episodes=1", "logger=none", "env.kwargs.max_num_frames_per_episode=1200"]
+    rlox = [sys.executable, "-m", "rlox_cli.main"]
+    done = subprocess.run(
+        [*rlox, "train", *algo, "env=ALE/Pong-v5", *quick], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
+    checkpoint = load_checkpoint(run / "checkpoints" / "last.safetensors")
+    assert checkpoint.header["reward_fn"] == "rlox:sign"
+    assert checkpoint.header["config"]["hidden_sizes"] == []
+    body = next(value for name, value in checkpoint.tensors["policy"].items() if name.endswith("body.0.weight"))
+    assert body.shape == (32, 4, 8, 8)
+    done = subprocess.run([*rlox, "eval", str(run)], cwd=tmp_path, capture_output=True, text=True)
+    assert "reproduced exactly" in done.stdout, done.stderr
+    again = resolve(ALGORITHMS[checkpoint.header["algorithm"]].cls).from_checkpoint(
+        run / "checkpoints" / "last.safetensors"
+    )
+    assert again.collector.reward_fn(None, None, np.array([-7.0, 0.0, 3.0])).tolist() == [-1, 0, 1]
+    again.close()
+
+
+def test_atari_games_learn_from_signs_unless_told_otherwise():
+    (job,) = compose_jobs([], ["algo=dqn", "env=ALE/Pong-v5", "env.reward_fn=null", "algo.hidden_sizes=[64]"])
+    assert (job.config.env.reward_fn, job.config.algo.hidden_sizes) == (None, [64])
+    for algo in ("dqn", "ppo"):
+        (job,) = compose_jobs([], [f"experiment=atari-{algo}", "env=ALE/Breakout-v5"])
+        assert (job.algo, job.config.env.id, job.config.env.reward_fn) == (algo, "ALE/Breakout-v5", "sign")
+        assert job.config.algo.hidden_sizes == []
+    with pytest.raises(UsageError, match=r"env\.reward_fn=sgn .*did you mean 'sign'"):
+        compose_jobs([], ["env.reward_fn=sgn"])
 
 
 def test_the_command_line_knows_atari_or_names_its_extra(monkeypatch):

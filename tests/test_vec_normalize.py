@@ -134,7 +134,7 @@ OFF_POLICY = {"n_envs": 4, "seed": 0, "hidden_sizes": [32], "batch_size": 32, "l
 
 
 def test_a_memory_holds_raw_observations_and_its_samples_are_normalised():
-    dqn = DQN(Far, normalize_obs=True, clip_obs=1.5, buffer_size=1_000, **OFF_POLICY)
+    dqn = DQN(Far, normalize_obs=True, clip_obs=0.5, buffer_size=1_000, **OFF_POLICY)
     dqn.train(400)
     state = dqn.rng.get_state()
     batch = dqn.sample()
@@ -149,9 +149,9 @@ def test_a_memory_holds_raw_observations_and_its_samples_are_normalised():
     var = (prior + n * seen.var(0) + seen.mean(0) ** 2 * n * prior / (n + prior)) / (n + prior)
     np.testing.assert_allclose(moments.var, var, rtol=1e-4)
     for name in ("obs", "next_obs"):
-        expected = np.clip((raw[name] - moments.mean) / np.sqrt(moments.var + 1e-8), -1.5, 1.5)
+        expected = np.clip((raw[name] - moments.mean) / np.sqrt(moments.var + 1e-8), -0.5, 0.5)
         np.testing.assert_allclose(getattr(batch, name).numpy(), expected, rtol=1e-5, atol=1e-6)
-    assert batch.obs.abs().max() == 1.5
+    assert batch.obs.abs().max() == 0.5
     np.testing.assert_array_equal(batch.rewards.numpy(), raw["rewards"])
 
 

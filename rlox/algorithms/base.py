@@ -12,11 +12,12 @@ import numpy as np
 from rlox import loops
 from rlox.callbacks import Callback, CallbackList
 from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, versions
-from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector
+from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector, reward_name
 from rlox.config import BACKENDS, DEVICES, Config, nearest
 from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
 from rlox.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
+from rlox.gym_vec_env import whole_games
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
 from rlox.native import NativeOptimizer, NativePolicy
@@ -62,7 +63,7 @@ class OnlineAlgorithm:
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
-    reward_fn : callable, optional
+    reward_fn : callable or str, optional
         Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`).
     env_wrappers : sequence, optional
         gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
@@ -134,9 +135,13 @@ class OnlineAlgorithm:
         )
         self.spec = self.collector.spec
         if self.spec.action_kind not in self.actions:
+            from rlox.algorithms import ALGORITHMS, resolve
+
+            kinds = {name: resolve(entry.cls).actions for name, entry in ALGORITHMS.items()}
+            able = [name.upper() for name, takes in kinds.items() if self.spec.action_kind in takes]
             raise ValueError(
                 f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
-                f"{self.spec.describe_actions()}; PPO and A2C take any"
+                f"{self.spec.describe_actions()}; {self.spec.action_kind} ones are for {', '.join(able)}"
             )
         pool = env_backend == "envpool"
         self._eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
@@ -285,7 +290,7 @@ class OnlineAlgorithm:
                 deterministic,
                 self._eval_kwargs,
                 self.device,
-                wrappers=self.env_wrappers,
+                wrappers=whole_games(self.env_wrappers),
                 transform=None if self.normalizer is None else self.normalizer.normalize,
                 **options,
             )
@@ -310,7 +315,7 @@ class OnlineAlgorithm:
             "backend": self.backend,
             "config": self.config.to_dict(),
             "policy": "custom" if self._own_policy else "default",
-            "reward_fn": self._lost_reward_fn if reward_fn is None else env_name(reward_fn),
+            "reward_fn": self._lost_reward_fn if reward_fn is None else reward_name(reward_fn),
             "counters": c.scalars(),
             "generators": generators,
             "versions": versions(),
@@ -411,6 +416,9 @@ class OnlineAlgorithm:
                 f"{cls.__name__}.from_checkpoint: the environment {env['id']} of {path} names a module to import; "
                 f"if you trust it, pass env_id={env['id']!r}"
             )
+        saved_reward = header.get("reward_fn")
+        if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
+            reward_fn = saved_reward.removeprefix("rlox:")
         algorithm = cls(
             env["id"] if env_id is None else env_id,
             env["n_envs"],
@@ -428,7 +436,7 @@ class OnlineAlgorithm:
             env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
             **{**header["config"], **cls._saved_arguments(header, arguments), **arguments},
         )
-        algorithm._lost_reward_fn = None if reward_fn is not None else header.get("reward_fn")
+        algorithm._lost_reward_fn = None if reward_fn is not None else saved_reward
         algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
         return algorithm
 

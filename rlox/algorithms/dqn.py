@@ -91,23 +91,29 @@ class DQN(OffPolicyAlgorithm):
 
         with torch.no_grad():
             next_values = self.target(batch.next_obs)
-            # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
-            chooser = self.policy(batch.next_obs) if c.double_dqn else next_values
-            best = chooser.argmax(-1, keepdim=True)
-            targets = batch.rewards + batch.discounts * next_values.gather(-1, best).squeeze(-1)
+            if c.double_dqn:
+                # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
+                best = self.policy(batch.next_obs).argmax(-1, keepdim=True)
+                ahead = next_values.gather(-1, best).squeeze(-1)
+            else:
+                ahead = next_values.amax(-1)
+            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
 
         values = self.policy(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
-        td_errors = (values - targets).detach()
         error = F.smooth_l1_loss if c.loss == "huber" else F.mse_loss
-        losses = error(values, targets, reduction="none")
-        loss = losses.mean() if batch.weights is None else (batch.weights * losses).mean()
+        if batch.weights is None:
+            loss = error(values, targets)
+        else:
+            loss = (batch.weights * error(values, targets, reduction="none")).mean()
         grad_norm = self.optimizer.step(loss, c.max_grad_norm)
+        values = values.detach()
+        td_errors = (values - targets).abs_()
         if batch.indices is not None:
-            self.buffer.update_priorities(batch.indices, td_errors.abs().double().cpu().numpy())
+            self.buffer.update_priorities(batch.indices, td_errors.double().cpu().numpy())
         return {
             "q_loss": loss.detach(),
-            "q_value": values.detach().mean(),
-            "td_error": td_errors.abs().mean(),
+            "q_value": values.mean(),
+            "td_error": td_errors.mean(),
             "grad_norm": grad_norm,
         }
 
