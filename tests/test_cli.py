@@ -76,7 +76,7 @@ def test_train_leaves_a_complete_run_and_says_where(trained):
 def test_the_backend_is_asked_for_recorded_and_refused(tmp_path):
     small = ("total_timesteps=128", "algo.n_steps=8", "eval.n_episodes=1", "logger=none", "tuned=off")
     done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=torch", *small, "hydra.run.dir=by_torch", cwd=tmp_path)
-    assert "backend: torch (as asked)" in done.stdout
+    assert "backend: torch (as asked; a kernel collects)" in done.stdout
     assert yaml.safe_load((tmp_path / "by_torch/config.yaml").read_text())["backend"] == "torch"
     assert load_checkpoint(tmp_path / "by_torch/checkpoints/last.safetensors").header["backend"] == "torch"
     done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=numpy", *small, cwd=tmp_path, check=False)

@@ -159,6 +159,22 @@ def test_flat_optimizer_leaves_frozen_parameters_alone():
         FlatOptimizer([], 1e-2)
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_flat_optimizer_flushes_what_has_faded_and_leaves_the_users_setting(flushed):
+    """Without a gradient the first moment falls by a tenth a step; as a denormal it would stay for ever."""
+    smallest = torch.tensor(1e-45)
+    torch.set_flush_denormal(flushed)
+    try:
+        net = mlp([4, 8, 1], rng=Rng(1))
+        flat = FlatOptimizer(net.parameters(), 1e-2)
+        for scale in (1e-30, *[0.0] * 200):
+            flat.step(net(torch.ones(8, 4)).sum() * scale, None)
+            assert bool(smallest * 1 > 0) is not flushed
+        assert not flat.state()["exp_avg"].any()
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_multi_discrete_policy_is_a_product_of_categoricals():
     policy, obs = _scaled(MultiDiscretePolicy(4, [2, 3, 5])), torch.randn(64, 4)
     actions, log_probs = policy.get_action_and_logprob(obs)
