@@ -19,7 +19,7 @@ from kernels.checks cimport as_index, check_out
 from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from kernels.nn.layers cimport (
     CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
-    moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
+    last_of, lerp, moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
 )
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox, unit_f32
 from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
@@ -66,10 +66,6 @@ cdef struct Rows:
     const f32* rewards
     const f32* discounts
     const f32* weights
-
-
-cdef inline Layer* last_of(Net* net) noexcept nogil:
-    return &net.layers[net.n_layers - 1]
 
 
 cdef void pack_all(Values* q, bint backward_too) noexcept nogil:
@@ -126,17 +122,6 @@ cdef dict metrics_of(const Sums* sums, Py_ssize_t rows, i64 n_updates):
         "q_loss": sums.loss / (rows * n_updates), "q_value": sums.value / (rows * n_updates),
         "td_error": sums.td_error / (rows * n_updates), "grad_norm": sums.norm / n_updates,
     }
-
-
-cdef void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept nogil:
-    """Move `to` by the share tau of the way, from the nearer end, as torch.lerp does."""
-    cdef Py_ssize_t i
-    if tau < <f32>0.5:
-        for i in range(n):
-            to[i] = to[i] + tau * (source[i] - to[i])
-    else:
-        for i in range(n):
-            to[i] = source[i] - (source[i] - to[i]) * (<f32>1.0 - tau)
 
 
 cdef inline f64 now() noexcept nogil:
