@@ -105,7 +105,8 @@ cdef f64 move(Weights* w, const Options* options, f32* target) noexcept nogil:
     return norm
 
 
-cdef void squash(const f32* y, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t a, const f32* noise, Squashed* to) noexcept nogil:
+cdef void squash(const f32* y, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t a, const f32* noise,
+                 Squashed* to) noexcept nogil:
     """Actions tanh(u), u = mean + sigma * noise, of outputs (rows, ld): means, then log sigmas.
 
     The density of tanh(u) divides that of u by 1 - tanh^2 u, whose logarithm is 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
@@ -148,8 +149,8 @@ cdef class _TwinCritics:
     Attributes
     ----------
     parameters, gradients, moments
-        By block: the arrays given, the gradients of the last update, and Adam's arrays by PyTorch's names (betas 0.9 and
-        0.999, eps 1e-8).
+        By block: the arrays given, the gradients of the last update, not clipped, and Adam's arrays by PyTorch's
+        names (betas 0.9 and 0.999, eps 1e-8).
     """
 
     cdef readonly dict parameters
@@ -158,6 +159,7 @@ cdef class _TwinCritics:
     cdef readonly Py_ssize_t obs_dim
     cdef readonly Py_ssize_t act_dim
     cdef bint gaussian
+    cdef list hidden
     cdef dict targets
     cdef Weights policy_weights
     cdef Weights critic_weights
@@ -180,11 +182,11 @@ cdef class _TwinCritics:
                   bint gaussian) except -1:
         """Everything but a target actor and a temperature, after all checks."""
         obs_dim, act_dim = as_index(obs_dim, where, "obs_dim"), as_index(act_dim, where, "act_dim")
-        cdef list hidden = widths_of(hidden_sizes, where)
         cdef bint hyperbolic = is_tanh(activation, where)
+        self.hidden = widths_of(hidden_sizes, where)
         if obs_dim < 1 or act_dim < 1:
             raise ValueError(f"{where}: obs_dim and act_dim must be >= 1, got {obs_dim} and {act_dim}")
-        policy_size, critics_size = n_parameters(obs_dim, act_dim, hidden, gaussian)
+        policy_size, critics_size = n_parameters(obs_dim, act_dim, self.hidden, gaussian)
         sizes = {"policy": policy_size, "target_policy": policy_size, "critics": critics_size, "target": critics_size}
         seen = {}
         for name, block in {**trained, **targets}.items():
@@ -206,9 +208,9 @@ cdef class _TwinCritics:
         self.policy_weights = self.weights_of("policy")
         self.critic_weights = self.weights_of("critics")
         self.critic_targets = <f32*>cnp.PyArray_DATA(<cnp.ndarray>targets["target"])
-        build(&self.actor, [obs_dim, *hidden, act_dim * (2 if gaussian else 1)], hyperbolic, self.policy_weights.p,
+        build(&self.actor, [obs_dim, *self.hidden, act_dim * (2 if gaussian else 1)], hyperbolic, self.policy_weights.p,
               self.policy_weights.g, 0, self.held, False, False, 2 * CHUNK)
-        widths = [obs_dim + act_dim, *hidden, 1]
+        widths = [obs_dim + act_dim, *self.hidden, 1]
         self.make_pair(self.critics, widths, hyperbolic, self.critic_weights.p)
         self.make_pair(self.aims, widths, hyperbolic, self.critic_targets)
         self.x = scratch(self.held, 2 * CHUNK * self.obs_pad)
@@ -433,7 +435,8 @@ cdef class _TwinCritics:
         cdef Loop loop
         cdef list arrays = open_loop(&loop, stepper, memory, obs, replay_rng, counts, gamma, self.obs_dim, 0,
                                      self.act_dim, where)
-        cdef Py_ssize_t i, j, n = loop.n, a = self.act_dim, size = loop.size, n_draws = 2 * size * a if self.gaussian else size * a
+        cdef Py_ssize_t i, j, n = loop.n, a = self.act_dim, size = loop.size
+        cdef Py_ssize_t n_draws = 2 * size * a if self.gaussian else size * a
         cdef i64 rounds = counts["n_rounds"], updates = counts["updates"], taken, k, n_updates = 0, of_policy = 0
         cdef cnp.ndarray noise = np.empty(max(n_draws, n * a), np.float32)
         cdef cnp.ndarray bounds = np.empty((2, a), np.float32)
@@ -534,8 +537,8 @@ cdef class NativeSAC(_TwinCritics):
     TypeError
         A block is no float32 array, or a size no integer.
     ValueError
-        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length, not C-contiguous and
-        writeable, or one that overlaps another.
+        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length, not C-contiguous
+        and writeable, or one that overlaps another.
     """
 
     cdef Weights temperature
@@ -607,7 +610,8 @@ cdef class NativeSAC(_TwinCritics):
             told.limit = 0.0
             move(&self.temperature, &told, NULL)
 
-    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha, Sums* sums) noexcept nogil:
+    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
+                      Sums* sums) noexcept nogil:
         """Add the policy's gradient of alpha log pi - min Q, from its last `forward`."""
         cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
@@ -673,8 +677,8 @@ cdef class NativeSAC(_TwinCritics):
         return self.learn_from(where, options, (obs, actions, rewards, next_obs, discounts, noise, weights))
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
-               env_steps, horizon_start, horizon_steps, learning_starts, update_from, annealed, gamma, learning_rate, tau,
-               target_entropy, max_grad_norm):
+               env_steps, horizon_start, horizon_steps, learning_starts, update_from, annealed, gamma, learning_rate,
+               tau, target_entropy, max_grad_norm):
         """Rounds of acting, stepping, remembering and learning, without Python in between.
 
         Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step. The
@@ -712,8 +716,9 @@ cdef class NativeSAC(_TwinCritics):
             "env_steps": env_steps, "horizon_start": horizon_start, "horizon_steps": horizon_steps,
             "learning_starts": learning_starts, "update_from": update_from, "updates": 0,
         }
-        return self.train(where, self.options(target_entropy, learning_rate, tau, max_grad_norm, where), 1, 0.0, annealed,
-                          stepper, memory, action_rng, replay_rng, obs, counts, number(gamma, 0.0, where, "gamma"))
+        return self.train(where, self.options(target_entropy, learning_rate, tau, max_grad_norm, where), 1, 0.0,
+                          annealed, stepper, memory, action_rng, replay_rng, obs, counts,
+                          number(gamma, 0.0, where, "gamma"))
 
     cdef Options options(self, target_entropy, learning_rate, tau, max_grad_norm, str where) except *:
         cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)
@@ -748,7 +753,7 @@ cdef class NativeTD3(_TwinCritics):
         self.make("NativeTD3", {"policy": policy, "critics": critics},
                   {"target_policy": target_policy, "target": target}, obs_dim, act_dim, hidden_sizes, activation, False)
         self.policy_target = <f32*>cnp.PyArray_DATA(<cnp.ndarray>target_policy)
-        build(&self.aim_actor, [obs_dim, *hidden_sizes, act_dim], self.actor.tanh, self.policy_target,
+        build(&self.aim_actor, [obs_dim, *self.hidden, act_dim], self.actor.tanh, self.policy_target,
               self.policy_weights.g, 0, self.held)
 
     def act(self, obs, noise, noise_std):
@@ -830,8 +835,8 @@ cdef class NativeTD3(_TwinCritics):
                 d_y[i * ld + j] = <f32>(self.d_pairs[i * self.in_pad + d + j] * (1.0 - action * action))
         backward(&self.actor, self.x, self.obs_pad, rows)
 
-    def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, move_policy, learning_rate, tau,
-               target_noise, noise_clip, max_grad_norm=None):
+    def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, move_policy, learning_rate,
+               tau, target_noise, noise_clip, max_grad_norm=None):
         """One update of the critics, and of policy and all targets too, what `rlox.algorithms.TD3.update` defines.
 
         Parameters

@@ -107,7 +107,8 @@ cdef inline void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ss
             to[j] += x[i * ld + j]
 
 
-cdef inline void weight_gradient(Layer* layer, bint by_input, const f32* h, Py_ssize_t ldh, Py_ssize_t rows) noexcept nogil:
+cdef inline void weight_gradient(Layer* layer, bint by_input, const f32* h, Py_ssize_t ldh,
+                                 Py_ssize_t rows) noexcept nogil:
     """Add the gradients of weight and bias, from d_out (rows, out_pad) and the inputs h (rows, ldh)."""
     cdef f32* to = layer.d_weight if layer.d_padded == NULL else layer.d_padded
     # What is read by columns is transposed: (n_out, rows) @ (rows, n_in), or (n_in, rows) @ (rows, n_out).
