@@ -10,7 +10,7 @@ import threading
 import numpy as np
 
 cimport numpy as cnp
-from libc.math cimport INFINITY, copysign, exp, fabs, log1p, sqrt, tanh
+from libc.math cimport INFINITY, NAN, copysign, exp, fabs, log1p, sqrt, tanh
 from libc.string cimport memcpy, memset
 
 from kernels.checks cimport as_flag, as_index, check_out, share_memory
@@ -18,13 +18,17 @@ from kernels.nn.layers cimport (
     CHUNK, Layer, Net, adam, backward, backward_to_input, bounded, build, clear_padded, forward, given, is_tanh,
     last_of, lerp, moments_fit, moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
 )
-from kernels.nn.off_policy cimport Loop, close_loop, draw, now, open_loop, progress_of, take_in
+from kernels.nn.off_policy cimport Loop, close_loop, draw, now, open_loop, progress_of, take_in, whole
 from kernels.philox cimport fill_normal_f32, fill_uniform_f32
 from kernels.types cimport f32, f64, i64, u64
 
 cnp.import_array()
 
+# Of an update, means over its batch; the last two are SAC's.
+METRICS = ("q_loss", "q_value", "td_error", "grad_norm", "policy_loss", "policy_grad_norm", "entropy", "alpha")
+
 cdef enum:
+    N_METRICS = 8
     SWEEP = 4096  # parameters that Adam and the target's move take at a time, from the cache
 
 cdef f64 LOG_2 = 0.69314718055994530942
@@ -305,7 +309,9 @@ cdef class _TwinCritics:
         batch.rewards = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[3])
         batch.discounts = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[4])
         batch.noise = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[5])
-        batch.weights = NULL if weights is None else <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[6])
+        batch.weights = NULL
+        if weights is not None:
+            batch.weights = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[6])
         return arrays
 
     cdef void pack_all(self) noexcept nogil:
@@ -378,30 +384,32 @@ cdef class _TwinCritics:
             if target != NULL:
                 pack(&self.aims[k], False)
 
-    cdef dict metrics(self, const Sums* sums, i64 rows, i64 n_updates, i64 of_policy):
-        """Means over all updates, of which `of_policy` moved the policy."""
-        cdef f64 total = rows * n_updates
-        found = {
-            "q_loss": sums.q_loss / total, "q_value": sums.value / total, "td_error": sums.td_error / total,
-            "grad_norm": sums.norm / n_updates,
-        }
-        if of_policy:
-            found["policy_loss"] = sums.policy_loss / (rows * of_policy)
-            found["policy_grad_norm"] = sums.policy_norm / of_policy
-        return found
-
-    cdef tuple learn_from(self, str where, Options options, tuple rows):
-        """Metrics and errors of one update from (obs, actions, rewards, next_obs, discounts, noise, weights)."""
+    cdef tuple learn_from(self, str where, Options options, obs, actions, rewards, next_obs, discounts, noise, weights):
+        """Metrics and errors of one update."""
         cdef Batch batch
-        cdef Sums sums
-        cdef list arrays = self.take(where, &batch, *rows)
+        cdef f64[N_METRICS] metrics
+        cdef list arrays = self.take(where, &batch, obs, actions, rewards, next_obs, discounts, noise, weights)
         cdef cnp.ndarray td_errors = np.empty(batch.n, np.float32)
-        memset(&sums, 0, sizeof(sums))
         with self.lock:
             with nogil:
                 self.pack_all()
-                self.learn(&batch, &options, <f32*>cnp.PyArray_DATA(td_errors), &sums)
-        return self.metrics(&sums, batch.n, 1, options.move_policy), td_errors
+                self.update_once(&batch, &options, <f32*>cnp.PyArray_DATA(td_errors), metrics)
+        found = {}
+        for k, name in enumerate(METRICS):
+            if k < 4 or options.move_policy and k < (8 if self.gaussian else 6):
+                found[name] = metrics[k]
+        return found, td_errors
+
+    cdef void update_once(self, const Batch* batch, const Options* options, f32* td_errors, f64* metrics) noexcept nogil:
+        """One update and its `METRICS`, NaN for those of a policy that did not move."""
+        cdef Sums sums
+        cdef f64 n = batch.n
+        memset(&sums, 0, sizeof(sums))
+        self.learn(batch, options, td_errors, &sums)
+        metrics[0], metrics[1], metrics[2], metrics[3] = sums.q_loss / n, sums.value / n, sums.td_error / n, sums.norm
+        metrics[4] = sums.policy_loss / n if options.move_policy else NAN
+        metrics[5] = sums.policy_norm if options.move_policy else NAN
+        metrics[6], metrics[7] = -sums.log_prob / n, sums.alpha
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
         """One update; everything is packed before and after."""
@@ -430,16 +438,18 @@ cdef class _TwinCritics:
         return self.actions_of(obs, None, 0.0, f"{type(self).__name__}.mode")
 
     cdef tuple train(self, str where, Options options, i64 policy_delay, f64 noise_std, bint annealed, stepper, memory,
-                     action_rng, replay_rng, obs, dict counts, f64 gamma):
+                     action_rng, replay_rng, obs, dict counts):
         """What `rounds` does."""
         cdef Loop loop
-        cdef list arrays = open_loop(&loop, stepper, memory, obs, replay_rng, counts, gamma, self.obs_dim, 0,
+        cdef list arrays = open_loop(&loop, stepper, memory, obs, action_rng, replay_rng, counts, self.obs_dim, 0,
                                      self.act_dim, where)
         cdef Py_ssize_t i, j, n = loop.n, a = self.act_dim, size = loop.size
         cdef Py_ssize_t n_draws = 2 * size * a if self.gaussian else size * a
-        cdef i64 rounds = counts["n_rounds"], updates = counts["updates"], taken, k, n_updates = 0, of_policy = 0
+        cdef i64 updates = whole(counts["updates"], 0, where, "updates"), k, n_updates = 0, before = loop.env_steps
         cdef cnp.ndarray noise = np.empty(max(n_draws, n * a), np.float32)
         cdef cnp.ndarray bounds = np.empty((2, a), np.float32)
+        cdef cnp.ndarray metrics = np.empty((loop.n_rounds * loop.updates_per_round, N_METRICS), np.float64)
+        cdef f64* metrics_ = <f64*>cnp.PyArray_DATA(metrics)
         cdef f32* draws = <f32*>cnp.PyArray_DATA(noise)
         cdef f32* scale = <f32*>cnp.PyArray_DATA(bounds)
         cdef f32* centre = scale + a
@@ -449,19 +459,14 @@ cdef class _TwinCritics:
         cdef f64 rate = options.rate, update_s = 0.0, began
         cdef Batch batch = Batch(n=size, obs=loop.batch_obs, next_obs=loop.batch_next, actions=loop.batch_actions,
                                  rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, noise=draws)
-        cdef Sums sums
-        if policy_delay < 1:
-            raise ValueError(f"{where}: policy_delay must be >= 1, got {policy_delay}")
-        memset(&sums, 0, sizeof(sums))
         for j in range(a):
             # As `rlox.policies.BoundedPolicy` has them.
             scale[j], centre[j] = (high[j] - low[j]) / 2, (high[j] + low[j]) / 2
         with self.lock:
             with nogil:
                 self.pack_all()
-                for _ in range(rounds):
-                    taken = 0
-                    while taken < loop.train_freq:
+                for _ in range(loop.n_rounds):
+                    for k in range(loop.steps_per_round):
                         if loop.env_steps < loop.learning_starts:
                             fill_uniform_f32(draws, n * a, key, position)
                             for i in range(n):
@@ -478,33 +483,35 @@ cdef class _TwinCritics:
                             for j in range(a):
                                 loop.actions[i * a + j] = <f32>bounded(loop.actions[i * a + j], low[j], high[j])
                         take_in(&loop, loop.actions)
-                        taken += n
-                    if loop.env_steps < loop.update_from:
-                        continue
                     began = now()
-                    options.rate = rate * (1.0 - progress_of(&loop)) if annealed else rate
-                    for k in range(taken if loop.gradient_steps == -1 else loop.gradient_steps):
-                        draw(&loop)
-                        for i in range(size):
-                            for j in range(a):
-                                loop.batch_actions[i * a + j] = (loop.batch_actions[i * a + j] - centre[j]) / scale[j]
-                        fill_normal_f32(draws, n_draws, loop.key, loop.position)
-                        loop.position += <u64>(n_draws + 3) // 4
-                        n_updates += 1
-                        options.move_policy = (updates + n_updates) % policy_delay == 0
-                        of_policy += options.move_policy
-                        self.learn(&batch, &options, loop.td_errors, &sums)
-                    update_s += now() - began
+                    if loop.env_steps >= loop.update_from:
+                        options.rate = rate * (1.0 - progress_of(&loop)) if annealed else rate
+                        for k in range(loop.updates_per_round):
+                            draw(&loop)
+                            for i in range(size):
+                                for j in range(a):
+                                    loop.batch_actions[i * a + j] = (
+                                        loop.batch_actions[i * a + j] - centre[j]) / scale[j]
+                            fill_normal_f32(draws, n_draws, loop.key, loop.position)
+                            loop.position += <u64>(n_draws + 3) // 4
+                            options.move_policy = (updates + n_updates + 1) % policy_delay == 0
+                            self.update_once(&batch, &options, loop.td_errors, metrics_ + N_METRICS * n_updates)
+                            n_updates += 1
+                        update_s += now() - began
+                    if now() - loop.began > loop.patience:
+                        break
         action_rng.skip(position - begun)
         returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
-        metrics = self.metrics(&sums, size, n_updates, of_policy) if n_updates else {}
-        return metrics, n_updates, update_s, returns, lengths
+        told = metrics[:n_updates, :8 if self.gaussian else 6]
+        return loop.env_steps - before, told, update_s, returns, lengths
 
 
 cdef Options options_of(learning_rate, tau, max_grad_norm, str where) except *:
     cdef Options found
     memset(&found, 0, sizeof(found))
     found.rate, found.tau = number(learning_rate, 0.0, where, "learning_rate"), number(tau, 0.0, where, "tau")
+    if not 0.0 < found.tau <= 1.0:
+        raise ValueError(f"{where}: tau must be in (0, 1], got {tau}")
     if max_grad_norm is not None:
         found.limit = number(max_grad_norm, 0.0, where, "max_grad_norm")
     found.move_policy = True
@@ -674,39 +681,47 @@ cdef class NativeSAC(_TwinCritics):
         """
         cdef str where = "NativeSAC.update"
         cdef Options options = self.options(target_entropy, learning_rate, tau, max_grad_norm, where)
-        return self.learn_from(where, options, (obs, actions, rewards, next_obs, discounts, noise, weights))
+        return self.learn_from(where, options, obs, actions, rewards, next_obs, discounts, noise, weights)
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, annealed, gamma, learning_rate,
-               tau, target_entropy, max_grad_norm):
+               tau, target_entropy, max_grad_norm, seconds=0.2):
         """Rounds of acting, stepping, remembering and learning, without Python in between.
 
-        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step. The
-        memory holds actions in the environment's units.
+        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step; how
+        they are cut into calls changes nothing. The memory holds actions in the environment's units.
 
         Parameters
         ----------
         stepper, memory
-            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return.
+            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return; no other thread may use them meanwhile.
         action_rng, replay_rng
             `Rng` of the actions, and of what the updates draw: transitions from the memory, and noise.
         obs
             (N, D) float32, where the environments are; in place, where they are afterwards.
-        n_rounds, env_steps, horizon_start, horizon_steps
-            How many rounds, and the counters of `rlox.loops.Counters` before them.
+        n_rounds
+            How many rounds at most.
+        env_steps, horizon_start, horizon_steps
+            Of `rlox.loops.Counters`, as they stand before.
         update_from
             Environment steps from which on there are updates.
         annealed
-            Whether the learning rate goes linearly to 0.
+            Whether the learning rate goes linearly to 0 at the horizon.
         target_entropy
             As `update` takes it.
+        seconds
+            No round begins after this time, so that a signal is seen.
         train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, tau, max_grad_norm
             Of `rlox.config.SACConfig`.
 
         Returns
         -------
-        metrics, n_updates, update_s
-            As `update` returns them, means over the updates (empty where there were none); their number and time.
+        n_steps
+            Environment steps taken.
+        metrics
+            (U, 8) float64, a row for each of the U updates: `METRICS`.
+        update_s
+            Seconds of the updates.
         episode_returns, episode_lengths
             (E,) float64 and int64 of the episodes that ended.
         """
@@ -714,11 +729,11 @@ cdef class NativeSAC(_TwinCritics):
         counts = {
             "n_rounds": n_rounds, "train_freq": train_freq, "gradient_steps": gradient_steps, "batch_size": batch_size,
             "env_steps": env_steps, "horizon_start": horizon_start, "horizon_steps": horizon_steps,
-            "learning_starts": learning_starts, "update_from": update_from, "updates": 0,
+            "learning_starts": learning_starts, "update_from": update_from, "updates": 0, "gamma": gamma,
+            "seconds": seconds,
         }
         return self.train(where, self.options(target_entropy, learning_rate, tau, max_grad_norm, where), 1, 0.0,
-                          annealed, stepper, memory, action_rng, replay_rng, obs, counts,
-                          number(gamma, 0.0, where, "gamma"))
+                          annealed, stepper, memory, action_rng, replay_rng, obs, counts)
 
     cdef Options options(self, target_entropy, learning_rate, tau, max_grad_norm, str where) except *:
         cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)
@@ -726,12 +741,6 @@ cdef class NativeSAC(_TwinCritics):
         if found.tune:
             found.target_entropy = number(target_entropy, -INFINITY, where, "target_entropy")
         return found
-
-    cdef dict metrics(self, const Sums* sums, i64 rows, i64 n_updates, i64 of_policy):
-        return {
-            **_TwinCritics.metrics(self, sums, rows, n_updates, of_policy),
-            "entropy": -sums.log_prob / (rows * n_updates), "alpha": sums.alpha / n_updates,
-        }
 
 
 cdef class NativeTD3(_TwinCritics):
@@ -859,23 +868,36 @@ cdef class NativeTD3(_TwinCritics):
         cdef str where = "NativeTD3.update"
         cdef Options options = self.options(target_noise, noise_clip, learning_rate, tau, max_grad_norm, where)
         options.move_policy = as_flag(move_policy, where, "move_policy")
-        return self.learn_from(where, options, (obs, actions, rewards, next_obs, discounts, noise, weights))
+        return self.learn_from(where, options, obs, actions, rewards, next_obs, discounts, noise, weights)
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, updates, annealed, gamma,
-               learning_rate, tau, policy_delay, target_noise, noise_clip, exploration_noise, max_grad_norm):
-        """As `NativeSAC.rounds`; `updates` are those of `rlox.loops.Counters` before, and policy_delay, target_noise,
-        noise_clip and exploration_noise of `rlox.config.TD3Config`."""
+               learning_rate, tau, policy_delay, target_noise, noise_clip, exploration_noise, max_grad_norm, seconds=0.2):
+        """As `NativeSAC.rounds`, but for
+
+        Parameters
+        ----------
+        updates
+            Of `rlox.loops.Counters`, as they stand before.
+        policy_delay, target_noise, noise_clip, exploration_noise
+            Of `rlox.config.TD3Config`.
+
+        Returns
+        -------
+        metrics
+            (U, 6) float64: the first of `METRICS`, those of the policy NaN where it did not move.
+        """
         cdef str where = "NativeTD3.rounds"
         counts = {
             "n_rounds": n_rounds, "train_freq": train_freq, "gradient_steps": gradient_steps, "batch_size": batch_size,
             "env_steps": env_steps, "horizon_start": horizon_start, "horizon_steps": horizon_steps,
-            "learning_starts": learning_starts, "update_from": update_from, "updates": updates,
+            "learning_starts": learning_starts, "update_from": update_from, "updates": updates, "gamma": gamma,
+            "seconds": seconds,
         }
         return self.train(where, self.options(target_noise, noise_clip, learning_rate, tau, max_grad_norm, where),
-                          as_index(policy_delay, where, "policy_delay"),
+                          whole(policy_delay, 1, where, "policy_delay"),
                           number(exploration_noise, 0.0, where, "exploration_noise"), annealed, stepper, memory,
-                          action_rng, replay_rng, obs, counts, number(gamma, 0.0, where, "gamma"))
+                          action_rng, replay_rng, obs, counts)
 
     cdef Options options(self, target_noise, noise_clip, learning_rate, tau, max_grad_norm, str where) except *:
         cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)

@@ -230,7 +230,9 @@ cdef inline void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 cli
 cdef inline void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept nogil:
     """Move `to` by the share tau of the way, from the nearer end, as torch.lerp does."""
     cdef Py_ssize_t i
-    if tau < <f32>0.5:
+    if tau == <f32>1.0:
+        memcpy(to, source, n * sizeof(f32))
+    elif tau < <f32>0.5:
         for i in range(n):
             to[i] = to[i] + tau * (source[i] - to[i])
     else:
@@ -255,8 +257,11 @@ cdef inline object given(object array, int type_num, object dtype, tuple shape, 
 
 cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
     """`value` as a finite number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        import numpy as np
+
+        if not isinstance(value, (np.integer, np.floating)):
+            raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
     cdef f64 x = value
     if not isfinite(x) or x < low:
         raise ValueError(f"{where}: {name} must be finite and >= {low:g}, got {value}")

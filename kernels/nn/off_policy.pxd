@@ -7,12 +7,12 @@ from libc.string cimport memcpy
 from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
 from kernels.checks cimport as_index, check_out
 from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
-from kernels.nn.layers cimport bounded
+from kernels.nn.layers cimport bounded, number
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
 from kernels.types cimport f32, f64, i64, u8, u64
 
 cdef extern from "<time.h>":
-    ctypedef struct timespec:
+    cdef struct timespec:
         i64 tv_sec
         long tv_nsec
     int timespec_get(timespec* to, int base) nogil
@@ -25,14 +25,17 @@ cdef struct Loop:
     rlox_replay_access* replay
     Py_ssize_t n
     Py_ssize_t size
-    i64 train_freq
-    i64 gradient_steps
+    i64 n_rounds
+    i64 steps_per_round     # of each environment
+    i64 updates_per_round
     i64 env_steps
     i64 horizon_start
     i64 horizon_steps
     i64 learning_starts
     i64 update_from
     f64 gamma
+    f64 patience            # seconds after which no round begins,
+    f64 began               # counted from here
     u64 key                 # of what the updates draw
     u64 position
     f32* here               # (N, D): where the environments are
@@ -62,10 +65,21 @@ cdef inline f64 now() noexcept nogil:
     return <f64>t.tv_sec + 1e-9 * t.tv_nsec
 
 
-cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs, object replay_rng, dict counts,
-                           f64 gamma, Py_ssize_t obs_dim, Py_ssize_t n_actions, Py_ssize_t act_dim, str where):
+cdef inline i64 whole(object value, i64 low, str where, str name) except? -2:
+    """`value` as an integer of at least `low`."""
+    found = as_index(value, where, name)
+    if not low <= found < 1 << 62:
+        raise ValueError(f"{where}: {name} must be >= {low} and below 2**62, got {found}")
+    return found
+
+
+cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs, object action_rng,
+                           object replay_rng, dict counts, Py_ssize_t obs_dim, Py_ssize_t n_actions, Py_ssize_t act_dim,
+                           str where):
     """Fill in everything after its checks; returns the episodes' returns and lengths, and what holds the rest."""
     import numpy as np
+
+    from rlox.kernels.rng import Rng
 
     if not PyCapsule_IsValid(stepper, RLOX_STEPPER_CAPSULE):
         raise TypeError(f"{where}: stepper must be what VecEnv.stepper() returns, got {type(stepper).__name__}")
@@ -82,18 +96,28 @@ cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs
             f"got {found}"
         )
     check_out(obs, cnp.NPY_FLOAT32, "float32", (n, d), where, "obs")
-    counts = {name: as_index(value, where, name) for name, value in counts.items()}
-    for name in ("n_rounds", "train_freq", "batch_size"):
-        if counts[name] < 1:
-            raise ValueError(f"{where}: {name} must be >= 1, got {counts[name]}")
-    loop.env, loop.replay, loop.n, loop.size, loop.gamma, loop.ended = env, replay, n, counts["batch_size"], gamma, 0
-    loop.train_freq, loop.gradient_steps = counts["train_freq"], counts["gradient_steps"]
-    loop.env_steps, loop.horizon_start = counts["env_steps"], counts["horizon_start"]
-    loop.horizon_steps = max(1, counts["horizon_steps"])
-    loop.learning_starts, loop.update_from = counts["learning_starts"], counts["update_from"]
+    loop.n_rounds = whole(counts["n_rounds"], 1, where, "n_rounds")
+    loop.steps_per_round = (whole(counts["train_freq"], 1, where, "train_freq") + n - 1) // n
+    loop.updates_per_round = whole(counts["gradient_steps"], -1, where, "gradient_steps")
+    if loop.updates_per_round == 0:
+        raise ValueError(f"{where}: gradient_steps must be >= 1, or -1, got 0")
+    if loop.updates_per_round < 0:
+        loop.updates_per_round = loop.steps_per_round * n
+    loop.size = whole(counts["batch_size"], 1, where, "batch_size")
+    loop.env_steps = whole(counts["env_steps"], 0, where, "env_steps")
+    loop.horizon_start = whole(counts["horizon_start"], 0, where, "horizon_start")
+    loop.horizon_steps = max(1, whole(counts["horizon_steps"], 0, where, "horizon_steps"))
+    loop.learning_starts = whole(counts["learning_starts"], 0, where, "learning_starts")
+    loop.update_from = whole(counts["update_from"], 0, where, "update_from")
+    loop.gamma = number(counts["gamma"], 0.0, where, "gamma")
+    loop.patience = number(counts["seconds"], 0.0, where, "seconds")
+    for name, rng in (("action_rng", action_rng), ("replay_rng", replay_rng)):
+        if not isinstance(rng, Rng):
+            raise TypeError(f"{where}: {name} must be a rlox.kernels.rng.Rng, got {type(rng).__name__}")
+    loop.env, loop.replay, loop.n, loop.ended, loop.began = env, replay, n, 0, now()
     loop.key, loop.position = replay_rng.key, replay_rng.position
     size = loop.size
-    most = counts["n_rounds"] * -(-counts["train_freq"] // n) * n
+    most = loop.n_rounds * loop.steps_per_round * n
     cdef cnp.ndarray states = np.empty((3, n, d), np.float32)
     cdef cnp.ndarray kept = np.empty(n * (a + 1), np.float32)
     cdef cnp.ndarray numbers = np.empty((3, n), np.float64)

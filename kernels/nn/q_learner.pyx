@@ -27,7 +27,7 @@ from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 cnp.import_array()
 
 cdef extern from "<time.h>":
-    ctypedef struct timespec:
+    cdef struct timespec:
         i64 tv_sec
         long tv_nsec
     int timespec_get(timespec* to, int base) nogil

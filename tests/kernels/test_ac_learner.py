@@ -17,7 +17,7 @@ from torch import nn
 
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
-from rlox.kernels.nn.ac_learner import NativeSAC, NativeTD3, n_parameters
+from rlox.kernels.nn.ac_learner import METRICS, NativeSAC, NativeTD3, n_parameters
 from rlox.kernels.rng import Rng
 
 SAC = {"learning_rate": 3e-4, "tau": 0.005, "target_entropy": -2.0}
@@ -259,7 +259,8 @@ def test_densities_are_exact_where_tanh_saturates(mean, log_std):
 
 def sac_of(hidden, obs_dim=1, act_dim=1):
     rng = np.random.default_rng(0)
-    policy, critics = (rng.standard_normal(n).astype(np.float32) / 4 for n in n_parameters(obs_dim, act_dim, hidden, True))
+    sizes = n_parameters(obs_dim, act_dim, hidden, True)
+    policy, critics = (rng.standard_normal(n).astype(np.float32) / 4 for n in sizes)
     return NativeSAC(policy, critics, critics.copy(), np.zeros(1, np.float32), obs_dim, act_dim, hidden)
 
 
@@ -339,7 +340,7 @@ ROWS = ("obs", "actions", "rewards", "next_obs", "discounts", "noise", "weights"
         (TypeError, {"rewards": [0.0] * 8}, "rewards must be a NumPy array, got list"),
         (ValueError, {"weights": np.zeros(9, np.float32)}, r"weights must have shape \(8,\)"),
         (ValueError, {"learning_rate": float("nan")}, "learning_rate must be finite and >= 0"),
-        (ValueError, {"tau": -0.1}, "tau must be finite and >= 0"),
+        (ValueError, {"tau": 1.5}, r"tau must be in \(0, 1\], got 1.5"),
         (TypeError, {"max_grad_norm": "1"}, "max_grad_norm must be a number"),
     ],
 )
@@ -446,8 +447,8 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
     more = {} if sac else {"updates": 0, "policy_delay": 2, "exploration_noise": 0.1}
     fast, slow = (Reference(sac, 3, 1, [16, 16], "relu", 0) for _ in range(2))
     env, obs, memory, acting, drawing = parts()
-    got, n_updates, _, returns, lengths = fast.native.rounds(
-        env.stepper(), memory.access(), acting, drawing, obs, 130 // n_envs, annealed=True, **COUNTS, **options, **more
+    n_steps, got, _, returns, lengths = fast.native.rounds(
+        env.stepper(), memory.access(), acting, drawing, obs, 130 // n_envs, annealed=True, seconds=60, **COUNTS, **options, **more
     )
     states = [acting.get_state(), drawing.get_state(), obs]
 
@@ -484,16 +485,17 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
                 **({} if sac else {"move_policy": updates % 2 == 0}),
             )  # fmt: skip
             history.append(metrics)
-    assert n_updates == updates > 10
+    assert n_steps == steps
+    assert len(got) == updates > 10
     assert states[:2] == [acting.get_state(), drawing.get_state()]
     np.testing.assert_allclose(states[2], obs, rtol=0, atol=1e-4)
     np.testing.assert_allclose(returns, [x for x, _ in ended], rtol=1e-4)
     assert lengths.tolist() == [x for _, x in ended]
     for name, block in fast.blocks.items():
         np.testing.assert_allclose(block, slow.blocks[name], rtol=0, atol=1e-4, err_msg=name)
-    for name, value in got.items():
-        expected = np.mean([metrics[name] for metrics in history if name in metrics])
-        assert value == pytest.approx(expected, rel=1e-3, abs=1e-4), name
+    for name, column in zip(METRICS, got.T, strict=False):
+        expected = [metrics.get(name, np.nan) for metrics in history]
+        np.testing.assert_allclose(column, expected, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_rounds_refuse_what_does_not_fit():
