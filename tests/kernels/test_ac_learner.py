@@ -129,7 +129,7 @@ class Reference:
                 for source, target in pairs:
                     for p, t in zip(source.parameters(), target.parameters(), strict=True):
                         t.lerp_(p, tau)
-        return {name: float(value) for name, value in metrics.items()}, errors.abs().mean(0).detach().numpy()
+        return {name: value.item() for name, value in metrics.items()}, errors.abs().mean(0).detach().numpy()
 
     def state(self):
         """Every block as it is to be."""
@@ -503,14 +503,16 @@ def test_rounds_refuse_what_does_not_fit():
     env = VecEnv(2, 1, "Pendulum-v1")
     obs = env.reset_all().copy()
     options = {**COUNTS, **SAC, "annealed": False, "max_grad_norm": None}
-    right = [env.stepper(), ReplayBuffer(500, 3, 1).access(), Rng(0), Rng(1), obs, 1]
+    memory, wide = ReplayBuffer(500, 3, 1), ReplayBuffer(500, 3, 2)
+    right = [env.stepper(), memory.access(), Rng(0), Rng(1), obs, 1]
     cart = VecEnv(2, 1, "CartPole-v1")
     cart.reset_all()
     for change, kind, message in [
         ({0: None}, TypeError, "stepper must be what VecEnv.stepper"),
         ({1: env.stepper()}, TypeError, "memory must be what ReplayBuffer.access"),
         ({0: cart.stepper()}, ValueError, "obs_dim, n_actions and act_dim of stepper"),
-        ({1: ReplayBuffer(500, 3, 2).access()}, ValueError, "obs_dim and act_dim of memory"),
+        ({1: wide.access()}, ValueError, "obs_dim and act_dim of memory"),
+        ({3: np.random.default_rng(0)}, TypeError, "replay_rng must be a rlox.kernels.rng.Rng"),
         ({4: obs[:1]}, ValueError, "obs must have shape"),
         ({5: 0}, ValueError, "n_rounds must be >= 1"),
     ]:
