@@ -11,6 +11,7 @@ import numpy as np
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN, copysign, exp, fabs, log1p, sqrt, tanh
+from libc.stdint cimport int32_t as i32
 from libc.string cimport memcpy, memset
 
 from kernels.checks cimport as_flag, as_index, check_out, share_memory
@@ -177,7 +178,9 @@ cdef class _TwinCritics:
     cdef f32* pairs         # (CHUNK, in_pad): the critics' inputs
     cdef f32* next_pairs    # (CHUNK, in_pad): their targets' inputs
     cdef f32* d_pairs       # (CHUNK, in_pad)
-    cdef f32* goals         # (CHUNK): what the critics are to say
+    cdef f32* goals         # (CHUNK): what the critics are to say; or the first one's share in the smaller value
+    cdef f32* d_actions     # (CHUNK, A)
+    cdef i32* chosen        # (CHUNK): rows
     cdef Squashed pi
     cdef list held
     cdef object lock
@@ -222,6 +225,8 @@ cdef class _TwinCritics:
         self.next_pairs = scratch(self.held, CHUNK * self.in_pad)
         self.d_pairs = scratch(self.held, CHUNK * self.in_pad)
         self.goals = scratch(self.held, CHUNK)
+        self.d_actions = scratch(self.held, CHUNK * self.act_dim)
+        self.chosen = <i32*>scratch(self.held, CHUNK)
         self.pi.actions = scratch(self.held, CHUNK * self.act_dim)
         self.pi.slopes = scratch(self.held, CHUNK * self.act_dim)
         self.pi.shifts = scratch(self.held, CHUNK * self.act_dim)
@@ -314,11 +319,16 @@ cdef class _TwinCritics:
             batch.weights = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[6])
         return arrays
 
-    cdef void pack_all(self) noexcept nogil:
+    cdef void pack_critics(self) noexcept nogil:
+        cdef int k
+        for k in range(2):
+            pack(&self.critics[k], True)
+
+    cdef void pack_moved(self) noexcept nogil:
+        """Pack what `learn` has moved, but for the critics, which it packs itself."""
         cdef int k
         pack(&self.actor, True)
         for k in range(2):
-            pack(&self.critics[k], True)
             pack(&self.aims[k], False)
 
     cdef void fill(self, f32* to, Py_ssize_t ld, const f32* obs, const f32* actions, Py_ssize_t rows) noexcept nogil:
@@ -378,11 +388,8 @@ cdef class _TwinCritics:
         cdef int k
         for k in range(2):
             unpad(&self.critics[k])
-        sums.norm += move(&self.critic_weights, options, target)
-        for k in range(2):
-            pack(&self.critics[k], True)
-            if target != NULL:
-                pack(&self.aims[k], False)
+        sums.norm = move(&self.critic_weights, options, target)
+        self.pack_critics()
 
     cdef tuple learn_from(self, str where, Options options, obs, actions, rewards, next_obs, discounts, noise, weights):
         """Metrics and errors of one update."""
@@ -392,7 +399,8 @@ cdef class _TwinCritics:
         cdef cnp.ndarray td_errors = np.empty(batch.n, np.float32)
         with self.lock:
             with nogil:
-                self.pack_all()
+                self.pack_critics()
+                self.pack_moved()
                 self.update_once(&batch, &options, <f32*>cnp.PyArray_DATA(td_errors), metrics)
         found = {}
         for k, name in enumerate(METRICS):
@@ -412,7 +420,7 @@ cdef class _TwinCritics:
         metrics[6], metrics[7] = -sums.log_prob / n, sums.alpha
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
-        """One update; everything is packed before and after."""
+        """One update. Everything is packed before, and afterwards `pack_moved` has to follow."""
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
         """Actions (n, A) in [-1, 1]; the policy is packed."""
@@ -464,7 +472,8 @@ cdef class _TwinCritics:
             scale[j], centre[j] = (high[j] - low[j]) / 2, (high[j] + low[j]) / 2
         with self.lock:
             with nogil:
-                self.pack_all()
+                self.pack_critics()
+                self.pack_moved()
                 for _ in range(loop.n_rounds):
                     for k in range(loop.steps_per_round):
                         if loop.env_steps < loop.learning_starts:
@@ -497,6 +506,8 @@ cdef class _TwinCritics:
                             options.move_policy = (updates + n_updates + 1) % policy_delay == 0
                             self.update_once(&batch, &options, loop.td_errors, metrics_ + N_METRICS * n_updates)
                             n_updates += 1
+                            if options.move_policy:
+                                self.pack_moved()
                         update_s += now() - began
                     if now() - loop.began > loop.patience:
                         break
@@ -579,7 +590,7 @@ cdef class NativeSAC(_TwinCritics):
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
         cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, ahead = 0
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad
-        cdef f64 alpha = exp(self.temperature.p[0]), before = sums.log_prob
+        cdef f64 alpha = exp(self.temperature.p[0])
         # If so, one product for both states of a transition, and outputs that are still there at the policy's own turn.
         cdef bint whole = n <= CHUNK
         cdef const f32* y
@@ -607,12 +618,11 @@ cdef class NativeSAC(_TwinCritics):
             self.improve(batch, start, rows, alpha, sums)
             start += rows
         unpad(&self.actor)
-        sums.policy_norm += move(&self.policy_weights, options, NULL)
-        pack(&self.actor, True)
-        sums.alpha += alpha
+        sums.policy_norm = move(&self.policy_weights, options, NULL)
+        sums.alpha = alpha
         if options.tune:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
-            self.temperature.g[0] = <f32>((before - sums.log_prob) / n - options.target_entropy)
+            self.temperature.g[0] = <f32>(-sums.log_prob / n - options.target_entropy)
             told = options[0]
             told.limit = 0.0
             move(&self.temperature, &told, NULL)
@@ -624,34 +634,58 @@ cdef class NativeSAC(_TwinCritics):
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
         cdef const f32* y = last_of(&self.actor).out
         cdef f32* d_y = last_of(&self.actor).d_out
-        cdef const f32* first
-        cdef const f32* second
-        cdef f32* d_first = last_of(&self.critics[0]).d_out
-        cdef f32* d_second = last_of(&self.critics[1]).d_out
+        cdef const f32* values[2]
         cdef f64 scale = 1.0 / batch.n, share, d_u, log_std
+        cdef int k
         squash(y, ld, rows, a, batch.noise + start * a, &self.pi)
         self.fill(self.pairs, self.in_pad, batch.obs + start * d, self.pi.actions, rows)
-        first = forward(&self.critics[0], self.pairs, self.in_pad, rows)
-        second = forward(&self.critics[1], self.pairs, self.in_pad, rows)
+        for k in range(2):
+            values[k] = forward(&self.critics[k], self.pairs, self.in_pad, rows)
         for i in range(rows):
-            sums.policy_loss += alpha * self.pi.log_probs[i] - smaller(first[i * ldq], second[i * ldq])
+            sums.policy_loss += alpha * self.pi.log_probs[i] - smaller(values[0][i * ldq], values[1][i * ldq])
             sums.log_prob += self.pi.log_probs[i]
             # Between equal ones the gradient is shared, as in PyTorch.
-            share = 0.5 if first[i * ldq] == second[i * ldq] else 1.0 if first[i * ldq] < second[i * ldq] else 0.0
-            d_first[i * ldq] = <f32>(-scale * share)
-            d_second[i * ldq] = <f32>(-scale * (1.0 - share))
-        backward_to_input(&self.critics[0], rows, self.d_pairs)
-        backward_to_input(&self.critics[1], rows, self.next_pairs)
+            share = 0.5 if values[0][i * ldq] == values[1][i * ldq] else <f64>(values[0][i * ldq] < values[1][i * ldq])
+            self.goals[i] = <f32>share
+        memset(self.d_actions, 0, rows * a * sizeof(f32))
+        for k in range(2):
+            self.blame(&self.critics[k], rows, k == 1, <f32>-scale)
         for i in range(rows):
             for j in range(a):
-                d_u = self.d_pairs[i * self.in_pad + d + j] + self.next_pairs[i * self.in_pad + d + j]
-                d_u = d_u * self.pi.slopes[i * a + j] + 2.0 * alpha * scale * self.pi.actions[i * a + j]
+                d_u = self.d_actions[i * a + j] * self.pi.slopes[i * a + j] + 2.0 * alpha * scale * self.pi.actions[i * a + j]
                 d_y[i * ld + j] = <f32>d_u
                 log_std = y[i * ld + a + j]
                 d_y[i * ld + a + j] = 0.0
                 if LOG_STD_MIN <= log_std <= LOG_STD_MAX:
                     d_y[i * ld + a + j] = <f32>(d_u * self.pi.shifts[i * a + j] - alpha * scale)
         backward(&self.actor, self.x, self.obs_pad, rows)
+
+    cdef void blame(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil:
+        """Add to `d_actions` what one critic's value, times `scale`, says of those rows where it is the smaller one.
+
+        On average these are half of the rows: what the last `forward` left of them moves together first.
+        """
+        cdef Py_ssize_t i, j, m = 0, d = self.obs_dim, a = self.act_dim
+        cdef int l
+        cdef f32 share
+        cdef Layer* layer
+        for i in range(rows):
+            share = <f32>1.0 - self.goals[i] if second else self.goals[i]
+            if share != 0.0:
+                last_of(critic).d_out[m * last_of(critic).out_pad] = share * scale
+                self.chosen[m] = <i32>i
+                m += 1
+        for l in range(critic.n_layers - 1):
+            layer = &critic.layers[l]
+            for j in range(m):
+                if self.chosen[j] != j:
+                    memcpy(layer.out + j * layer.out_pad, layer.out + self.chosen[j] * layer.out_pad,
+                           layer.out_pad * sizeof(f32))
+        backward_to_input(critic, m, self.d_pairs)
+        for j in range(m):
+            i = self.chosen[j]
+            for l in range(a):
+                self.d_actions[i * a + l] += self.d_pairs[j * self.in_pad + d + l]
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, learning_rate, tau,
                target_entropy=None, max_grad_norm=None):
@@ -788,8 +822,8 @@ cdef class NativeTD3(_TwinCritics):
             for j in range(a):
                 actions[i * a + j] = <f32>tanh(y[i * out_pad + j])
 
-    cdef void pack_all(self) noexcept nogil:
-        _TwinCritics.pack_all(self)
+    cdef void pack_moved(self) noexcept nogil:
+        _TwinCritics.pack_moved(self)
         pack(&self.aim_actor, False)
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
@@ -818,9 +852,7 @@ cdef class NativeTD3(_TwinCritics):
             self.improve(batch, start, rows, sums)
             start += rows
         unpad(&self.actor)
-        sums.policy_norm += move(&self.policy_weights, options, self.policy_target)
-        pack(&self.actor, True)
-        pack(&self.aim_actor, False)
+        sums.policy_norm = move(&self.policy_weights, options, self.policy_target)
 
     cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
         """Add the policy's gradient of -Q, as the first critic has it."""

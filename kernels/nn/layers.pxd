@@ -41,8 +41,12 @@ cdef struct Layer:
     f32* bias           # (n_out)
     f32* d_weight       # the same places of the gradient
     f32* d_bias
-    f32* forward        # panels of the transposed weight
-    f32* backward       # panels of the weight; NULL for a first layer whose input has no gradient
+    f32* forward        # room for panels of the transposed weight
+    f32* backward       # room for panels of the weight; NULL for a first layer whose input has no gradient
+    const f32* x_to_out # what the products read: panels, or where its rows are right as they are the weight itself,
+    const f32* out_to_x
+    Py_ssize_t x_to_out_ld  # and how far apart the rows are then
+    Py_ssize_t out_to_x_ld
     f32* padded_bias    # (out_pad)
     f32* out            # (CHUNK, out_pad), or as many rows as `build` was told
     f32* d_out          # (CHUNK, out_pad)
@@ -65,21 +69,35 @@ cdef inline Layer* last_of(Net* net) noexcept nogil:
     return &net.layers[net.n_layers - 1]
 
 
+cdef inline Py_ssize_t direct_ld(const f32* weight, Py_ssize_t width) noexcept nogil:
+    """How far apart the rows of a weight are that the products can read where it is, else 0."""
+    # Vectors across two cache lines would cost more than packing does.
+    return width if width % PAD == 0 and <size_t>weight % 64 == 0 else 0
+
+
 cdef inline void pack(Net* net, bint backward) noexcept nogil:
     """Bring the weights into the form the products read."""
     cdef int l
     cdef Layer* layer
+    cdef Py_ssize_t direct
     for l in range(net.n_layers):
         layer = &net.layers[l]
         memcpy(layer.padded_bias, layer.bias, layer.n_out * sizeof(f32))
-        if net.by_input:
-            rlox_pack(layer.weight, layer.n_in, layer.n_out, layer.forward)
-        else:
+        direct = direct_ld(layer.weight, layer.n_out if net.by_input else layer.n_in)
+        layer.x_to_out, layer.x_to_out_ld = layer.forward, 0
+        if not net.by_input:
             rlox_pack_transposed(layer.weight, layer.n_out, layer.n_in, layer.forward)
+        elif direct:
+            layer.x_to_out, layer.x_to_out_ld = layer.weight, direct
+        else:
+            rlox_pack(layer.weight, layer.n_in, layer.n_out, layer.forward)
         if not backward or layer.backward == NULL:
             continue
+        layer.out_to_x, layer.out_to_x_ld = layer.backward, 0
         if net.by_input:
             rlox_pack_transposed(layer.weight, layer.n_in, layer.n_out, layer.backward)
+        elif direct:
+            layer.out_to_x, layer.out_to_x_ld = layer.weight, direct
         else:
             rlox_pack(layer.weight, layer.n_out, layer.n_in, layer.backward)
 
@@ -93,7 +111,7 @@ cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_
         after = RLOX_BIAS
         if l < net.n_layers - 1 or net.activated:
             after = RLOX_BIAS_TANH if net.tanh else RLOX_BIAS_RELU
-        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.forward, 0, layer.out, layer.out_pad,
+        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.x_to_out, layer.x_to_out_ld, layer.out, layer.out_pad,
                   after, layer.padded_bias, NULL, 0)
         x = layer.out
         ldx = layer.out_pad
@@ -125,8 +143,8 @@ cdef inline void descend(Net* net, int l, Py_ssize_t rows) noexcept nogil:
     """d_out of layer l - 1 from that of layer l."""
     cdef Layer* layer = &net.layers[l]
     cdef Layer* below_ = &net.layers[l - 1]
-    rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.backward, 0, below_.d_out,
-              below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL, below_.out, below_.out_pad)
+    rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.out_to_x, layer.out_to_x_ld,
+              below_.d_out, below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL, below_.out, below_.out_pad)
 
 
 cdef inline void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
@@ -145,16 +163,16 @@ cdef inline void backward_to_input(Net* net, Py_ssize_t rows, f32* to) noexcept 
     cdef Layer* first = &net.layers[0]
     for l in range(net.n_layers - 1, 0, -1):
         descend(net, l, rows)
-    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.backward, 0, to, first.in_pad,
-              RLOX_STORE, NULL, NULL, 0)
+    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.out_to_x, first.out_to_x_ld, to,
+              first.in_pad, RLOX_STORE, NULL, NULL, 0)
 
 
 cdef inline void input_gradient(Net* net, Py_ssize_t rows, Net* below, f32* to) noexcept nogil:
     """What the last `backward` leaves for the net whose (activated) outputs went in; to (rows, in_pad) before them."""
     cdef Layer* first = &net.layers[0]
     cdef Layer* last = &below.layers[below.n_layers - 1]
-    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.backward, 0, to, last.out_pad,
-              RLOX_DTANH if below.tanh else RLOX_DRELU, NULL, last.out, last.out_pad)
+    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.out_to_x, first.out_to_x_ld, to,
+              last.out_pad, RLOX_DTANH if below.tanh else RLOX_DRELU, NULL, last.out, last.out_pad)
 
 
 cdef inline Py_ssize_t padded_size(Net* net, Layer* layer) noexcept nogil:
