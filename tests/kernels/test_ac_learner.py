@@ -448,10 +448,17 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
     more = {} if sac else {"updates": 0, "policy_delay": 2, "exploration_noise": 0.1}
     fast, slow = (Reference(sac, 3, 1, [16, 16], "relu", 0) for _ in range(2))
     env, obs, memory, acting, drawing = parts()
-    n_steps, got, _, returns, lengths = fast.native.rounds(
-        env.stepper(), memory.access(), acting, drawing, obs, 130 // n_envs, annealed=True, seconds=60, **COUNTS,
-        **options, **more,
-    )  # fmt: skip
+    n_steps, done, left = 0, [], 130 // n_envs
+    while left:  # how they are cut into calls changes nothing
+        n_rounds = min(left, 11)
+        counts = {**COUNTS, "env_steps": n_steps} | (more and {"updates": sum(len(part[0]) for part in done)})
+        n, table, _, *episodes = fast.native.rounds(
+            env.stepper(), memory.access(), acting, drawing, obs, n_rounds, annealed=True, seconds=60,
+            **{**more, **options, **counts},
+        )  # fmt: skip
+        n_steps, left = n_steps + n, left - n_rounds
+        done.append((table, *episodes))
+    got, returns, lengths = (np.concatenate(parts) for parts in zip(*done, strict=True))
     states = [acting.get_state(), drawing.get_state(), obs]
 
     env, obs, memory, acting, drawing = parts()
