@@ -7,8 +7,8 @@ cimport numpy as cnp
 
 from kernels.checks cimport as_index, as_seed, check_out
 from kernels.philox cimport (
-    DOMAIN_RNG, Block, below, box_muller, derive_key, fill_normal_f32, fill_uniform_f32, gumbel, join, open_unit, philox,
-    unit_f64,
+    DOMAIN_RNG, Block, below, box_muller, derive_key, fill_normal_f32, fill_uniform_f32, gumbel, join, open_unit,
+    philox, unit_f64,
 )
 from kernels.types cimport f32, f64, i64, u64
 
