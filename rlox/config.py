@@ -440,6 +440,7 @@ class RunConfig(Config):
     device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
     backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
+    compile: bool = False  # PyTorch compiles the losses: pays on a GPU, costs some ten seconds at the first update
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others

@@ -114,6 +114,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         device=config.device,
         backend=config.backend,
         threads=config.threads,
+        compile=config.compile,
         env_kwargs=config.env.kwargs,
         env_wrappers=config.env.wrappers,
         env_workers=config.env.workers,

@@ -1,5 +1,9 @@
 """Which path runs: the native one exactly where it is exact, and why not elsewhere."""
 
+import multiprocessing
+import sys
+
+import children
 import numpy as np
 import probes
 import pytest
@@ -205,3 +209,12 @@ def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
     for custom in (frozen(), hooked(), Other(4, 2)):
         ppo = PPO("CartPole-v1", policy=custom, **SMALL)
         assert ppo.actor is custom
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_native_training_starts_no_threads_and_is_the_same_in_a_child(method):
+    here, more = children.trained_and_threads()
+    assert more == 0
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply_async(children.trained_and_threads).get(timeout=60) == (here, 0)

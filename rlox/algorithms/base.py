@@ -61,6 +61,8 @@ class OnlineAlgorithm:
         that are put on `policy` later. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+    compile : bool
+        Whether PyTorch compiles the losses (`rlox.compiling`), which takes it some ten seconds at the first update.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     reward_fn : callable or str, optional
@@ -104,6 +106,7 @@ class OnlineAlgorithm:
         device: str = "auto",
         backend: str = "auto",
         threads: int = 1,
+        compile: bool = False,
         env_kwargs: dict[str, Any] | None = None,
         reward_fn: RewardFn | None = None,
         env_wrappers: Sequence[Any] = (),
@@ -117,6 +120,10 @@ class OnlineAlgorithm:
         self.n_envs = n_envs
         self.seed = seed
         self.threads = threads
+        if not isinstance(compile, bool):
+            raise TypeError(f"{where}: compile must be true or false, got {compile!r}")
+        self.compile = compile
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.env_kwargs = dict(env_kwargs or {})
         self.callbacks = CallbackList([*(callbacks or ()), *([logger] if logger is not None else ())])
         self.counters = loops.Counters()
@@ -168,7 +175,7 @@ class OnlineAlgorithm:
             raise ValueError(f"{where}: backend must be known, got {backend!r}; {nearest(backend, BACKENDS)}")
         if backend == "torch":
             return "torch", "as asked"
-        obstacle = self._native_obstacle(policy, device)
+        obstacle = "compile is for PyTorch" if self.compile else self._native_obstacle(policy, device)
         if obstacle is None:
             return "native", "a perceptron on the CPU, computed as the PyTorch update defines it"
         if backend == "native":
@@ -204,6 +211,16 @@ class OnlineAlgorithm:
     def _setup(self) -> None:
         """What comes once policy and device are there: optimisers, normalisation, further networks."""
         raise NotImplementedError
+
+    def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """`loss` itself, or where `compile` asks for it what PyTorch makes of it, the same at every call."""
+        if not self.compile:
+            return loss
+        if loss not in self._compiled:
+            from rlox.compiling import CompiledLoss
+
+            self._compiled[loss] = CompiledLoss(loss, self.device)
+        return self._compiled[loss]
 
     def update(self, batch) -> dict[str, torch.Tensor]:
         """One update; scalar metrics, still tensors."""
