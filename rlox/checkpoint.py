@@ -10,6 +10,8 @@ optimizer       moments and step counts
 normalization   running statistics of observations and rewards
 environment     state of native environments
 statistics      returns and lengths of the last 100 episodes
+memory          off-policy, where it is saved: what of the replay memory changes as a whole, such as priorities; the
+                header names the files beside the checkpoint that hold the rest (see `rlox.replay_files`)
 generators      (header) key and position of every random stream; tensors only for a foreign generator
 counters        (header) environment steps, updates, episodes, the schedules' horizon
 =============== =============================================================================================
@@ -53,6 +55,7 @@ class Checkpoint:
 
     header: dict[str, Any]
     tensors: dict[str, dict[str, np.ndarray]]
+    folder: Path | None = None  # where it was read from
 
 
 def versions() -> dict[str, str]:
@@ -186,4 +189,4 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) 
     for name, array in flat.items():
         section, _, rest = name.partition("/")
         tensors.setdefault(section, {})[rest] = array
-    return Checkpoint(header, tensors)
+    return Checkpoint(header, tensors, path.parent)

@@ -358,6 +358,7 @@ class CheckpointConfig(Config):
     """When `checkpoints/last.safetensors` is replaced; it is also written at the end."""
 
     every_s: float = 60.0  # seconds between two saves
+    memory: bool = True  # the replay memory too, in checkpoints/memory (off-policy): each save writes what is new
 
     def rules(self):
         yield "every_s", self.every_s > 0, "be > 0"

@@ -312,8 +312,15 @@ class OnlineAlgorithm:
                 **options,
             )
 
-    def save(self, path: str | os.PathLike, **header: Any) -> None:
-        """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header."""
+    def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
+        """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header.
+
+        `memory`: off-policy, the replay memory too, in files of ``memory/`` beside it that hold what is new since the
+        last time; `from_checkpoint` finds them there.
+        """
+        save_checkpoint(path, self._checkpoint(**header))
+
+    def _checkpoint(self, **header: Any) -> Checkpoint:
         c = self.counters
         generators = {"action": self.collector.rng.get_state(), self.stream.name.lower(): self.rng.get_state()}
         reward_fn = self.collector.reward_fn
@@ -351,7 +358,7 @@ class OnlineAlgorithm:
             "generators": self._torch_generator(),
         }
         own_info, own_tensors = self._own_state()
-        save_checkpoint(path, Checkpoint({**info, **own_info}, {**tensors, **own_tensors}))
+        return Checkpoint({**info, **own_info}, {**tensors, **own_tensors})
 
     def _torch_generator(self) -> dict[str, np.ndarray]:
         if self.native is not None:
@@ -383,8 +390,10 @@ class OnlineAlgorithm:
     ):
         """Restore an algorithm; on a native environment it continues as if it had never stopped.
 
-        Off-policy, the memory starts empty: `load_buffer` brings back what `save_buffer` kept, and without it the
-        restored policy fills it with `learning_starts` steps before the first update.
+        Off-policy, the replay memory is restored when it is first used, from the files that stand beside the
+        checkpoints of `rlox train` (and of ``save(path, memory=True)``), or by `load_buffer` from what `save_buffer`
+        kept. Without either it starts empty, a `RuntimeWarning` says so where files are missing, and the restored policy
+        fills it with `learning_starts` steps before the first update.
 
         Parameters
         ----------

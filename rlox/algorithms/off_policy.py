@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox import loops
+from rlox import loops, replay_files
 from rlox.algorithms.base import OnlineAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.buffers import Buffer, buffer_config, buffer_names, make_buffer
@@ -23,6 +25,9 @@ from rlox.streams import Stream
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_MEMORY = "memory"  # the folder beside a checkpoint
 
 
 class OffPolicyAlgorithm(OnlineAlgorithm):
@@ -70,6 +75,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         self._default_buffer = buffer is None
         self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
         self._folder: tempfile.TemporaryDirectory | None = None
+        self._files: replay_files.ReplayFiles | None = None
+        self._saved: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
         self._buffer: Buffer | None = None
         self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
@@ -114,6 +121,10 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
             self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            folder = saved.folder / _MEMORY
+            replay_files.load(self._buffer, folder, saved.header["memory"], saved.tensors.get("memory", {}))
         return self._buffer
 
     def explore(self) -> None:
@@ -152,6 +163,30 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         self.memory_start = self.counters.env_steps
         if self._default_buffer:
             self._lost_buffer = checkpoint.header["buffer"]["name"]
+        entry = checkpoint.header.get("memory")
+        if entry is None or self._own_state()[0]["buffer"] != checkpoint.header["buffer"] or self._buffer is not None:
+            return
+        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry):
+            warnings.warn(
+                f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return
+        self._saved, self.memory_start = checkpoint, entry["start"]
+
+    def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
+        checkpoint = self._checkpoint(**header)
+        if not memory:
+            save_checkpoint(path, checkpoint)
+            return
+        folder = Path(path).parent / _MEMORY
+        if self._files is None or self._files.folder != folder:
+            self._files = replay_files.ReplayFiles(folder)
+        entry, checkpoint.tensors["memory"] = self._files.save(self.buffer)
+        checkpoint.header["memory"] = {**entry, "start": self.memory_start}
+        save_checkpoint(path, checkpoint)
+        self._files.tidy()
 
     def save_buffer(self, path: str | os.PathLike) -> None:
         """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.
