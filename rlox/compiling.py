@@ -14,14 +14,14 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
 class CompiledLoss:
     """A loss as ``torch.compile`` makes it: on CUDA replayed as one graph, on the CPU as fused C++ loops.
 
-    Where PyTorch cannot compile it (no C++ compiler, a policy it does not understand), a `RuntimeWarning` says why, once,
-    and the loss goes on as it was written.
+    Where PyTorch cannot compile it (no C++ compiler, a policy it does not understand), a `RuntimeWarning` says why,
+    once, and the loss goes on as it was written.
 
     Parameters
     ----------
     loss : callable
-        Anything to ``(loss (), metrics)``; Python numbers among its arguments are compiled in, so those that change from
-        call to call are to be tensors.
+        Anything to ``(loss (), metrics)``; Python numbers among its arguments are compiled in, so those that change
+        from call to call are to be tensors.
     device : str
         ``cpu`` or ``cuda``.
     """
@@ -46,7 +46,7 @@ class CompiledLoss:
             found = self._plain(*arguments)
             self._compiled = None
             reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-            warnings.warn(f"compile: goes on without, for PyTorch could not compile the loss: {reason}", RuntimeWarning, 2)
+            warnings.warn(f"compile: goes on without, for PyTorch cannot compile the loss: {reason}", RuntimeWarning, 2)
             return found
         # The next replay writes over what this one gave.
         return loss, {name: value.clone() for name, value in metrics.items()} if self._graphs else metrics

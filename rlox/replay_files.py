@@ -122,7 +122,7 @@ def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, 
         name = os.path.basename(file["name"])
         piece = load_checkpoint(folder / name, ("file",))
         if piece.header["file"] != name:
-            raise ValueError(f"replay memory: {folder / name} must be the file of that name, got {piece.header['file']}")
+            raise ValueError(f"replay memory: {folder / name} must be written by that name, got {piece.header['file']}")
         pieces.append(piece.tensors["memory"])
     if "cold_path" in values:
         values = {**values, "cold_path": str(_cold_path(folder, values["cold_path"]))}

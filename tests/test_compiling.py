@@ -12,7 +12,7 @@ import torch
 from rlox import A2C, PPO
 
 
-@pytest.mark.parametrize("cls, sizes", [(PPO, {"batch_size": 12, "clip_eps_schedule": "linear"}), (A2C, {})])
+@pytest.mark.parametrize(("cls", "sizes"), [(PPO, {"batch_size": 12, "clip_eps_schedule": "linear"}), (A2C, {})])
 def test_a_compiled_loss_trains_as_the_written_one_does(cls, sizes):
     """Minibatches of 12 of 16 rows, so that the last one has another size; a schedule compiles nothing anew."""
     torch._dynamo.reset()

@@ -392,8 +392,8 @@ class OnlineAlgorithm:
 
         Off-policy, the replay memory is restored when it is first used, from the files that stand beside the
         checkpoints of `rlox train` (and of ``save(path, memory=True)``), or by `load_buffer` from what `save_buffer`
-        kept. Without either it starts empty, a `RuntimeWarning` says so where files are missing, and the restored policy
-        fills it with `learning_starts` steps before the first update.
+        kept. Without either it starts empty, a `RuntimeWarning` says so where files are missing, and the restored
+        policy fills it with `learning_starts` steps before the first update.
 
         Parameters
         ----------
