@@ -211,8 +211,11 @@ cdef inline object given(object array, int type_num, object dtype, tuple shape, 
 
 cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
     """`value` as a finite number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        import numpy as np
+
+        if not isinstance(value, (np.integer, np.floating)):
+            raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
     cdef f64 x = value
     if not isfinite(x) or x < low:
         raise ValueError(f"{where}: {name} must be finite and >= {low:g}, got {value}")
