@@ -648,7 +648,9 @@ cdef class ReplayBuffer:
         """How another kernel fills and samples this memory, or None where it is not plain float32 transitions drawn
         alike. Valid as long as the memory lives; no other thread may use that meanwhile. Internal.
         """
-        if self.weighted or self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
+        if type(self) is not ReplayBuffer:  # whose methods may do more
+            return None
+        if self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
             return None
         if self.has_next == UNDECIDED:
             self.decide(True)

@@ -15,7 +15,7 @@ from libc.math cimport fabs, sqrt
 from libc.string cimport memcpy, memset
 
 from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
-from kernels.checks cimport as_index, check_out
+from kernels.checks cimport as_index, check_out, share_memory
 from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from kernels.nn.layers cimport (
     CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
@@ -29,7 +29,7 @@ from rlox.kernels.rng import Rng
 cnp.import_array()
 
 cdef extern from "<time.h>":
-    ctypedef struct timespec:
+    cdef struct timespec:
         i64 tv_sec
         long tv_nsec
     int timespec_get(timespec* to, int base) nogil
@@ -164,10 +164,14 @@ cdef f64 as_share(object tau, str where) except? -1.0:
 
 def n_parameters(obs_dim: int, n_actions: int, hidden_sizes, dueling: bool = False) -> int:
     """How many numbers the block of `NativeQ` holds."""
-    widths = [obs_dim, *hidden_sizes]
-    if not dueling:
-        return _count([*widths, n_actions])
-    return _count(widths[:-1]) + _count([*widths[-2:], n_actions]) + _count([*widths[-2:], 1])
+    trunk, rest = _shared([obs_dim, *hidden_sizes], dueling)
+    return sum(_count(widths) for widths in (trunk, [*rest, n_actions], [*rest, 1] if dueling else []))
+
+
+def _shared(widths, dueling):
+    """Widths of the trunk, and of what each head has to itself."""
+    layers = max(0, len(widths) - 2) if dueling else 0
+    return widths[:layers + 1], widths[layers:]
 
 
 def _count(widths):
@@ -244,6 +248,8 @@ cdef class NativeQ:
         self.size = n_parameters(obs_dim, n_actions, hidden, dueling)
         for name, block in (("parameters", parameters), ("target", target)):
             check_out(block, cnp.NPY_FLOAT32, "float32", (self.size,), where, name)
+        if share_memory(parameters, target):
+            raise ValueError(f"{where}: parameters and target must share no memory")
         self.parameters, self.target, self.gradient = parameters, target, np.zeros_like(parameters)
         self.moments = {name: np.zeros_like(parameters) for name in ("exp_avg", "exp_avg_sq")}
         self.p = <f32*>cnp.PyArray_DATA(self.parameters)
@@ -265,8 +271,7 @@ cdef class NativeQ:
 
     cdef int make(self, Values* q, f32* block, list widths, bint tanh, bint dueling) except -1:
         cdef Py_ssize_t at = 0
-        cdef list trunk = widths[:-1] if dueling and len(widths) > 1 else widths[:1]
-        cdef list rest = widths[-2:] if dueling else widths
+        trunk, rest = _shared(widths, dueling)
         q.dueling = dueling
         at = build(&q.trunk, trunk, tanh, block, self.g, at, self.held)
         q.trunk.activated = True

@@ -184,12 +184,13 @@ class DQN(OffPolicyAlgorithm):
         per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
         # The kernel has room for the metrics of all updates before it begins.
         n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
+        obs = collector.observe()
         taken, table, self._target_period, update_s, returns, lengths = self.native.net.rounds(
             collector.env.stepper(),
             self.buffer.access(),
             collector.rng,
             self.rng,
-            collector.observe(),
+            obs,
             n_rounds,
             env_steps=counters.env_steps,
             horizon_start=counters.horizon_start,
