@@ -74,13 +74,13 @@ def kernel_extensions() -> list[Extension]:
 
     def extension(name: str, source: str, flags: list[str], optional: bool) -> Extension:
         folders = ["kernels/include", "kernels/nn"] if ".nn." in name else ["kernels/include"]
-        headers = [str(path) for folder in [*folders, "kernels/envs"] for path in sorted(Path(folder).glob("*.h"))]
+        headers = [str(path) for folder in [*folders, "kernels/envs", "kernels/buffers"] for path in sorted(Path(folder).glob("*.h"))]
         # Networks are compared within a tolerance, not bit for bit, and a product without FMA takes twice the time.
         contract = ["-ffp-contract=fast"] if ".nn." in name else []
         return Extension(
             name,
             [source],
-            include_dirs=[numpy.get_include(), "kernels/include", "kernels/nn", "kernels/envs"],
+            include_dirs=[numpy.get_include(), "kernels/include", "kernels/nn", "kernels/envs", "kernels/buffers"],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags + contract,
             extra_link_args=LINK_FLAGS,

@@ -92,6 +92,15 @@ class CallbackList(Callback):
                 )
         self.callbacks += callbacks
 
+    def listens(self, hook: str) -> bool:
+        """Whether any callback defines the hook of this name."""
+        return any(
+            callback.listens(hook)
+            if isinstance(callback, CallbackList)
+            else getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+            for callback in self.callbacks
+        )
+
     def _call(self, hook: str, info: dict[str, Any]) -> list[Any]:
         answers = []
         for callback in self.callbacks:

@@ -123,12 +123,12 @@ class QNetwork(nn.Module):
         if not isinstance(obs_dim, int):
             self.body, n_inputs = nature_cnn(tuple(obs_dim), False, rng)
         widths = [n_inputs, *widths]
-        if dueling and len(widths) > 1:
+        self.trunk = nn.Sequential()
+        if dueling and len(widths) > 2:
             shared = mlp(widths[:-1], activation, orthogonal=False, rng=rng)
-            self.trunk = nn.Sequential(*shared, *([_NONLINEARITIES[activation]()] if len(shared) else []))
+            self.trunk = nn.Sequential(*shared, _NONLINEARITIES[activation]())
+        if dueling:
             widths = widths[-2:]
-        else:
-            self.trunk = nn.Sequential()
         self.head = mlp([*widths, n_actions], activation, orthogonal=False, rng=rng)
         self.value = mlp([*widths, 1], activation, orthogonal=False, rng=rng) if dueling else None
 

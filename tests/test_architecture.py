@@ -116,7 +116,7 @@ def test_training_imports_no_tracker_and_no_cli():
 def test_a_native_run_imports_no_torch(tmp_path):
     program = f"""
 import sys
-from rlox.algorithms import PPO
+from rlox.algorithms import DQN, PPO
 from rlox.callbacks import CheckpointCallback, EvalCallback
 for env in ("CartPole-v1", "Pendulum-v1"):
     callbacks = [EvalCallback(n_points=2, n_episodes=2), CheckpointCallback({str(tmp_path)!r})]
@@ -126,6 +126,12 @@ for env in ("CartPole-v1", "Pendulum-v1"):
     path = {str(tmp_path / "a.safetensors")!r}
     ppo.save(path)
     PPO.from_checkpoint(path).evaluate(2)
+for options in (dict(), dict(prioritized=True, normalize_obs=True)):
+    dqn = DQN("CartPole-v1", buffer_size=200, learning_starts=70, callbacks=callbacks, **options)
+    dqn.train(128)
+    dqn.predict(dqn.collector.env.observe())
+    dqn.save(path)
+    DQN.from_checkpoint(path).evaluate(2)
 assert "torch" not in sys.modules
 ppo.policy
 assert "torch" in sys.modules

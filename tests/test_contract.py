@@ -71,6 +71,13 @@ def fingerprint(algorithm) -> str:
     return digest.hexdigest()
 
 
+def bring_memory(saved, loaded, folder):
+    """The replay memory, if there is one, as a run keeps it beside the checkpoint."""
+    if off_policy(saved.name):
+        saved.save_buffer(folder / "a.memory")
+        loaded.load_buffer(folder / "a.memory")
+
+
 @pytest.mark.parametrize(("name", "env"), pairs(*KINDS))
 def test_builds_and_predicts(name, env):
     algorithm = make(name, env)
@@ -140,9 +147,7 @@ def test_save_load_continues_exactly(name, env, tmp_path):
     saved.train(320)
     saved.save(tmp_path / "a.safetensors")
     loaded = type(saved).from_checkpoint(tmp_path / "a.safetensors")
-    if off_policy(name):
-        saved.save_buffer(tmp_path / "a.memory")
-        loaded.load_buffer(tmp_path / "a.memory")
+    bring_memory(saved, loaded, tmp_path)
     assert loaded.backend == straight.backend
     assert fingerprint(loaded) == fingerprint(straight)
     assert loaded.counters == straight.counters
@@ -276,6 +281,7 @@ def test_a_checkpoint_moves_between_the_backends(name, env, start, tmp_path):
     straight.save(tmp_path / "a.safetensors")
     other = {"native": "torch", "torch": "native"}[start]
     moved = type(straight).from_checkpoint(tmp_path / "a.safetensors", backend=other)
+    bring_memory(straight, moved, tmp_path)
     assert moved.backend == other
     assert fingerprint(moved) == fingerprint(straight)
     straight.train(128)

@@ -4,8 +4,10 @@ import numpy as np
 
 cimport numpy as cnp
 from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
+from cpython.pycapsule cimport PyCapsule_New
 from libc.string cimport memcpy, memset
 
+from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
 from kernels.buffers.rows cimport as_values, batch_flags, seed_key
 from kernels.buffers.store cimport (
     CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, draw_words, encode, gather_any,
@@ -16,7 +18,7 @@ from kernels.buffers.sumtree cimport (
 )
 from kernels.checks cimport as_flag, as_fraction, as_index, as_number, check_out
 from kernels.fmath cimport log_positive
-from kernels.philox cimport join, unit_f64
+from kernels.philox cimport derive_key, join, unit_f64
 from kernels.prefetch cimport prefetch
 from kernels.types cimport f32, f64, i64, u8, u32, u64
 
@@ -107,6 +109,78 @@ cdef void fill_rows(const Layout* layout, Py_ssize_t n, const i64* slots, u64 ke
         at += m
 
 
+cdef inline i64 first_slot(i64 capacity, i64 size, i64 cursor) noexcept nogil:
+    """The slot that draw 0 means; a full ring is drawn from slot 0 on."""
+    if size == capacity:
+        return 0
+    cdef i64 slot = cursor - size
+    return slot + (capacity if slot < 0 else 0)
+
+
+cdef inline i64 last_slot(i64 capacity, i64 cursor) noexcept nogil:
+    return (cursor if cursor else capacity) - 1
+
+
+cdef inline void write_tail(const Layout* layout, char* r, const f32* action, f32 reward, int term,
+                            int trunc) noexcept nogil:
+    """What comes after the observations of a record."""
+    cdef f32* tail = <f32*>(r + layout.tail_at)
+    cdef Py_ssize_t j
+    for j in range(layout.act_dim):
+        tail[j] = action[j]
+    tail += layout.act_dim
+    tail[0] = reward
+    tail[1] = <f32>term
+    tail[2] = <f32>trunc
+    for j in range(layout.extra_dim):
+        tail[3 + j] = 0
+
+
+cdef inline void took_one(i64 capacity, i64* count, i64* size, i64* cursor) noexcept nogil:
+    count[0] += 1
+    cursor[0] += 1
+    if cursor[0] == capacity:
+        cursor[0] = 0
+    if size[0] < capacity:
+        size[0] += 1
+
+
+# A buffer as another kernel sees it, which holds no lock and touches no Python object.
+cdef struct Ring:
+    Layout* layout
+    i64* count
+    i64* size
+    i64* cursor
+
+
+cdef void push_rows(void* self, i64 n, const f32* obs, const f32* next_obs, const f32* actions, const f32* rewards,
+                    const u8* terminated, const u8* truncated) noexcept nogil:
+    cdef Ring* ring = <Ring*>self
+    cdef Layout* layout = ring.layout
+    cdef Py_ssize_t dim = layout.obs_bytes // sizeof(f32)
+    cdef char* r
+    cdef i64 i
+    for i in range(n):
+        r = record(layout, ring.cursor[0])
+        copy(r, <const char*>(obs + i * dim), layout.obs_bytes)
+        copy(r + layout.next_at, <const char*>(next_obs + i * dim), layout.obs_bytes)
+        write_tail(layout, r, actions + i * layout.act_dim, rewards[i], terminated[i], truncated[i])
+        took_one(layout.capacity, ring.count, ring.size, ring.cursor)
+
+
+cdef void sample_rows(void* self, i64 n, u64 seed, f32* obs, f32* next_obs, f32* actions, f32* rewards,
+                      u8* terminated, u8* truncated, f32* discounts) noexcept nogil:
+    cdef Ring* ring = <Ring*>self
+    cdef i64 capacity = ring.layout.capacity, size = ring.size[0], cursor = ring.cursor[0]
+    cdef Dest dest
+    dest.obs, dest.next_obs = <char*>obs, <char*>next_obs
+    dest.actions, dest.rewards, dest.terminated, dest.truncated = actions, rewards, terminated, truncated
+    dest.discounts = discounts if ring.layout.n_step > 1 else NULL
+    dest.extra = NULL
+    fill(ring.layout, n, NULL, derive_key(seed, 0), size, first_slot(capacity, size, cursor),
+         last_slot(capacity, cursor), &dest)
+
+
 def _rebuild(cls, config):
     return cls(**config)
 
@@ -162,6 +236,8 @@ cdef class ReplayBuffer:
     cdef tuple shape
     cdef Py_ssize_t obs_dim_
     cdef cnp.ndarray memory
+    cdef Ring ring
+    cdef rlox_replay_access ways
     cdef cnp.ndarray frame_memory
     cdef cnp.ndarray previous  # (n_envs, K) frame numbers of each environment's last stack
     cdef dict column_dims
@@ -336,14 +412,10 @@ cdef class ReplayBuffer:
         return 0
 
     cdef inline i64 oldest(self) noexcept nogil:
-        """The slot that draw 0 means; a full ring is drawn from slot 0 on."""
-        if self.size == self.layout.capacity:
-            return 0
-        cdef i64 slot = self.cursor - self.size
-        return slot + (self.layout.capacity if slot < 0 else 0)
+        return first_slot(self.layout.capacity, self.size, self.cursor)
 
     cdef inline i64 newest(self) noexcept nogil:
-        return (self.cursor if self.cursor else self.layout.capacity) - 1
+        return last_slot(self.layout.capacity, self.cursor)
 
     # Pushing.
 
@@ -430,28 +502,14 @@ cdef class ReplayBuffer:
         cdef Layout* layout = &self.layout
         cdef i64 slot = self.cursor
         cdef char* r = record(layout, slot)
-        cdef f32* tail = <f32*>(r + layout.tail_at)
-        cdef Py_ssize_t j
         if layout.n_stacked > 1:
             self.write_stacks(r, obs, next_obs)
         else:
             copy(r, obs, layout.obs_bytes)
             if layout.next_at:
                 copy(r + layout.next_at, next_obs, layout.obs_bytes)
-        for j in range(layout.act_dim):
-            tail[j] = action[j]
-        tail += layout.act_dim
-        tail[0] = reward
-        tail[1] = <f32>term
-        tail[2] = <f32>trunc
-        for j in range(layout.extra_dim):
-            tail[3 + j] = 0
-        self.count += 1
-        self.cursor += 1
-        if self.cursor == layout.capacity:
-            self.cursor = 0
-        if self.size < layout.capacity:
-            self.size += 1
+        write_tail(layout, r, action, reward, term, trunc)
+        took_one(layout.capacity, &self.count, &self.size, &self.cursor)
         return slot
 
     cdef void write_stacks(self, char* r, const char* obs, const char* next_obs) noexcept:
@@ -585,6 +643,25 @@ cdef class ReplayBuffer:
             As `push`; nothing is stored then.
         """
         self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
+
+    def access(self):
+        """How another kernel fills and samples this memory, or None where it is not plain float32 transitions drawn
+        alike. Valid as long as the memory lives; no other thread may use that meanwhile. Internal.
+        """
+        if type(self) is not ReplayBuffer:  # whose methods may do more
+            return None
+        if self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
+            return None
+        if self.has_next == UNDECIDED:
+            self.decide(True)
+        if self.has_next != 1:
+            return None
+        self.ring = Ring(layout=&self.layout, count=&self.count, size=&self.size, cursor=&self.cursor)
+        self.ways = rlox_replay_access(
+            self=&self.ring, obs_dim=self.obs_dim_, act_dim=self.layout.act_dim, n_step=self.layout.n_step,
+            push=push_rows, sample=sample_rows,
+        )
+        return PyCapsule_New(&self.ways, RLOX_REPLAY_CAPSULE, NULL)
 
     def register_column(self, name, dim):
         """Add `dim` float32 numbers to every transition; `sample` returns them under `name`.

@@ -24,6 +24,7 @@ from kernels.envs.gridworld cimport Params as Grid, spec as gridworld
 from kernels.envs.mountain_car cimport spec as mountain_car
 from kernels.envs.mountain_car_continuous cimport spec as mountain_car_continuous
 from kernels.envs.pendulum cimport spec as pendulum
+from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from kernels.philox cimport derive_key
 from kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
 
@@ -272,21 +273,6 @@ cdef void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outp
                 index[m] = j
                 m += terminated[j] | truncated[j]
             start_episodes(spec, envs, start, &batch, m, &index[0], obs)
-
-
-cdef extern from "stepper.h":
-    const char* RLOX_STEPPER_CAPSULE
-    ctypedef struct rlox_stepper:
-        void* self
-        i64 n
-        i64 obs_dim
-        i64 n_actions
-        i64 act_dim
-        i64 max_episode_steps
-        const f32* act_low
-        const f32* act_high
-        void (*step)(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
-                     f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil
 
 
 cdef struct Stepped:

@@ -27,6 +27,7 @@
 #endif
 #define NR (VL * NV)
 #define MR 6
+#define BLOCK_ROWS 8 /* divides every panel's width */
 /* Rows of a tile that is one vector wide: as many sums at a time as hide the latency of a multiply-add. */
 #define MR1 (VL == 16 ? 16 : 10)
 
@@ -169,8 +170,20 @@ static void rlox_pack_transposed(const float *w, int64_t n_out, int64_t n_in, fl
     for (int64_t j = 0; j < n; j += NR) {
         const int64_t width = n - j < NR ? n - j : NR;
         float *panel = to + j * n_in;
-        for (int64_t o = 0; o < width; o++)
-            for (int64_t i = 0; i < n_in; i++) panel[i * width + o] = j + o < n_out ? w[(j + o) * n_in + i] : 0.0f;
+        /* A few rows at a time: whole columns of a large panel would leave the cache between two of their numbers. */
+        for (int64_t first = 0; first < width; first += BLOCK_ROWS) {
+            const int64_t left = n_out - j - first, real = left < 0 ? 0 : left < BLOCK_ROWS ? left : BLOCK_ROWS;
+            const float *rows = w + (j + first) * n_in;
+            float *block = panel + first;
+            if (real == BLOCK_ROWS) {
+                for (int64_t i = 0; i < n_in; i++)
+#pragma GCC unroll 8
+                    for (int64_t o = 0; o < BLOCK_ROWS; o++) block[i * width + o] = rows[o * n_in + i];
+                continue;
+            }
+            for (int64_t i = 0; i < n_in; i++)
+                for (int64_t o = 0; o < BLOCK_ROWS; o++) block[i * width + o] = o < real ? rows[o * n_in + i] : 0.0f;
+        }
     }
 }
 

@@ -11,49 +11,20 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
-from libc.math cimport NAN, exp, expf, fabs, isfinite, log, sqrt, sqrtf
+from libc.math cimport NAN, exp, expf, fabs, log, sqrt, sqrtf
 from libc.string cimport memcpy, memset
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 
-from kernels.checks cimport as_index, check_out, describe
+from kernels.checks cimport as_index, check_out
+from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
+from kernels.nn.layers cimport (
+    CHUNK, MAX_LAYERS, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, is_tanh,
+    moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
+)
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
 from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 
 cnp.import_array()
-
-cdef extern from "gemm.h":
-    enum:
-        PAD
-        RLOX_STORE
-        RLOX_ADD
-        RLOX_BIAS
-        RLOX_BIAS_TANH
-        RLOX_BIAS_RELU
-        RLOX_DTANH
-        RLOX_DRELU
-    void rlox_gemm(Py_ssize_t rows, Py_ssize_t n, Py_ssize_t k_size, const f32* a, Py_ssize_t a_row,
-                   Py_ssize_t a_col, const f32* b, Py_ssize_t ldb, f32* c, Py_ssize_t ldc, int after,
-                   const f32* bias, const f32* h, Py_ssize_t ldh) noexcept nogil
-    void rlox_pack_transposed(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
-    void rlox_pack(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
-
-cdef extern from "stepper.h":
-    const char* RLOX_STEPPER_CAPSULE
-    ctypedef struct rlox_stepper:
-        void* self
-        i64 n
-        i64 obs_dim
-        i64 n_actions
-        i64 act_dim
-        i64 max_episode_steps
-        const f32* act_low
-        const f32* act_high
-        void (*step)(void* self, const void* actions, f32* obs, f64* rewards, u8* terminated, u8* truncated,
-                     f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil
-
-cdef enum:
-    MAX_LAYERS = 9
-    CHUNK = 256
 
 cdef enum Head:
     CATEGORICAL
@@ -62,118 +33,6 @@ cdef enum Head:
 MAX_HIDDEN = MAX_LAYERS - 1  # hidden layers that NativeActorCritic takes at most
 
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
-
-
-cdef struct Layer:
-    Py_ssize_t n_in
-    Py_ssize_t n_out
-    Py_ssize_t in_pad
-    Py_ssize_t out_pad
-    f32* weight         # (n_out, n_in), in the block
-    f32* bias           # (n_out)
-    f32* d_weight       # the same places of the gradient
-    f32* d_bias
-    f32* forward        # panels of the transposed weight
-    f32* backward       # panels of the weight; NULL for the first layer, whose input has no gradient
-    f32* padded_bias    # (out_pad)
-    f32* out            # (CHUNK, out_pad)
-    f32* d_out          # (CHUNK, out_pad)
-    f32* d_padded       # (n_out, in_pad), where in_pad != n_in
-
-
-cdef struct Net:
-    int n_layers
-    bint tanh
-    Layer[MAX_LAYERS] layers
-
-
-cdef inline Py_ssize_t padded(Py_ssize_t n) noexcept nogil:
-    return (n + PAD - 1) // PAD * PAD
-
-
-cdef void pack(Net* net, bint backward) noexcept nogil:
-    """Bring the weights into the form the products read."""
-    cdef int l
-    cdef Layer* layer
-    for l in range(net.n_layers):
-        layer = &net.layers[l]
-        rlox_pack_transposed(layer.weight, layer.n_out, layer.n_in, layer.forward)
-        memcpy(layer.padded_bias, layer.bias, layer.n_out * sizeof(f32))
-        if backward and layer.backward != NULL:
-            rlox_pack(layer.weight, layer.n_out, layer.n_in, layer.backward)
-
-
-cdef const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx); rows <= CHUNK."""
-    cdef int l, after
-    cdef Layer* layer
-    for l in range(net.n_layers):
-        layer = &net.layers[l]
-        after = RLOX_BIAS
-        if l < net.n_layers - 1:
-            after = RLOX_BIAS_TANH if net.tanh else RLOX_BIAS_RELU
-        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.forward, 0, layer.out, layer.out_pad,
-                  after, layer.padded_bias, NULL, 0)
-        x = layer.out
-        ldx = layer.out_pad
-    return x
-
-
-cdef void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ssize_t n, f32_r to) noexcept nogil:
-    cdef Py_ssize_t i, j
-    for i in range(rows):
-        for j in range(n):
-            to[j] += x[i * ld + j]
-
-
-cdef void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Add the gradient of the last `forward`, from d_out of the last layer; x (rows, ldx) padded with zeros."""
-    cdef int l
-    cdef Layer* layer
-    cdef Layer* below_
-    cdef const f32* h
-    cdef Py_ssize_t ldh
-    for l in range(net.n_layers - 1, -1, -1):
-        layer = &net.layers[l]
-        h = x
-        if l:
-            h = net.layers[l - 1].out
-        ldh = layer.in_pad if l else ldx
-        # d_out read by columns is its transpose: (n_out, rows) @ (rows, n_in).
-        if layer.d_padded == NULL:
-            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
-                      layer.d_weight, layer.n_in, RLOX_ADD, NULL, NULL, 0)
-        else:
-            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
-                      layer.d_padded, layer.in_pad, RLOX_ADD, NULL, NULL, 0)
-        add_column_sums(layer.d_out, rows, layer.out_pad, layer.n_out, layer.d_bias)
-        if l:
-            below_ = &net.layers[l - 1]
-            rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.backward, 0,
-                      below_.d_out, below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL,
-                      below_.out, below_.out_pad)
-
-
-cdef void clear_padded(Net* net) noexcept nogil:
-    cdef int l
-    cdef Layer* layer
-    for l in range(net.n_layers):
-        layer = &net.layers[l]
-        if layer.d_padded != NULL:
-            memset(layer.d_padded, 0, layer.n_out * layer.in_pad * sizeof(f32))
-
-
-cdef void unpad(Net* net) noexcept nogil:
-    """Copy the gradients that were gathered in padded rows to their places."""
-    cdef int l
-    cdef Py_ssize_t o
-    cdef Layer* layer
-    for l in range(net.n_layers):
-        layer = &net.layers[l]
-        if layer.d_padded != NULL:
-            for o in range(layer.n_out):
-                memcpy(layer.d_weight + o * layer.n_in, layer.d_padded + o * layer.in_pad,
-                       layer.n_in * sizeof(f32))
 
 
 cdef struct Loss:
@@ -201,13 +60,6 @@ cdef struct Rows:
     const f32* advantages
     const f32* returns
     const f32* values
-
-
-cdef inline f64 bounded(f64 x, f64 low, f64 high) noexcept nogil:
-    """`x` within [low, high]; NaN stays NaN, so that it is seen."""
-    if x < low:
-        return low
-    return high if x > high else x
 
 
 cdef inline f64 policy_term(const Loss* loss, f64 log_prob, f64 old, f64 advantage, Sums* sums) noexcept nogil:
@@ -301,35 +153,6 @@ cdef void value_loss(const Loss* loss, const f32* values, Py_ssize_t ld, Py_ssiz
         d_values[i * ld] = <f32>(scale * loss.vf_coef * 2.0 * error) if inside else 0.0
 
 
-cdef f64 norm_of(cf32_r x, Py_ssize_t n) noexcept nogil:
-    """Euclidean norm, summed in float64 by sixteen."""
-    cdef Py_ssize_t i, j
-    cdef f64[16] sums
-    cdef f64 total = 0.0
-    for j in range(16):
-        sums[j] = 0.0
-    for i in range(0, n - 15, 16):
-        for j in range(16):
-            sums[j] += <f64>x[i + j] * x[i + j]
-    for i in range(n & ~<Py_ssize_t>15, n):
-        total += <f64>x[i] * x[i]
-    for j in range(16):
-        total += sums[j]
-    return sqrt(total)
-
-
-cdef void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 root2,
-               f32 eps) noexcept nogil:
-    """Kingma & Ba 2015 with PyTorch's order of operations: sqrt(v) / sqrt(1 - beta2^t) + eps."""
-    cdef Py_ssize_t i
-    cdef f32 gradient
-    for i in range(n):
-        gradient = g[i] * clip
-        m[i] = m[i] + <f32>0.1 * (gradient - m[i])
-        v[i] = <f32>0.999 * v[i] + <f32>0.001 * gradient * gradient
-        p[i] = p[i] - step_size * m[i] / (sqrtf(v[i]) / root2 + eps)
-
-
 cdef void rmsprop(f32_r p, cf32_r g, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 eps) noexcept nogil:
     cdef Py_ssize_t i
     cdef f32 gradient
@@ -373,27 +196,6 @@ cdef void shuffle(i64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
         j = <Py_ssize_t>below(word, <u64>i + 1)
         out[i] = out[j]
         out[j] = i
-
-
-cdef object given(object array, int type_num, object dtype, tuple shape, str where, str name):
-    """`array` as the C-contiguous array of this dtype and shape that it must be, but for strides, which are copied."""
-    if not isinstance(array, cnp.ndarray):
-        raise TypeError(f"{where}: {name} must be a NumPy array, got {type(array).__name__}")
-    if cnp.PyArray_TYPE(<cnp.ndarray>array) != type_num:
-        raise TypeError(f"{where}: {name} must have dtype {dtype}, got {array.dtype}")
-    if array.shape != shape:
-        raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
-    return array if cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>array) else np.ascontiguousarray(array)
-
-
-cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
-    """`value` as a finite number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
-    cdef f64 x = value
-    if not isfinite(x) or x < low:
-        raise ValueError(f"{where}: {name} must be finite and >= {low:g}, got {value}")
-    return x
 
 
 def n_parameters(obs_dim: int, n_outputs: int, hidden_sizes, gaussian: bool = False) -> int:
@@ -467,15 +269,9 @@ cdef class NativeActorCritic:
         cdef Py_ssize_t at = 0
         cdef str where = "NativeActorCritic"
         obs_dim, n_outputs = as_index(obs_dim, where, "obs_dim"), as_index(n_outputs, where, "n_outputs")
-        hidden = [as_index(width, where, "hidden_sizes") for width in hidden_sizes]
-        if obs_dim < 1 or n_outputs < 1 or min(hidden, default=1) < 1:
-            raise ValueError(
-                f"{where}: obs_dim, n_outputs and hidden_sizes must be >= 1, got {obs_dim}, {n_outputs} and {hidden}"
-            )
-        if len(hidden) > MAX_LAYERS - 1:
-            raise ValueError(f"{where}: hidden_sizes must hold at most {MAX_LAYERS - 1} widths, got {len(hidden)}")
-        if activation not in ("tanh", "relu"):
-            raise ValueError(f"{where}: activation must be tanh or relu, got {activation!r}")
+        hidden, tanh = widths_of(hidden_sizes, where), is_tanh(activation, where)
+        if obs_dim < 1 or n_outputs < 1:
+            raise ValueError(f"{where}: obs_dim and n_outputs must be >= 1, got {obs_dim} and {n_outputs}")
         if optimizer not in ("adam", "rmsprop"):
             raise ValueError(f"{where}: optimizer must be adam or rmsprop, got {optimizer!r}")
         size = n_parameters(obs_dim, n_outputs, hidden, gaussian)
@@ -490,65 +286,25 @@ cdef class NativeActorCritic:
         self.held = []
         self.lock = threading.Lock()
         self.obs_pad = padded(obs_dim)
-        self.x = self.scratch(CHUNK * self.obs_pad)
-        self.gathered = self.scratch(CHUNK * (4 + 2 * self.n_outputs))
-        self.d_log_std = <f64*>self.scratch(2 * self.n_outputs)
+        self.x = scratch(self.held, CHUNK * self.obs_pad)
+        self.gathered = scratch(self.held, CHUNK * (4 + 2 * self.n_outputs))
+        self.d_log_std = <f64*>scratch(self.held, 2 * self.n_outputs)
+        cdef f32* block = <f32*>cnp.PyArray_DATA(self.parameters)
+        cdef f32* d_block = <f32*>cnp.PyArray_DATA(self.gradient)
         if gaussian:
             at = n_outputs
-        at = self.build(&self.actor, [obs_dim, *hidden, n_outputs], activation == "tanh", at)
-        self.build(&self.critic, [obs_dim, *hidden, 1], activation == "tanh", at)
+        at = build(&self.actor, [obs_dim, *hidden, n_outputs], tanh, block, d_block, at, self.held)
+        build(&self.critic, [obs_dim, *hidden, 1], tanh, block, d_block, at, self.held)
 
     def get_state(self) -> dict:
         """The optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state` gives."""
         with self.lock:
-            return {**{name: array.copy() for name, array in self.moments.items()}, "step": np.float32(self.step)}
+            return moments_out(self.moments, self.step)
 
     def set_state(self, state) -> None:
         """Restore what `get_state` returned; a ValueError where kind or size differ."""
-        if set(state) != {*self.moments, "step"}:
-            raise ValueError(
-                f"NativeActorCritic.set_state: state must hold {', '.join(self.moments)} and step, got {sorted(state)}"
-            )
-        for name, array in self.moments.items():
-            if np.shape(state[name]) != array.shape:
-                raise ValueError(
-                    f"NativeActorCritic.set_state: {name} must have shape {array.shape}, got {np.shape(state[name])}; "
-                    "the policy differs from the one that was saved"
-                )
         with self.lock:
-            for name, array in self.moments.items():
-                array[:] = state[name]
-            self.step = int(state["step"])
-
-    cdef f32* scratch(self, Py_ssize_t n):
-        """Zeros that start on a cache line."""
-        cdef cnp.ndarray array = np.zeros(n + 16, np.float32)
-        cdef size_t address = <size_t>cnp.PyArray_DATA(array)
-        self.held.append(array)
-        return <f32*>((address + 63) & ~<size_t>63)
-
-    cdef Py_ssize_t build(self, Net* net, list sizes, bint tanh, Py_ssize_t at):
-        cdef Layer* layer
-        cdef f32* block = <f32*>cnp.PyArray_DATA(self.parameters)
-        cdef f32* gradient = <f32*>cnp.PyArray_DATA(self.gradient)
-        cdef int l
-        net.n_layers = len(sizes) - 1
-        net.tanh = tanh
-        for l in range(net.n_layers):
-            layer = &net.layers[l]
-            layer.n_in, layer.n_out = sizes[l], sizes[l + 1]
-            layer.in_pad, layer.out_pad = padded(layer.n_in), padded(layer.n_out)
-            layer.weight, layer.d_weight = block + at, gradient + at
-            at += layer.n_in * layer.n_out
-            layer.bias, layer.d_bias = block + at, gradient + at
-            at += layer.n_out
-            layer.forward = self.scratch(layer.n_in * layer.out_pad)
-            layer.backward = self.scratch(layer.n_out * layer.in_pad) if l else NULL
-            layer.padded_bias = self.scratch(layer.out_pad)
-            layer.out = self.scratch(CHUNK * layer.out_pad)
-            layer.d_out = self.scratch(CHUNK * layer.out_pad)
-            layer.d_padded = self.scratch(layer.n_out * layer.in_pad) if layer.in_pad != layer.n_in else NULL
-        return at
+            self.step = moments_in(self.moments, state, "NativeActorCritic.set_state")
 
     cdef object rows_of(self, object obs, str where):
         """`obs` after its checks: (B, D) float32."""

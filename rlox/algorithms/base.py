@@ -20,7 +20,7 @@ from rlox.evaluation import Evaluation, evaluate, torch_threads, unchecked_distr
 from rlox.gym_vec_env import whole_games
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
-from rlox.native import NativeOptimizer, NativePolicy
+from rlox.native import NativeActor, NativeOptimizer
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
@@ -91,7 +91,7 @@ class OnlineAlgorithm:
 
     collector: RolloutCollector | ReplayCollector
     optimizer: FlatOptimizer | NativeOptimizer
-    native: NativePolicy | None = None  # what the kernel computes, where the backend is native
+    native: NativeActor | None = None  # what the kernel computes, where the backend is native
     normalizer: VecNormalize | None = None
 
     def __init__(
@@ -184,7 +184,28 @@ class OnlineAlgorithm:
 
     def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
         """Why the native path cannot run; None where it can."""
-        return f"{self.name} has no native update yet"
+        if not hasattr(self, "update_native"):
+            return f"{self.name} has no native update yet"
+        if device == "cuda":
+            return "it runs on the CPU, and device is cuda"
+        definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
+        if "update_native" not in vars(definer):
+            return f"{definer.__name__} has an update of its own"
+        found = self._kernel_obstacle(policy)
+        if found is None and device == "auto" and self._kernel_size() >= CUDA_PAYS_FROM:
+            import torch
+
+            if torch.cuda.is_available():
+                return "so large a policy is faster on the GPU"
+        return found
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        """Why the kernel cannot compute this policy exactly; None where it can."""
+        raise NotImplementedError
+
+    def _kernel_size(self) -> int:
+        """How many parameters the default policy has."""
+        raise NotImplementedError
 
     def _make_policy(self, policy: nn.Module | None) -> None:
         """Set `policy` to the default one, or the user's after its checks; or `native`."""
@@ -204,7 +225,19 @@ class OnlineAlgorithm:
         )
 
     @property
-    def actor(self) -> nn.Module | NativePolicy:
+    def policy(self) -> nn.Module:
+        """The module that is trained; on the native path it is made when it is first asked for, and has views of the
+        kernel's parameters for its own."""
+        return self._policy if self.native is None else self.native.module()
+
+    @policy.setter
+    def policy(self, module: nn.Module) -> None:
+        if self.native is not None or hasattr(self, "_policy"):
+            raise AttributeError(f"{type(self).__name__}: policy must be given to the constructor, and stays the same")
+        self._policy = module
+
+    @property
+    def actor(self) -> nn.Module | NativeActor:
         """What acts in collection and evaluation."""
         return self.policy if self.native is None else self.native
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import warnings
@@ -15,12 +16,14 @@ import numpy as np
 from rlox import loops, replay_files
 from rlox.algorithms.base import OnlineAlgorithm
 from rlox.batch import TransitionBatch
-from rlox.buffers import Buffer, buffer_config, buffer_names, make_buffer
+from rlox.buffers import Buffer, buffer_class, buffer_config, buffer_names, make_buffer
 from rlox.callbacks import Callback
 from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from rlox.collectors import ReplayCollector
 from rlox.config import BufferConfig, MmapBufferConfig
+from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.logging import LoggerCallback
+from rlox.loops import Rounds
 from rlox.streams import Stream
 
 if TYPE_CHECKING:
@@ -28,13 +31,15 @@ if TYPE_CHECKING:
 
 
 _MEMORY = "memory"  # the folder beside a checkpoint
+# What `rounds` does without Python; where a subclass changes one of these, it must be called.
+_AT_ONCE = ("explore", "sample", "update", "update_native")
 
 
 class OffPolicyAlgorithm(OnlineAlgorithm):
     """Base of algorithms that learn from a memory of transitions, whichever policy made them.
 
     ``update(batch)`` is given a `rlox.batch.TransitionBatch`, normalised where the configuration says so; rewards never
-    are.
+    are. So is ``update_native``, which does the same by the kernel, where there is one.
 
     Parameters
     ----------
@@ -91,6 +96,9 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         self._normalize()
+        if self.native is not None:
+            why = self._step_by_step()
+            self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
         c = self.config
         if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, n_envs):
             raise ValueError(
@@ -133,6 +141,35 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
     def exploration(self) -> dict[str, float]:
         """Metrics of it."""
         return {}
+
+    def _step_by_step(self) -> str | None:
+        """Why Python must see each step, whoever listens; None where `rounds` can do without."""
+        place = {name: i for i, cls in reversed([*enumerate(type(self).__mro__)]) for name in vars(cls)}
+        changed = [name for name in _AT_ONCE if place.get(name, math.inf) < place["rounds"]]
+        kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
+        if changed:
+            return f"{type(self).__name__} changes {changed[0]}"
+        if type(self.collector) is not ReplayCollector or not self.collector.exact:
+            return "the environment is not native"
+        if self.collector.reward_fn is not None:
+            return "there is a reward_fn"
+        if self.normalizer is not None:
+            return "observations are normalised"
+        return None if kind is ReplayBuffer else "the memory is not the uniform one"
+
+    def fused(self) -> bool:
+        """Whether the loop may call `rounds`: nothing of Python's must see the single steps."""
+        return (
+            self.native is not None
+            and self._step_by_step() is None
+            and self.buffer.access() is not None
+            and not self.callbacks.listens("on_rollout_end")
+        )
+
+    def rounds(self, n_steps: int) -> Rounds:
+        """Rounds for at least `n_steps` environment steps, or as many as are soon done, by the kernel alone; the
+        counters of steps and updates move along. What `fused` allows."""
+        raise NotImplementedError
 
     def sample(self) -> TransitionBatch:
         """The next update's transitions."""

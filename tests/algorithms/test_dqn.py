@@ -393,8 +393,9 @@ PINNED = {
 }
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("kind", PINNED)
-def test_pinned_trajectory(kind):
+def test_pinned_trajectory(kind, backend):
     program = f"""
 import json
 from rlox.algorithms import DQN
@@ -406,7 +407,8 @@ class Rows(LoggerCallback):
             rows.append([metrics["loss/" + name] for name in ("q", "q_value", "td_error", "grad_norm")])
 rainbow = dict(dueling=True, n_step=3, prioritized=True) if {kind!r} == "rainbow" else dict(double_dqn=False)
 settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, target_update_freq=16)
-DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=Rows(), **rainbow, **settings).train(64)
+DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=Rows(), backend={backend!r}, **rainbow,
+    **settings).train(64)
 print(json.dumps(rows))
 """
     level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}

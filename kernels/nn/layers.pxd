@@ -1,0 +1,298 @@
+"""Perceptrons on a flat block of parameters: what the native updates of all algorithms share.
+
+Parameters are one flat float32 block in the order of the module's ``parameters()``, each weight (n_out, n_in) as
+PyTorch has it. A .pxd has no module of its own, so `import numpy` stands where it is needed.
+"""
+
+cimport numpy as cnp
+from libc.math cimport fabsf, isfinite, sqrt, sqrtf
+from libc.string cimport memcpy, memset
+
+from kernels.checks cimport as_index
+from kernels.types cimport cf32_r, f32, f32_r, f64, i64
+
+cdef extern from "gemm.h":
+    enum:
+        PAD
+        RLOX_STORE
+        RLOX_ADD
+        RLOX_BIAS
+        RLOX_BIAS_TANH
+        RLOX_BIAS_RELU
+        RLOX_DTANH
+        RLOX_DRELU
+    void rlox_gemm(Py_ssize_t rows, Py_ssize_t n, Py_ssize_t k_size, const f32* a, Py_ssize_t a_row,
+                   Py_ssize_t a_col, const f32* b, Py_ssize_t ldb, f32* c, Py_ssize_t ldc, int after,
+                   const f32* bias, const f32* h, Py_ssize_t ldh) noexcept nogil
+    void rlox_pack_transposed(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
+    void rlox_pack(const f32* w, Py_ssize_t n_out, Py_ssize_t n_in, f32* to) noexcept nogil
+
+cdef enum:
+    MAX_LAYERS = 9
+    CHUNK = 256
+
+
+cdef struct Layer:
+    Py_ssize_t n_in
+    Py_ssize_t n_out
+    Py_ssize_t in_pad
+    Py_ssize_t out_pad
+    f32* weight         # (n_out, n_in), in the block
+    f32* bias           # (n_out)
+    f32* d_weight       # the same places of the gradient
+    f32* d_bias
+    f32* forward        # panels of the transposed weight
+    f32* backward       # panels of the weight; NULL for a first layer whose input has no gradient
+    f32* padded_bias    # (out_pad)
+    f32* out            # (CHUNK, out_pad)
+    f32* d_out          # (CHUNK, out_pad)
+    f32* d_padded       # (n_out, in_pad), where in_pad != n_in
+
+
+cdef struct Net:
+    int n_layers
+    bint tanh
+    bint activated      # after the last layer too
+    Layer[MAX_LAYERS] layers
+
+
+cdef inline Py_ssize_t padded(Py_ssize_t n) noexcept nogil:
+    return (n + PAD - 1) // PAD * PAD
+
+
+cdef inline void pack(Net* net, bint backward) noexcept nogil:
+    """Bring the weights into the form the products read."""
+    cdef int l
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        rlox_pack_transposed(layer.weight, layer.n_out, layer.n_in, layer.forward)
+        memcpy(layer.padded_bias, layer.bias, layer.n_out * sizeof(f32))
+        if backward and layer.backward != NULL:
+            rlox_pack(layer.weight, layer.n_out, layer.n_in, layer.backward)
+
+
+cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
+    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx); rows <= CHUNK."""
+    cdef int l, after
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        after = RLOX_BIAS
+        if l < net.n_layers - 1 or net.activated:
+            after = RLOX_BIAS_TANH if net.tanh else RLOX_BIAS_RELU
+        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.forward, 0, layer.out, layer.out_pad,
+                  after, layer.padded_bias, NULL, 0)
+        x = layer.out
+        ldx = layer.out_pad
+    return x
+
+
+cdef inline void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ssize_t n, f32_r to) noexcept nogil:
+    cdef Py_ssize_t i, j
+    for i in range(rows):
+        for j in range(n):
+            to[j] += x[i * ld + j]
+
+
+cdef inline void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
+    """Add the gradient of the last `forward`, from d_out of the last layer; x (rows, ldx) padded with zeros."""
+    cdef int l
+    cdef Layer* layer
+    cdef Layer* below_
+    cdef const f32* h
+    cdef Py_ssize_t ldh
+    for l in range(net.n_layers - 1, -1, -1):
+        layer = &net.layers[l]
+        h = x
+        if l:
+            h = net.layers[l - 1].out
+        ldh = layer.in_pad if l else ldx
+        # d_out read by columns is its transpose: (n_out, rows) @ (rows, n_in).
+        if layer.d_padded == NULL:
+            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
+                      layer.d_weight, layer.n_in, RLOX_ADD, NULL, NULL, 0)
+        else:
+            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
+                      layer.d_padded, layer.in_pad, RLOX_ADD, NULL, NULL, 0)
+        add_column_sums(layer.d_out, rows, layer.out_pad, layer.n_out, layer.d_bias)
+        if l:
+            below_ = &net.layers[l - 1]
+            rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.backward, 0,
+                      below_.d_out, below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL,
+                      below_.out, below_.out_pad)
+
+
+cdef inline void input_gradient(Net* net, Py_ssize_t rows, Net* below, f32* to) noexcept nogil:
+    """What the last `backward` leaves for the net whose (activated) outputs went in; to (rows, in_pad) before them."""
+    cdef Layer* first = &net.layers[0]
+    cdef Layer* last = &below.layers[below.n_layers - 1]
+    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.backward, 0, to, last.out_pad,
+              RLOX_DTANH if below.tanh else RLOX_DRELU, NULL, last.out, last.out_pad)
+
+
+cdef inline void clear_padded(Net* net) noexcept nogil:
+    cdef int l
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        if layer.d_padded != NULL:
+            memset(layer.d_padded, 0, layer.n_out * layer.in_pad * sizeof(f32))
+
+
+cdef inline void unpad(Net* net) noexcept nogil:
+    """Copy the gradients that were gathered in padded rows to their places."""
+    cdef int l
+    cdef Py_ssize_t o
+    cdef Layer* layer
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        if layer.d_padded != NULL:
+            for o in range(layer.n_out):
+                memcpy(layer.d_weight + o * layer.n_in, layer.d_padded + o * layer.in_pad,
+                       layer.n_in * sizeof(f32))
+
+
+cdef inline f64 bounded(f64 x, f64 low, f64 high) noexcept nogil:
+    """`x` within [low, high]; NaN stays NaN, so that it is seen."""
+    if x < low:
+        return low
+    return high if x > high else x
+
+
+cdef inline f64 norm_of(cf32_r x, Py_ssize_t n) noexcept nogil:
+    """Euclidean norm, summed in float64 by sixteen."""
+    cdef Py_ssize_t i, j
+    cdef f64[16] sums
+    cdef f64 total = 0.0
+    for j in range(16):
+        sums[j] = 0.0
+    for i in range(0, n - 15, 16):
+        for j in range(16):
+            sums[j] += <f64>x[i + j] * x[i + j]
+    for i in range(n & ~<Py_ssize_t>15, n):
+        total += <f64>x[i] * x[i]
+    for j in range(16):
+        total += sums[j]
+    return sqrt(total)
+
+
+cdef inline void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 root2,
+               f32 eps) noexcept nogil:
+    """Kingma & Ba 2015 with PyTorch's order of operations: sqrt(v) / sqrt(1 - beta2^t) + eps.
+
+    Moments of units that are dead fade below 1e-38, where a CPU takes ten times as long for each: they become 0 first.
+    """
+    cdef Py_ssize_t i
+    cdef f32 gradient, first, second
+    for i in range(n):
+        gradient = g[i] * clip
+        first = m[i] + <f32>0.1 * (gradient - m[i])
+        second = <f32>0.999 * v[i] + <f32>0.001 * gradient * gradient
+        m[i] = <f32>0.0 if fabsf(first) < <f32>1e-30 else first
+        v[i] = <f32>0.0 if second < <f32>1e-36 else second
+        p[i] = p[i] - step_size * m[i] / (sqrtf(v[i]) / root2 + eps)
+
+
+cdef inline object given(object array, int type_num, object dtype, tuple shape, str where, str name):
+    """`array` as the C-contiguous array of this dtype and shape that it must be, but for strides, which are copied."""
+    if not isinstance(array, cnp.ndarray):
+        raise TypeError(f"{where}: {name} must be a NumPy array, got {type(array).__name__}")
+    if cnp.PyArray_TYPE(<cnp.ndarray>array) != type_num:
+        raise TypeError(f"{where}: {name} must have dtype {dtype}, got {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
+    if cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>array):
+        return array
+    import numpy as np
+
+    return np.ascontiguousarray(array)
+
+
+cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
+    """`value` as a finite number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        import numpy as np
+
+        if not isinstance(value, (np.integer, np.floating)):
+            raise TypeError(f"{where}: {name} must be a number, got {type(value).__name__}")
+    cdef f64 x = value
+    if not isfinite(x) or x < low:
+        raise ValueError(f"{where}: {name} must be finite and >= {low:g}, got {value}")
+    return x
+
+
+cdef inline list widths_of(object hidden_sizes, str where):
+    """Widths of the hidden layers after their checks."""
+    cdef list hidden = [as_index(width, where, "hidden_sizes") for width in hidden_sizes]
+    if min(hidden, default=1) < 1:
+        raise ValueError(f"{where}: hidden_sizes must be >= 1, got {hidden}")
+    if len(hidden) > MAX_LAYERS - 1:
+        raise ValueError(f"{where}: hidden_sizes must hold at most {MAX_LAYERS - 1} widths, got {len(hidden)}")
+    return hidden
+
+
+cdef inline bint is_tanh(object activation, str where) except -1:
+    if activation not in ("tanh", "relu"):
+        raise ValueError(f"{where}: activation must be tanh or relu, got {activation!r}")
+    return activation == "tanh"
+
+
+cdef inline f32* scratch(list held, Py_ssize_t n):
+    """Zeros that start on a cache line, in an array that `held` keeps."""
+    import numpy as np
+
+    cdef cnp.ndarray array = np.zeros(n + 16, np.float32)
+    cdef size_t address = <size_t>cnp.PyArray_DATA(array)
+    held.append(array)
+    return <f32*>((address + 63) & ~<size_t>63)
+
+
+cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* gradient, Py_ssize_t at, list held,
+                              bint inner=False):
+    """A perceptron with widths `sizes` whose parameters begin at `at`; returns where they end. `inner`: for
+    `input_gradient`."""
+    cdef Layer* layer
+    cdef int l
+    net.n_layers = len(sizes) - 1
+    net.tanh = tanh
+    net.activated = False
+    for l in range(net.n_layers):
+        layer = &net.layers[l]
+        layer.n_in, layer.n_out = sizes[l], sizes[l + 1]
+        layer.in_pad, layer.out_pad = padded(layer.n_in), padded(layer.n_out)
+        layer.weight, layer.d_weight = block + at, gradient + at
+        at += layer.n_in * layer.n_out
+        layer.bias, layer.d_bias = block + at, gradient + at
+        at += layer.n_out
+        layer.forward = scratch(held, layer.n_in * layer.out_pad)
+        layer.backward = scratch(held, layer.n_out * layer.in_pad) if l or inner else NULL
+        layer.padded_bias = scratch(held, layer.out_pad)
+        layer.out = scratch(held, CHUNK * layer.out_pad)
+        layer.d_out = scratch(held, CHUNK * layer.out_pad)
+        layer.d_padded = scratch(held, layer.n_out * layer.in_pad) if layer.in_pad != layer.n_in else NULL
+    return at
+
+
+cdef inline dict moments_out(dict moments, i64 step):
+    """Copies of an optimiser's moments (P,) and its step count (): what `rlox.optimizers.FlatOptimizer.state` gives."""
+    import numpy as np
+
+    return {**{name: array.copy() for name, array in moments.items()}, "step": np.float32(step)}
+
+
+cdef inline i64 moments_in(dict moments, object state, str where) except -1:
+    """Put in what `moments_out` returned; returns the step count."""
+    import numpy as np
+
+    if set(state) != {*moments, "step"}:
+        raise ValueError(f"{where}: state must hold {', '.join(moments)} and step, got {sorted(state)}")
+    for name, array in moments.items():
+        if np.shape(state[name]) != array.shape:
+            raise ValueError(
+                f"{where}: {name} must have shape {array.shape}, got {np.shape(state[name])}; "
+                "the policy differs from the one that was saved"
+            )
+    for name, array in moments.items():
+        array[:] = state[name]
+    return int(state["step"])

@@ -1,0 +1,740 @@
+"""The native update of DQN, and its whole training on native environments: what its PyTorch `update` defines.
+
+Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is worked through `HALF` rows at
+a time, which with the states they led to are one product per layer.
+"""
+
+import threading
+
+import numpy as np
+
+cimport cython
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.math cimport fabs, sqrt
+from libc.string cimport memcpy, memset
+
+from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
+from kernels.checks cimport as_index, check_out, share_memory
+from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
+from kernels.nn.layers cimport (
+    CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
+    moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
+)
+from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox, unit_f32
+from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
+
+from rlox.kernels.rng import Rng
+
+cnp.import_array()
+
+cdef extern from "<time.h>":
+    cdef struct timespec:
+        i64 tv_sec
+        long tv_nsec
+    int timespec_get(timespec* to, int base) nogil
+    int TIME_UTC
+
+cdef enum:
+    HALF = CHUNK >> 1  # a division would be a call in the debug build
+
+METRICS = ("q_loss", "q_value", "td_error", "grad_norm")  # of an update, means over its batch
+
+
+# Q(s, .) of a trunk (which may have no layers) and a head; where dueling, of a value's head beside it.
+cdef struct Values:
+    Net trunk
+    Net head
+    Net value
+    bint dueling
+
+
+cdef struct Options:
+    bint double_dqn
+    bint huber
+    f64 max_grad_norm   # 0: off
+
+
+cdef struct Sums:
+    f64 loss
+    f64 value
+    f64 td_error
+
+
+# A batch; weights NULL where all rows count alike.
+cdef struct Rows:
+    const f32* obs
+    const f32* next_obs
+    const i64* actions
+    const f32* rewards
+    const f32* discounts
+    const f32* weights
+
+
+cdef inline Layer* last_of(Net* net) noexcept nogil:
+    return &net.layers[net.n_layers - 1]
+
+
+cdef void pack_all(Values* q, bint backward_too) noexcept nogil:
+    pack(&q.trunk, backward_too)
+    pack(&q.head, backward_too)
+    if q.dueling:
+        pack(&q.value, backward_too)
+
+
+cdef const f32* values_of(Values* q, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
+    """Values (rows, out_pad) of all actions for inputs (rows, ldx), rows <= CHUNK."""
+    cdef Layer* out = last_of(&q.head)
+    cdef const f32* v
+    cdef f32* a
+    cdef f64 mean
+    cdef Py_ssize_t i, j
+    if q.trunk.n_layers:
+        x = forward(&q.trunk, x, ldx, rows)
+        ldx = last_of(&q.trunk).out_pad
+    forward(&q.head, x, ldx, rows)
+    if q.dueling:
+        v = forward(&q.value, x, ldx, rows)
+        for i in range(rows):
+            a = out.out + i * out.out_pad
+            mean = 0.0
+            for j in range(out.n_out):
+                mean += a[j]
+            mean /= out.n_out
+            for j in range(out.n_out):
+                a[j] = <f32>(v[i * PAD] + a[j] - mean)
+    return out.out
+
+
+cdef inline Py_ssize_t best_of(const f32* q, Py_ssize_t n) noexcept nogil:
+    """The first of the largest; a NaN is larger than any number, as in PyTorch, so that it is seen."""
+    cdef Py_ssize_t j, best = 0
+    for j in range(1, n):
+        if q[j] > q[best] or (q[j] != q[j] and q[best] == q[best]):
+            best = j
+    return best
+
+
+cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) noexcept nogil:
+    """A random action where the first number is below `epsilon`, else -1."""
+    # As `rlox.policies.QPolicy` has it, which compares and multiplies float32.
+    if noise[0] < <f32>epsilon:
+        return <i64>(noise[1] * <f32>n_actions)
+    return -1
+
+
+cdef void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept nogil:
+    """Move `to` by the share tau of the way, from the nearer end, as torch.lerp does."""
+    cdef Py_ssize_t i
+    if tau == <f32>1.0:
+        memcpy(to, source, n * sizeof(f32))
+    elif tau < <f32>0.5:
+        for i in range(n):
+            to[i] = to[i] + tau * (source[i] - to[i])
+    else:
+        for i in range(n):
+            to[i] = source[i] - (source[i] - to[i]) * (<f32>1.0 - tau)
+
+
+cdef inline f64 now() noexcept nogil:
+    cdef timespec t
+    timespec_get(&t, TIME_UTC)
+    return <f64>t.tv_sec + 1e-9 * t.tv_nsec
+
+
+cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noexcept nogil:
+    """As `rlox.loops.interpolated`."""
+    return end if progress >= fraction else start + (end - start) * progress / fraction
+
+
+cdef i64 whole(object value, i64 low, str where, str name) except? -2:
+    """`value` as an integer of at least `low`."""
+    found = as_index(value, where, name)
+    if not low <= found < 1 << 62:
+        raise ValueError(f"{where}: {name} must be >= {low} and below 2**62, got {found}")
+    return found
+
+
+cdef f64 as_share(object tau, str where) except? -1.0:
+    cdef f64 share = number(tau, 0.0, where, "tau")
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"{where}: tau must be in (0, 1], got {share:g}")
+    return share
+
+
+def n_parameters(obs_dim: int, n_actions: int, hidden_sizes, dueling: bool = False) -> int:
+    """How many numbers the block of `NativeQ` holds."""
+    trunk, rest = _shared([obs_dim, *hidden_sizes], dueling)
+    return sum(_count(widths) for widths in (trunk, [*rest, n_actions], [*rest, 1] if dueling else []))
+
+
+def _shared(widths, dueling):
+    """Widths of the trunk, and of what each head has to itself."""
+    layers = max(0, len(widths) - 2) if dueling else 0
+    return widths[:layers + 1], widths[layers:]
+
+
+def _count(widths):
+    return sum((a + 1) * b for a, b in zip(widths, widths[1:]))
+
+
+cdef class NativeQ:
+    """Values of all actions by a perceptron on a flat block, its target network, and Adam.
+
+    Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
+
+    Parameters
+    ----------
+    parameters, target
+        (P,) float32, C-contiguous and writeable: the blocks, kept and changed in place, in the order of
+        ``rlox.networks.QNetwork.parameters()``: trunk, head, and where dueling the value's head.
+    obs_dim, n_actions
+        D, and the number of actions A.
+    hidden_sizes
+        Widths of the hidden layers, at most 8. Where dueling, each head has the last one to itself.
+    activation
+        ``relu`` or ``tanh``.
+    dueling
+        Q = V + A - mean(A).
+
+    Attributes
+    ----------
+    gradient
+        (P,) float32: of the last batch, not clipped.
+    moments
+        Adam's (P,) float32 arrays by PyTorch's names; betas 0.9 and 0.999, eps 1e-8.
+    step
+        Optimiser steps taken.
+
+    Raises
+    ------
+    TypeError
+        A block is no float32 array, or a size no integer.
+    ValueError
+        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length or not C-contiguous
+        and writeable.
+    """
+
+    cdef readonly cnp.ndarray parameters
+    cdef readonly cnp.ndarray target
+    cdef readonly cnp.ndarray gradient
+    cdef readonly dict moments
+    cdef readonly i64 step
+    cdef readonly Py_ssize_t obs_dim
+    cdef readonly Py_ssize_t n_outputs
+    cdef Values online
+    cdef Values aim
+    cdef Py_ssize_t size
+    cdef Py_ssize_t obs_pad
+    cdef f32* p
+    cdef f32* t
+    cdef f32* g
+    cdef f32* m
+    cdef f32* v
+    cdef f32* x             # (CHUNK, obs_pad): states, then those they led to
+    cdef f32* ahead         # (HALF): values of those
+    cdef f32* next_values   # (HALF, A) of the target network
+    cdef f32* from_value    # (CHUNK, out_pad of the trunk)
+    cdef list held
+    cdef object lock
+
+    def __cinit__(self, parameters, target, obs_dim, n_actions, hidden_sizes, activation: str = "relu",
+                  dueling: bool = False):
+        cdef str where = "NativeQ"
+        obs_dim, n_actions = as_index(obs_dim, where, "obs_dim"), as_index(n_actions, where, "n_actions")
+        hidden, tanh = widths_of(hidden_sizes, where), is_tanh(activation, where)
+        if obs_dim < 1 or n_actions < 1:
+            raise ValueError(f"{where}: obs_dim and n_actions must be >= 1, got {obs_dim} and {n_actions}")
+        self.size = n_parameters(obs_dim, n_actions, hidden, dueling)
+        for name, block in (("parameters", parameters), ("target", target)):
+            check_out(block, cnp.NPY_FLOAT32, "float32", (self.size,), where, name)
+        if share_memory(parameters, target):
+            raise ValueError(f"{where}: parameters and target must share no memory")
+        self.parameters, self.target, self.gradient = parameters, target, np.zeros_like(parameters)
+        self.moments = {name: np.zeros_like(parameters) for name in ("exp_avg", "exp_avg_sq")}
+        self.p = <f32*>cnp.PyArray_DATA(self.parameters)
+        self.t = <f32*>cnp.PyArray_DATA(self.target)
+        self.g = <f32*>cnp.PyArray_DATA(self.gradient)
+        self.m = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments["exp_avg"])
+        self.v = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments["exp_avg_sq"])
+        self.step = 0
+        self.obs_dim, self.n_outputs, self.obs_pad = obs_dim, n_actions, padded(obs_dim)
+        self.held = []
+        self.lock = threading.Lock()
+        self.make(&self.online, self.p, [obs_dim, *hidden], tanh, dueling)
+        self.make(&self.aim, self.t, [obs_dim, *hidden], tanh, dueling)
+        self.x = scratch(self.held, CHUNK * self.obs_pad)
+        self.ahead = scratch(self.held, HALF)
+        self.next_values = scratch(self.held, HALF * self.n_outputs)
+        if self.online.trunk.n_layers:
+            self.from_value = scratch(self.held, CHUNK * last_of(&self.online.trunk).out_pad)
+
+    cdef int make(self, Values* q, f32* block, list widths, bint tanh, bint dueling) except -1:
+        cdef Py_ssize_t at = 0
+        trunk, rest = _shared(widths, dueling)
+        q.dueling = dueling
+        at = build(&q.trunk, trunk, tanh, block, self.g, at, self.held)
+        q.trunk.activated = True
+        cdef bint inner = q.trunk.n_layers > 0
+        at = build(&q.head, [*rest, self.n_outputs], tanh, block, self.g, at, self.held, inner)
+        if dueling:
+            build(&q.value, [*rest, 1], tanh, block, self.g, at, self.held, inner)
+        return 0
+
+    def get_state(self) -> dict:
+        """The optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state` gives."""
+        with self.lock:
+            return moments_out(self.moments, self.step)
+
+    def set_state(self, state) -> None:
+        """Restore what `get_state` returned; a ValueError where kind or size differ."""
+        with self.lock:
+            self.step = moments_in(self.moments, state, "NativeQ.set_state")
+
+    cdef object rows_of(self, object obs, str where, str name):
+        """`obs` after its checks: (B, D) float32."""
+        shape = np.shape(obs)
+        n = shape[0] if len(shape) == 2 else "B"
+        return given(obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, name)
+
+    def values(self, obs):
+        """Values (B, A) float32 of all actions for observations (B, D) float32."""
+        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeQ.values", "obs")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), start = 0, rows, i, a = self.n_outputs
+        cdef cnp.ndarray out = np.empty((n, a), np.float32)
+        cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
+        cdef const f32* x = <const f32*>cnp.PyArray_DATA(obs_)
+        cdef const f32* q
+        with self.lock:
+            with nogil:
+                pack_all(&self.online, False)
+                while start < n:
+                    rows = min(<Py_ssize_t>CHUNK, n - start)
+                    q = values_of(&self.online, x + start * self.obs_dim, self.obs_dim, rows)
+                    for i in range(rows):
+                        memcpy(out_ + (start + i) * a, q + i * padded(a), a * sizeof(f32))
+                    start += rows
+        return out
+
+    cdef u64 wander(self, i64* actions, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
+        """Random actions, as ``Rng.integers(A, n)`` draws them; returns the generator's position after that."""
+        cdef Py_ssize_t i
+        cdef Block x
+        for i in range(0, n, 2):
+            x = philox(key, position, DOMAIN_RNG)
+            position += 1
+            actions[i] = <i64>below(join(x.a, x.b), <u64>self.n_outputs)
+            if i + 1 < n:
+                actions[i + 1] = <i64>below(join(x.c, x.d), <u64>self.n_outputs)
+        return position
+
+    cdef u64 choose(self, const f32* obs, i64* actions, Py_ssize_t n, f64 epsilon, u64 key,
+                    u64 position) noexcept nogil:
+        """As `act` by ``Rng.uniform`` of shape (n, 2); returns the generator's position after that."""
+        cdef Py_ssize_t i
+        cdef Block x
+        cdef f32[4] noise
+        cdef bint greedy = False
+        for i in range(n):
+            if i & 1 == 0:
+                x = philox(key, position, DOMAIN_RNG)
+                position += 1
+                noise[0], noise[1], noise[2], noise[3] = unit_f32(x.a), unit_f32(x.b), unit_f32(x.c), unit_f32(x.d)
+            actions[i] = explored(noise + 2 * (i & 1), self.n_outputs, epsilon)
+            greedy = greedy or actions[i] < 0
+        if greedy:
+            self.exploit(obs, actions, n)
+        return position
+
+    cdef void exploit(self, const f32* obs, i64* actions, Py_ssize_t n) noexcept nogil:
+        """The best actions in place of those that are negative; the weights are packed."""
+        cdef Py_ssize_t start = 0, rows, i
+        cdef const f32* q
+        while start < n:
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            q = values_of(&self.online, obs + start * self.obs_dim, self.obs_dim, rows)
+            for i in range(rows):
+                if actions[start + i] < 0:
+                    actions[start + i] = best_of(q + i * padded(self.n_outputs), self.n_outputs)
+            start += rows
+
+    def act(self, obs, noise, epsilon):
+        """Actions (B,) int64 for observations (B, D): random ones with probability `epsilon`, by uniform `noise`
+        (B, 2) float32, whose columns decide whether and which; else those of the highest value."""
+        cdef str where = "NativeQ.act"
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where, "obs")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
+        cdef cnp.ndarray noise_ = given(noise, cnp.NPY_FLOAT32, "float32", (n, 2), where, "noise")
+        cdef f64 chance = number(epsilon, 0.0, where, "epsilon")
+        cdef cnp.ndarray out = np.empty(n, np.int64)
+        cdef i64* actions = <i64*>cnp.PyArray_DATA(out)
+        cdef const f32* draws = <const f32*>cnp.PyArray_DATA(noise_)
+        cdef bint greedy = False
+        for i in range(n):
+            actions[i] = explored(draws + 2 * i, self.n_outputs, chance)
+            greedy = greedy or actions[i] < 0
+        if greedy:
+            with self.lock:
+                with nogil:
+                    pack_all(&self.online, False)
+                    self.exploit(<const f32*>cnp.PyArray_DATA(obs_), actions, n)
+        return out
+
+    def mode(self, obs):
+        """The actions of the highest value, (B,) int64, for observations (B, D) float32."""
+        return self.values(obs).argmax(-1)
+
+    cdef void gradients(self, const Rows* rows, Py_ssize_t n, const Options* options, f32* td_errors,
+                        Sums* sums) noexcept nogil:
+        """Gradient of the batch into self.gradient, |TD errors| (n,) into `td_errors`; the weights are packed."""
+        cdef Py_ssize_t start = 0, half, i, j, a = self.n_outputs, d = self.obs_dim, ld = padded(a)
+        cdef f64 scale = 1.0 / n, weight, error, slope, loss, mean
+        cdef const f32* q
+        cdef f32* d_q
+        cdef Layer* head = last_of(&self.online.head)
+        cdef Layer* value
+        cdef Layer* below_
+        memset(self.g, 0, self.size * sizeof(f32))
+        clear_padded(&self.online.trunk)
+        clear_padded(&self.online.head)
+        clear_padded(&self.online.value)
+        while start < n:
+            half = min(<Py_ssize_t>HALF, n - start)
+            for i in range(half):
+                memcpy(self.x + i * self.obs_pad, rows.obs + (start + i) * d, d * sizeof(f32))
+                memcpy(self.x + (half + i) * self.obs_pad, rows.next_obs + (start + i) * d, d * sizeof(f32))
+            q = values_of(&self.aim, self.x + half * self.obs_pad, self.obs_pad, half)
+            for i in range(half):
+                memcpy(self.next_values + i * a, q + i * ld, a * sizeof(f32))
+            # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
+            q = values_of(&self.online, self.x, self.obs_pad, 2 * half if options.double_dqn else half)
+            for i in range(half):
+                j = best_of(q + (half + i) * ld if options.double_dqn else self.next_values + i * a, a)
+                self.ahead[i] = self.next_values[i * a + j]
+            for i in range(half):
+                j = rows.actions[start + i]
+                weight = 1.0 if rows.weights == NULL else rows.weights[start + i]
+                mean = q[i * ld + j]
+                # The target is a float32, as PyTorch has it.
+                error = <f32>(q[i * ld + j] - (rows.rewards[start + i] + rows.discounts[start + i] * self.ahead[i]))
+                sums.value += mean
+                sums.td_error += fabs(error)
+                td_errors[start + i] = <f32>fabs(error)
+                if options.huber:
+                    slope = bounded(error, -1.0, 1.0)
+                    loss = 0.5 * error * error if fabs(error) < 1.0 else fabs(error) - 0.5
+                else:
+                    slope = 2.0 * error
+                    loss = error * error
+                sums.loss += weight * loss
+                slope *= weight * scale
+                d_q = head.d_out + i * ld
+                memset(d_q, 0, a * sizeof(f32))
+                if self.online.dueling:
+                    value = last_of(&self.online.value)
+                    value.d_out[i * PAD] = <f32>slope
+                    for j in range(a):
+                        d_q[j] = <f32>(-slope / a)
+                    j = rows.actions[start + i]
+                d_q[j] += <f32>slope
+            if self.online.trunk.n_layers:
+                below_ = last_of(&self.online.trunk)
+                backward(&self.online.head, below_.out, below_.out_pad, half)
+                backward(&self.online.value, below_.out, below_.out_pad, half)
+                input_gradient(&self.online.head, half, &self.online.trunk, below_.d_out)
+                input_gradient(&self.online.value, half, &self.online.trunk, self.from_value)
+                for i in range(half * below_.out_pad):
+                    below_.d_out[i] += self.from_value[i]
+                backward(&self.online.trunk, self.x, self.obs_pad, half)
+            else:
+                backward(&self.online.head, self.x, self.obs_pad, half)
+                if self.online.dueling:
+                    backward(&self.online.value, self.x, self.obs_pad, half)
+            start += half
+        unpad(&self.online.trunk)
+        unpad(&self.online.head)
+        unpad(&self.online.value)
+
+    @cython.nonecheck(False)  # the check of `self` at an assignment would need the GIL
+    cdef f64 take_step(self, f64 rate, f64 limit) noexcept nogil:
+        cdef f64 norm = norm_of(self.g, self.size), clip = 1.0
+        if limit > 0.0:
+            clip = bounded(limit / (norm + 1e-6), 0.0, 1.0)
+        self.step += 1
+        adam(self.p, self.g, self.m, self.v, self.size, <f32>clip, <f32>(rate / (1.0 - 0.9 ** <f64>self.step)),
+             <f32>sqrt(1.0 - 0.999 ** <f64>self.step), <f32>1e-8)
+        return norm
+
+    cdef void learn(self, const Rows* rows, Py_ssize_t n, const Options* options, f64 rate, f32* td_errors,
+                    f64* metrics) noexcept nogil:
+        """One gradient step, its `METRICS` into `metrics`; the weights are packed before, and not after."""
+        cdef Sums sums
+        memset(&sums, 0, sizeof(sums))
+        self.gradients(rows, n, options, td_errors, &sums)
+        metrics[0], metrics[1], metrics[2] = sums.loss / n, sums.value / n, sums.td_error / n
+        metrics[3] = self.take_step(rate, options.max_grad_norm)
+
+    def apply(self, learning_rate, max_grad_norm=None) -> float:
+        """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
+        cdef f64 rate = number(learning_rate, 0.0, "NativeQ.apply", "learning_rate")
+        cdef f64 limit = 0.0
+        if max_grad_norm is not None:
+            limit = number(max_grad_norm, 0.0, "NativeQ.apply", "max_grad_norm")
+        with self.lock:
+            return self.take_step(rate, limit)
+
+    def move_target(self, tau) -> None:
+        """Move the target network by the share tau in (0, 1] of the way to the online one; 1 copies it."""
+        cdef f64 share = as_share(tau, "NativeQ.move_target")
+        with self.lock:
+            lerp(self.t, self.p, self.size, <f32>share)
+
+    cdef Options options(self, double_dqn, loss, max_grad_norm, str where) except *:
+        cdef Options found
+        if loss not in ("huber", "mse"):
+            raise ValueError(f"{where}: loss must be huber or mse, got {loss!r}")
+        found.double_dqn, found.huber, found.max_grad_norm = double_dqn, loss == "huber", 0.0
+        if max_grad_norm is not None:
+            found.max_grad_norm = number(max_grad_norm, 0.0, where, "max_grad_norm")
+        return found
+
+    def update(self, obs, actions, rewards, next_obs, discounts, weights=None, *, learning_rate, double_dqn=True,
+               loss="huber", max_grad_norm=None):
+        """One gradient step, what `rlox.algorithms.DQN.update` defines.
+
+        Parameters
+        ----------
+        obs, next_obs
+            (B, D) float32.
+        actions
+            (B,) int64.
+        rewards, discounts, weights
+            (B,) float32; a discount is the factor of the value of `next_obs`, 0 where the episode terminated. Without
+            weights all rows count alike.
+        learning_rate, double_dqn, loss, max_grad_norm
+            Of `rlox.config.DQNConfig`, schedules resolved; None where it is off.
+
+        Returns
+        -------
+        metrics, td_errors
+            ``q_loss q_value td_error grad_norm``, means over the batch, and (B,) float32, how far each value was from
+            its target. NaN in the data or the weights makes them NaN.
+        """
+        cdef str where = "NativeQ.update"
+        cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
+        cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate")
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where, "obs")
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
+        if n < 1:
+            raise ValueError(f"{where}: obs must hold at least one row, got none")
+        cdef cnp.ndarray next_ = given(next_obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "next_obs")
+        cdef cnp.ndarray actions_ = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
+        cdef cnp.ndarray rewards_ = given(rewards, cnp.NPY_FLOAT32, "float32", (n,), where, "rewards")
+        cdef cnp.ndarray discounts_ = given(discounts, cnp.NPY_FLOAT32, "float32", (n,), where, "discounts")
+        cdef cnp.ndarray weights_ = None
+        cdef const i64* choices = <const i64*>cnp.PyArray_DATA(actions_)
+        for i in range(n):
+            if choices[i] < 0 or choices[i] >= self.n_outputs:
+                raise ValueError(f"{where}: actions must be in [0, {self.n_outputs}), got {choices[i]}")
+        cdef Rows rows = Rows(
+            obs=<const f32*>cnp.PyArray_DATA(obs_), next_obs=<const f32*>cnp.PyArray_DATA(next_), actions=choices,
+            rewards=<const f32*>cnp.PyArray_DATA(rewards_), discounts=<const f32*>cnp.PyArray_DATA(discounts_),
+            weights=NULL,
+        )
+        if weights is not None:
+            weights_ = given(weights, cnp.NPY_FLOAT32, "float32", (n,), where, "weights")
+            rows.weights = <const f32*>cnp.PyArray_DATA(weights_)
+        cdef cnp.ndarray td_errors = np.empty(n, np.float32)
+        cdef f64[4] metrics
+        with self.lock:
+            with nogil:
+                pack_all(&self.online, True)
+                pack_all(&self.aim, False)
+                self.learn(&rows, n, &options, rate, <f32*>cnp.PyArray_DATA(td_errors), metrics)
+        return dict(zip(METRICS, [metrics[0], metrics[1], metrics[2], metrics[3]])), td_errors
+
+    def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
+               env_steps, horizon_start, horizon_steps, learning_starts, update_from, epsilon, learning_rate, annealed,
+               gamma, double_dqn, loss, max_grad_norm, tau, target_update_freq, target_period, seconds=0.2):
+        """Rounds of acting, stepping, remembering and learning, without Python in between.
+
+        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step; how
+        they are cut into calls changes nothing.
+
+        Parameters
+        ----------
+        stepper, memory
+            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return; no other thread may use them meanwhile.
+        action_rng, replay_rng
+            `Rng` of the actions and of what is drawn from the memory.
+        obs
+            (N, D) float32, where the environments are; in place, where they are afterwards.
+        n_rounds
+            How many rounds at most.
+        env_steps, horizon_start, horizon_steps
+            Of `rlox.loops.Counters`, as they stand before.
+        update_from
+            Environment steps from which on there are updates.
+        epsilon
+            Its start, its end, and the fraction of the horizon over which it goes from one to the other.
+        annealed
+            Whether the learning rate goes linearly to 0 at the horizon.
+        target_period
+            ``env_steps // target_update_freq`` when the target network was last moved.
+        seconds
+            No round begins after this time, so that a signal is seen.
+        train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, double_dqn, loss, \
+        max_grad_norm, tau, target_update_freq
+            Of `rlox.config.DQNConfig`.
+
+        Returns
+        -------
+        n_steps
+            Environment steps taken.
+        metrics
+            (U, 4) float64, a row for each of the U updates: `METRICS`.
+        target_period
+            As it stands now.
+        update_s
+            Seconds of the updates.
+        episode_returns, episode_lengths
+            (E,) float64 and int64 of the episodes that ended.
+        """
+        cdef str where = "NativeQ.rounds"
+        if not PyCapsule_IsValid(stepper, RLOX_STEPPER_CAPSULE):
+            raise TypeError(f"{where}: stepper must be what VecEnv.stepper() returns, got {type(stepper).__name__}")
+        if not PyCapsule_IsValid(memory, RLOX_REPLAY_CAPSULE):
+            raise TypeError(f"{where}: memory must be what ReplayBuffer.access() returns, got {type(memory).__name__}")
+        for name, rng in (("action_rng", action_rng), ("replay_rng", replay_rng)):
+            if not isinstance(rng, Rng):
+                raise TypeError(f"{where}: {name} must be a rlox.kernels.rng.Rng, got {type(rng).__name__}")
+        cdef rlox_stepper* env = <rlox_stepper*>PyCapsule_GetPointer(stepper, RLOX_STEPPER_CAPSULE)
+        cdef rlox_replay_access* replay = <rlox_replay_access*>PyCapsule_GetPointer(memory, RLOX_REPLAY_CAPSULE)
+        cdef Py_ssize_t n = env.n, d = env.obs_dim, a = self.n_outputs, i
+        if d != self.obs_dim or env.n_actions != a or replay.obs_dim != d or replay.act_dim != 1:
+            raise ValueError(
+                f"{where}: stepper and memory must have obs_dim {self.obs_dim}, {a} actions and act_dim 1, got obs_dim "
+                f"{d} and {replay.obs_dim}, {env.n_actions} actions and act_dim {replay.act_dim}"
+            )
+        check_out(obs, cnp.NPY_FLOAT32, "float32", (n, d), where, "obs")
+        cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
+        cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate"), share = as_share(tau, where)
+        cdef f64 gamma_ = number(gamma, 0.0, where, "gamma"), patience = number(seconds, 0.0, where, "seconds")
+        if not isinstance(epsilon, (tuple, list)) or len(epsilon) != 3:
+            raise ValueError(f"{where}: epsilon must be its start, its end and a fraction, got {epsilon!r}")
+        cdef f64 first = number(epsilon[0], 0.0, where, "epsilon"), last = number(epsilon[1], 0.0, where, "epsilon")
+        cdef f64 fraction = number(epsilon[2], 0.0, where, "epsilon"), progress, chance
+        cdef bint falling = annealed
+        cdef i64 rounds = whole(n_rounds, 1, where, "n_rounds"), freq = whole(train_freq, 1, where, "train_freq")
+        cdef i64 per_update = whole(gradient_steps, -1, where, "gradient_steps")
+        cdef Py_ssize_t size = whole(batch_size, 1, where, "batch_size")
+        cdef i64 period = whole(target_update_freq, 1, where, "target_update_freq")
+        cdef i64 steps = whole(env_steps, 0, where, "env_steps")
+        cdef i64 start = whole(horizon_start, 0, where, "horizon_start")
+        cdef i64 horizon = max(1, whole(horizon_steps, 0, where, "horizon_steps"))
+        cdef i64 warm = whole(learning_starts, 0, where, "learning_starts")
+        cdef i64 since = whole(update_from, 0, where, "update_from")
+        cdef i64 moved = whole(target_period, 0, where, "target_period")
+        if per_update == 0:
+            raise ValueError(f"{where}: gradient_steps must be >= 1, or -1, got 0")
+        cdef i64 per_round = (freq + n - 1) // n * n, k, n_updates = 0, ended = 0, steps_before = steps
+        if per_update < 0:
+            per_update = per_round
+        # All memory first: none is asked for in the loop.
+        cdef cnp.ndarray other = np.empty((3, n, d), np.float32)
+        cdef cnp.ndarray chosen = np.empty(n, np.int64)
+        cdef cnp.ndarray flags = np.empty((2, max(n, size)), np.uint8)
+        cdef cnp.ndarray numbers = np.empty((3, n), np.float64)
+        cdef cnp.ndarray kept = np.empty((2, n), np.float32)
+        cdef cnp.ndarray batch = np.empty((2, size, d), np.float32)
+        cdef cnp.ndarray columns = np.empty((4, size), np.float32)
+        cdef cnp.ndarray picked = np.empty(size, np.int64)
+        cdef cnp.ndarray metrics = np.empty((rounds * per_update, 4), np.float64)
+        cdef cnp.ndarray returns = np.empty(rounds * per_round, np.float64)
+        cdef cnp.ndarray lengths = np.empty(rounds * per_round, np.int64)
+        cdef f32* here = <f32*>cnp.PyArray_DATA(other)
+        cdef f32* after = here + n * d
+        cdef f32* final_ = after + n * d
+        cdef f32* swapped
+        cdef i64* choices = <i64*>cnp.PyArray_DATA(chosen)
+        cdef u8* terminated = <u8*>cnp.PyArray_DATA(flags)
+        cdef u8* truncated = terminated + max(n, size)
+        cdef f64* rewards = <f64*>cnp.PyArray_DATA(numbers)
+        cdef f64* episode_return = rewards + n
+        cdef i64* episode_length = <i64*>(rewards + 2 * n)
+        cdef f32* actions_f32 = <f32*>cnp.PyArray_DATA(kept)
+        cdef f32* rewards_f32 = actions_f32 + n
+        cdef f32* batch_obs = <f32*>cnp.PyArray_DATA(batch)
+        cdef f32* batch_next = batch_obs + size * d
+        cdef f32* batch_actions = <f32*>cnp.PyArray_DATA(columns)
+        cdef f32* batch_rewards = batch_actions + size
+        cdef f32* discounts = batch_rewards + size
+        cdef f32* td_errors = discounts + size
+        cdef i64* batch_choices = <i64*>cnp.PyArray_DATA(picked)
+        cdef f64* metrics_ = <f64*>cnp.PyArray_DATA(metrics)
+        cdef f64* returns_ = <f64*>cnp.PyArray_DATA(returns)
+        cdef i64* lengths_ = <i64*>cnp.PyArray_DATA(lengths)
+        cdef f32* obs_ = <f32*>cnp.PyArray_DATA(<cnp.ndarray>obs)
+        cdef u64 key = action_rng.key, position = action_rng.position
+        cdef u64 replay_key = replay_rng.key, replay_position = replay_rng.position
+        cdef u64 begun = position, replay_begun = replay_position
+        cdef Rows rows = Rows(obs=batch_obs, next_obs=batch_next, actions=batch_choices, rewards=batch_rewards,
+                              discounts=discounts, weights=NULL)
+        cdef Block x
+        cdef f64 update_s = 0.0, called = now(), began
+        with self.lock:
+            with nogil:
+                pack_all(&self.online, True)
+                pack_all(&self.aim, False)
+                memcpy(here, obs_, n * d * sizeof(f32))
+                for _ in range(rounds):
+                    for k in range(per_round // n):
+                        if steps < warm:
+                            position = self.wander(choices, n, key, position)
+                        else:
+                            progress = bounded((steps - start) / <f64>horizon, 0.0, 1.0)
+                            chance = interpolated(first, last, progress, fraction)
+                            position = self.choose(here, choices, n, chance, key, position)
+                        env.step(env.self, choices, after, rewards, terminated, truncated, final_, episode_return,
+                                 episode_length)
+                        for i in range(n):
+                            actions_f32[i] = <f32>choices[i]
+                            rewards_f32[i] = <f32>rewards[i]
+                            if terminated[i] or truncated[i]:
+                                returns_[ended] = episode_return[i]
+                                lengths_[ended] = episode_length[i]
+                                ended += 1
+                        replay.push(replay.self, n, here, final_, actions_f32, rewards_f32, terminated, truncated)
+                        swapped = here
+                        here = after
+                        after = swapped
+                        steps += n
+                    began = now()
+                    if steps >= since:
+                        progress = bounded((steps - start) / <f64>horizon, 0.0, 1.0)
+                        if steps // period != moved:
+                            lerp(self.t, self.p, self.size, <f32>share)
+                            pack_all(&self.aim, False)
+                            moved = steps // period
+                        for k in range(per_update):
+                            x = philox(replay_key, replay_position, DOMAIN_RNG)
+                            replay_position += 1
+                            replay.sample(replay.self, size, below(join(x.a, x.b), <u64>1 << 63), batch_obs, batch_next,
+                                          batch_actions, batch_rewards, terminated, truncated, discounts)
+                            for i in range(size):
+                                batch_choices[i] = <i64>batch_actions[i]
+                                if terminated[i]:
+                                    discounts[i] = 0.0
+                                elif replay.n_step == 1:
+                                    discounts[i] = <f32>gamma_
+                            self.learn(&rows, size, &options, rate * (1.0 - progress) if falling else rate, td_errors,
+                                       metrics_ + 4 * n_updates)
+                            pack_all(&self.online, True)
+                            n_updates += 1
+                        update_s += now() - began
+                    if now() - called > patience:
+                        break
+                memcpy(obs_, here, n * d * sizeof(f32))
+        action_rng.skip(position - begun)
+        replay_rng.skip(replay_position - replay_begun)
+        return steps - steps_before, metrics[:n_updates], moved, update_s, returns[:ended], lengths[:ended]
