@@ -195,7 +195,10 @@ def off_policy(algorithm) -> dict[str, float]:
         if history:
             import torch
 
-            losses = to_floats({name: torch.stack([row[name] for row in history]).mean() for name in history[0]})
+            # Not every update tells every metric: a delayed policy's come with its own updates.
+            names = dict.fromkeys(name for row in history for name in row)
+            means = {name: torch.stack([row[name] for row in history if name in row]).mean() for name in names}
+            losses = to_floats(means)
         history.clear()
         _require_finite(losses, algorithm)
         metrics = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlox.algorithms import A2C, DQN, PPO
+from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
 from rlox.batch import RolloutBatch
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
@@ -55,13 +55,15 @@ CASES = {
     "depth": (PPO, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
     "an update of one's own": (OwnUpdate, "CartPole-v1", {}, "OwnUpdate has an update of its own"),
     "dqn": (DQN, "CartPole-v1", {}, "no native update yet"),
+    "sac": (SAC, "Pendulum-v1", {}, "no native update yet"),
+    "td3": (TD3, "Pendulum-v1", {}, "no native update yet"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_auto_takes_torch_and_native_says_why_not(case):
     kind, env, options, reason = CASES[case]
-    options = {**({"n_envs": 1} if kind is DQN else SMALL), **options}
+    options = {**({"n_envs": 1} if kind in (DQN, SAC, TD3) else SMALL), **options}
     made = {**options, "policy": options["policy"]()} if "policy" in options else options
     algorithm = kind(env, **made)
     assert algorithm.backend == "torch"

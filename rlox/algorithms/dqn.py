@@ -22,7 +22,7 @@ from rlox.checkpoint import Checkpoint
 from rlox.config import DQNConfig
 from rlox.kernels.rng import Rng
 from rlox.loops import interpolated, scheduled
-from rlox.networks import QNetwork, polyak_update
+from rlox.networks import DiscreteQNetwork, polyak_update
 from rlox.optimizers import FlatOptimizer
 from rlox.policies import QPolicy
 from rlox.streams import Stream
@@ -43,25 +43,12 @@ class DQN(OffPolicyAlgorithm):
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
             rng = Rng(self.seed, Stream.INIT)
-            policy = QNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
+            policy = DiscreteQNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
         policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
-        self._require_values(policy)
+        self._require_outputs(policy, spec.n_actions, "the values of all actions")
         self.policy = policy
-
-    @torch.no_grad()
-    def _require_values(self, policy: QPolicy) -> None:
-        spec = self.spec
-        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
-        try:
-            shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
-        except RuntimeError as e:
-            raise ValueError(f"DQN: policy must take observations of shape (B, {str(spec.obs_shape)[1:]}: {e}") from e
-        if shape != (2, spec.n_actions):
-            raise ValueError(
-                f"DQN: policy must return the values of all actions, (B, {spec.n_actions}), got {shape} for B = 2"
-            )
 
     def _setup(self) -> None:
         c = self.config
