@@ -117,7 +117,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         return self._buffer
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
-        """Raise a ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
+        """A ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
         import torch
 
         spec, where = self.spec, type(self).__name__

@@ -49,10 +49,10 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
                 f"{where}: the bounds of the environment's actions must be finite and apart, got {low.tolist()} to "
                 f"{high.tolist()}; wrap it so that its action_space is such a Box, or take PPO, which needs no bounds"
             )
-        if len(spec.obs_shape) != 1:
+        if spec.image:
             raise ValueError(
-                f"{where}: the environment's observations must be vectors, got shape {spec.obs_shape}; "
-                "flatten them by a wrapper, or take PPO, which learns from images"
+                f"{where}: the environment's observations must be vectors, got images of shape {spec.obs_shape}; take "
+                "PPO, which learns from images, or flatten small ones (env_wrappers=['FlattenObservation'])"
             )
         rng = Rng(self.seed, Stream.INIT)
         if policy is None:

@@ -1,10 +1,4 @@
-"""SAC's own mathematics: the squashed Gaussian, the update against the paper's, the temperature, a pinned trajectory."""
-
-import json
-import os
-import platform
-import subprocess
-import sys
+"""SAC's own mathematics: the squashed Gaussian, the update against the paper's, and the temperature."""
 
 import numpy as np
 import probes
@@ -55,7 +49,9 @@ def test_log_probability_is_finite_where_tanh_is_one():
     assert actions.tolist() == [[1.0], [1.0]]
     # log_std is held to 2: x = 30 +- e^2, and log(1 - tanh(x)^2) = 2 log 2 - 2x.
     x = 30 + np.exp(2.0) * np.array([1, -1])
-    np.testing.assert_allclose(log_probs.detach(), -0.5 - 2 - 0.5 * np.log(2 * np.pi) - 2 * np.log(2) + 2 * x, rtol=1e-5)
+    np.testing.assert_allclose(
+        log_probs.detach(), -0.5 - 2 - 0.5 * np.log(2 * np.pi) - 2 * np.log(2) + 2 * x, rtol=1e-5
+    )
     (gradient,) = torch.autograd.grad(log_probs.sum(), policy.net.outputs)
     assert gradient.tolist() == [4.0, 0.0]
 

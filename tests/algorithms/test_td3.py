@@ -1,11 +1,6 @@
-"""TD3's own mathematics: the update against the paper's, delay, smoothing and exploration, a pinned trajectory."""
+"""TD3's own mathematics: the update against the paper's, delay, smoothing and exploration."""
 
 import copy
-import json
-import os
-import platform
-import subprocess
-import sys
 
 import numpy as np
 import probes
