@@ -85,6 +85,16 @@ def _require_finite(losses: dict[str, float], algorithm) -> None:
             )
 
 
+def _means(history: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    """Of each metric over the updates that told it: a delayed policy's come with its own updates alone."""
+    if not history:
+        return {}
+    import torch
+
+    names = dict.fromkeys(name for row in history for name in row)
+    return to_floats({name: torch.stack([row[name] for row in history if name in row]).mean() for name in names})
+
+
 def on_policy(algorithm) -> dict[str, float]:
     """Collect, update, repeat until the horizon is reached or a callback says stop; returns the last metrics.
 
@@ -172,6 +182,8 @@ def off_policy(algorithm) -> dict[str, float]:
                     returns += ended_returns.tolist()
                     lengths += ended_lengths.tolist()
         except Exception as e:
+            # A policy that is not finite any more acts so, and its weights are not worth keeping.
+            _require_finite(_means(history), algorithm)
             # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
             callbacks.on_collection_error(algorithm=algorithm, error=e)
             raise
@@ -191,14 +203,7 @@ def off_policy(algorithm) -> dict[str, float]:
         so_far = c.env_steps - c.horizon_start
         if so_far // tell_every == (so_far - taken) // tell_every and c.env_steps < end:
             continue
-        losses = {}
-        if history:
-            import torch
-
-            # Not every update tells every metric: a delayed policy's come with its own updates.
-            names = dict.fromkeys(name for row in history for name in row)
-            means = {name: torch.stack([row[name] for row in history if name in row]).mean() for name in names}
-            losses = to_floats(means)
+        losses = _means(history)
         history.clear()
         _require_finite(losses, algorithm)
         metrics = {

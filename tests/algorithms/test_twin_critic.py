@@ -219,8 +219,6 @@ PINNED: dict[str, list[list[float]]] = {}
 def test_pinned_trajectory(kind):
     program = f"""
 import json
-import os
-import platform
 from rlox.algorithms import {kind.__name__}
 from rlox.logging import LoggerCallback
 rows = []
