@@ -392,7 +392,12 @@ STEP_BY_STEP = {
     "normalisation": (DQN, "CartPole-v1", {"normalize_obs": True}, "observations are normalised"),
     "priorities": (DQN, "CartPole-v1", {"prioritized": True}, "the memory is not the uniform one"),
     "files": (DQN, "CartPole-v1", {"buffer": {"name": "mmap", "hot_size": 200}}, "the memory is not the uniform one"),
-    "a method of one's own": (type("Calm", (DQN,), {"explore": lambda self: None}), "CartPole-v1", {}, "changes explore"),
+    "a method of one's own": (
+        type("Calm", (DQN,), {"explore": lambda self: None}),
+        "CartPole-v1",
+        {},
+        "changes explore",
+    ),
 }
 
 

@@ -81,7 +81,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
         self._folder: tempfile.TemporaryDirectory | None = None
         self._files: replay_files.ReplayFiles | None = None
-        self._saved: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
+        self._saved_memory: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
         self._buffer: Buffer | None = None
         self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
@@ -129,8 +129,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
             self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
-        if self._saved is not None:
-            saved, self._saved = self._saved, None
+        if self._saved_memory is not None:
+            saved, self._saved_memory = self._saved_memory, None
             folder = saved.folder / _MEMORY
             replay_files.load(self._buffer, folder, saved.header["memory"], saved.tensors.get("memory", {}))
         return self._buffer
@@ -226,7 +226,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 stacklevel=4,
             )
             return
-        self._saved, self.memory_start = checkpoint, entry["start"]
+        self._saved_memory, self.memory_start = checkpoint, entry["start"]
 
     def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
         checkpoint = self._checkpoint(**header)
