@@ -166,9 +166,7 @@ class TransitionBatch(_Columns):
     actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32
     rewards: torch.Tensor = _Column()  # (B,) f32, or discounted sums of n rewards
     next_obs: torch.Tensor = _Column()  # like obs, what the (last) step truly led to
-    discounts: torch.Tensor = (
-        _Column()
-    )  # (B,) f32, factor of next_obs' value: gamma^n, and 0 where the episode terminated
+    discounts: torch.Tensor = _Column()  # (B,) f32, factor of what comes after: gamma^n, 0 where it terminated
     weights: torch.Tensor | None = _Column(optional=True)  # (B,) f32, importance weights; None: all were as likely
     indices: np.ndarray | None = None  # (B,), where the memory wants to be told the new priorities
 

@@ -1,7 +1,7 @@
 """The native update of DQN, and its whole training on native environments: what its PyTorch `update` defines.
 
-Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is worked through `HALF` rows at
-a time, which with the states they led to are one product per layer.
+Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is worked through `HALF` rows
+at a time, which with the states they led to are one product per layer.
 """
 
 import threading
