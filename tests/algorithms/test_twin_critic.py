@@ -80,7 +80,7 @@ def test_both_levers_are_moved_to_their_places(kind):
 
 
 @BOTH
-@pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (-1.0, np.inf), (1.0, 1.0)])
+@pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (-1.0, np.inf), (-3e38, 3e38), (1.0, 1.0)])
 def test_bounds_must_be_finite_and_apart(kind, low, high):
     with pytest.raises(ValueError, match=r"bounds of the environment's actions must be finite and apart.*or take PPO"):
         kind(box(low, high))
