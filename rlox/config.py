@@ -249,7 +249,7 @@ class TwinCriticConfig(OffPolicyConfig):
 
     batch_size: int = 256  # transitions per update
     learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
-    max_grad_norm: float | None = None  # the norms of the policy's and of the critics' gradients are clipped to this
+    max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
     tau: float = 0.005  # share of the online networks that an update of the targets takes in
 
     def rules(self):

@@ -44,7 +44,9 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
     def _make_policy(self, policy: nn.Module | None) -> None:
         c, spec, where = self.config, self.spec, type(self).__name__
         low, high = spec.act_low, spec.act_high
-        if not (np.isfinite([low, high]).all() and (low < high).all()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = high - low
+        if not (np.isfinite(width) & (width > 0)).all():
             raise ValueError(
                 f"{where}: the bounds of the environment's actions must be finite and apart, got {low.tolist()} to "
                 f"{high.tolist()}; wrap it so that its action_space is such a Box, or take PPO, which needs no bounds"
