@@ -74,7 +74,8 @@ def kernel_extensions() -> list[Extension]:
 
     def extension(name: str, source: str, flags: list[str], optional: bool) -> Extension:
         folders = ["kernels/include", "kernels/nn"] if ".nn." in name else ["kernels/include"]
-        headers = [str(path) for folder in [*folders, "kernels/envs", "kernels/buffers"] for path in sorted(Path(folder).glob("*.h"))]
+        folders += ["kernels/envs", "kernels/buffers"]
+        headers = [str(path) for folder in folders for path in sorted(Path(folder).glob("*.h"))]
         # Networks are compared within a tolerance, not bit for bit, and a product without FMA takes twice the time.
         contract = ["-ffp-contract=fast"] if ".nn." in name else []
         return Extension(

@@ -8,7 +8,7 @@ from importlib import import_module
 # In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _EXPORTS = {
     "A2C": "rlox.algorithms.a2c",
@@ -35,7 +35,9 @@ _EXPORTS = {
     "compute_token_kl_schulman_f32": "rlox.kernels.llm.token_kl",
     "compute_vtrace": "rlox.kernels.advantage.vtrace",
     "ContinuousPolicy": "rlox.policies",
+    "DeterministicPolicy": "rlox.policies",
     "DiscretePolicy": "rlox.policies",
+    "DiscreteQNetwork": "rlox.networks",
     "DPOPair": "rlox.kernels.llm.packing",
     "DQN": "rlox.algorithms.dqn",
     "DQNConfig": "rlox.config",
@@ -68,7 +70,14 @@ _EXPORTS = {
     "RolloutCollector": "rlox.collectors",
     "RunningStats": "rlox.kernels.stats",
     "RunningStatsVec": "rlox.kernels.stats",
+    "SAC": "rlox.algorithms.sac",
+    "SACConfig": "rlox.config",
+    "SACTrainer": "rlox.trainers",
     "SequenceReplayBuffer": "rlox.kernels.buffers.sequence",
+    "SquashedGaussianPolicy": "rlox.policies",
+    "TD3": "rlox.algorithms.td3",
+    "TD3Config": "rlox.config",
+    "TD3Trainer": "rlox.trainers",
     "tuned": "rlox.config",
     "VarLenStore": "rlox.kernels.buffers.varlen",
     "VecEnv": "rlox.kernels.envs.vec_env",

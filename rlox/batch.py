@@ -60,12 +60,17 @@ class FrameStacks:
 
 
 class _Column:
-    """A column of a rollout: kept as it was given, array or tensor, and read as a tensor that shares its memory."""
+    """A column of a batch: kept as it was given, array or tensor, and read as a tensor that shares its memory."""
+
+    def __init__(self, optional: bool = False):
+        self._optional = optional  # None by default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, batch: RolloutBatch | None, owner: type | None = None) -> torch.Tensor:
+    def __get__(self, batch: Any, owner: type | None = None) -> torch.Tensor | None:
+        if batch is None and self._optional:
+            return None
         if batch is None:
             raise AttributeError(self._name)  # tells dataclass that there is no default
         value = batch.__dict__[self._name]
@@ -75,12 +80,19 @@ class _Column:
             value = batch.__dict__[self._name] = torch.from_numpy(value)
         return value
 
-    def __set__(self, batch: RolloutBatch, value: Any) -> None:
+    def __set__(self, batch: Any, value: Any) -> None:
         batch.__dict__[self._name] = value
 
 
+class _Columns:
+    def array(self, name: str) -> np.ndarray | None:
+        """A column on the CPU as a NumPy array that shares its memory."""
+        value = self.__dict__[name]
+        return value if value is None or isinstance(value, np.ndarray) else value.detach().numpy()
+
+
 @dataclass
-class RolloutBatch:
+class RolloutBatch(_Columns):
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
     The first seven are tensors on the learner's device, and may be given as NumPy arrays. ``dones`` is a NumPy array;
@@ -101,11 +113,6 @@ class RolloutBatch:
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])
-
-    def array(self, name: str) -> np.ndarray:
-        """A column on the CPU as a NumPy array that shares its memory."""
-        value = self.__dict__[name]
-        return value if isinstance(value, np.ndarray) else value.detach().numpy()
 
     def explained_variance(self) -> torch.Tensor:
         """Share of the returns' variance that the values explain, (): 1 is perfect, below 0 worse than a constant."""
@@ -152,19 +159,19 @@ class RolloutBatch:
 
 
 @dataclass
-class TransitionBatch:
-    """B transitions from a replay memory, tensors on the learner's device."""
+class TransitionBatch(_Columns):
+    """B transitions from a replay memory: tensors on the learner's device, which may be given as NumPy arrays."""
 
-    obs: torch.Tensor  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
-    actions: torch.Tensor  # (B,) or (B, K) int64, or (B, A) f32
-    rewards: torch.Tensor  # (B,) f32, or discounted sums of n rewards
-    next_obs: torch.Tensor  # like obs, what the (last) step truly led to
-    discounts: torch.Tensor  # (B,) f32, factor of the value of next_obs: gamma^n, and 0 where the episode terminated
-    weights: torch.Tensor | None = None  # (B,) f32, importance weights; None: all transitions were as likely
+    obs: torch.Tensor = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
+    actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32
+    rewards: torch.Tensor = _Column()  # (B,) f32, or discounted sums of n rewards
+    next_obs: torch.Tensor = _Column()  # like obs, what the (last) step truly led to
+    discounts: torch.Tensor = _Column()  # (B,) f32, factor of what comes after: gamma^n, 0 where it terminated
+    weights: torch.Tensor | None = _Column(optional=True)  # (B,) f32, importance weights; None: all were as likely
     indices: np.ndarray | None = None  # (B,), where the memory wants to be told the new priorities
 
     def __len__(self) -> int:
-        return len(self.rewards)
+        return len(self.__dict__["rewards"])
 
     @classmethod
     def from_rows(cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
@@ -172,22 +179,23 @@ class TransitionBatch:
 
         A time limit leaves the discount as it is: only terminations end the value of what comes after.
         """
-
-        import torch
-
         n = len(rows["rewards"])
 
-        def tensor(values: np.ndarray, dtype: type = np.float32, shape: tuple[int, ...] = ()) -> torch.Tensor:
-            found = torch.from_numpy(np.asarray(values, dtype).reshape(n, *shape))
-            return found if device == "cpu" else found.to(device)
+        def column(values: np.ndarray, dtype: type = np.float32, shape: tuple[int, ...] = ()) -> Any:
+            found = np.asarray(values, dtype).reshape(n, *shape)
+            if device == "cpu":
+                return found
+            import torch
+
+            return torch.from_numpy(found).to(device)
 
         discounts = rows["discounts"] if "discounts" in rows else np.float32(gamma)
         return cls(
-            obs=tensor(rows["obs"], spec.obs_dtype, spec.obs_shape),
-            actions=tensor(rows["actions"], spec.action_dtype, spec.action_shape),
-            rewards=tensor(rows["rewards"]),
-            next_obs=tensor(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
-            discounts=tensor(~np.asarray(rows["terminated"], np.bool_) * discounts),
-            weights=tensor(rows["weights"]) if "weights" in rows else None,
+            obs=column(rows["obs"], spec.obs_dtype, spec.obs_shape),
+            actions=column(rows["actions"], spec.action_dtype, spec.action_shape),
+            rewards=column(rows["rewards"]),
+            next_obs=column(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
+            discounts=column(~np.asarray(rows["terminated"], np.bool_) * discounts),
+            weights=column(rows["weights"]) if "weights" in rows else None,
             indices=rows.get("indices"),
         )

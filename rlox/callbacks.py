@@ -92,6 +92,15 @@ class CallbackList(Callback):
                 )
         self.callbacks += callbacks
 
+    def listens(self, hook: str) -> bool:
+        """Whether any callback defines the hook of this name."""
+        return any(
+            callback.listens(hook)
+            if isinstance(callback, CallbackList)
+            else getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+            for callback in self.callbacks
+        )
+
     def _call(self, hook: str, info: dict[str, Any]) -> list[Any]:
         answers = []
         for callback in self.callbacks:
@@ -527,14 +536,19 @@ class CheckpointCallback(Callback):
         Seconds between two saves of ``last``.
     run : dict, optional
         The resolved configuration of the run, kept in the header.
+    memory : bool
+        Whether ``last`` has the replay memory beside it, in ``memory/`` (off-policy).
     """
 
     section = "checkpoint"
 
-    def __init__(self, folder: str | Path, every_s: float = 60.0, run: dict[str, Any] | None = None):
+    def __init__(
+        self, folder: str | Path, every_s: float = 60.0, run: dict[str, Any] | None = None, memory: bool = True
+    ):
         self.folder = Path(folder)
         self.every_s = every_s
         self.run = run
+        self.memory = memory
         self.best = -math.inf
         self._saved_at = 0.0
         self._saved_step: int | None = None
@@ -565,7 +579,7 @@ class CheckpointCallback(Callback):
     def save_last(self, algorithm) -> None:
         """Write ``last.safetensors`` now, unless it already holds this step."""
         if self._saved_step != algorithm.counters.env_steps:
-            self._save(algorithm, "last")
+            self._save(algorithm, "last", memory=self.memory)
             self._saved_step = algorithm.counters.env_steps
         self._saved_at = time.monotonic()
 

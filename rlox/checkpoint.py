@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with a JSON header. NumPy alone reads it, and nothing in it can run.
 
 Tensors are named ``section/name``. The header's sections are those that an exact continuation needs; one that an
-algorithm has no use for is there and empty:
+algorithm has no use for is there and empty, but for the last:
 
 =============== =============================================================================================
 policy          weights, by their ``state_dict`` names
@@ -10,8 +10,12 @@ optimizer       moments and step counts
 normalization   running statistics of observations and rewards
 environment     state of native environments
 statistics      returns and lengths of the last 100 episodes
+memory          off-policy, where it is saved: what of the replay memory changes as a whole, such as priorities; the
+                header names the files beside the checkpoint that hold the rest (see `rlox.replay_files`)
 generators      (header) key and position of every random stream; tensors only for a foreign generator
 counters        (header) environment steps, updates, episodes, the schedules' horizon
+critics         weights of SAC's and TD3's critics; theirs are ``target_policy``, ``critic_optimizer``,
+                ``alpha_optimizer`` and ``temperature`` as well
 =============== =============================================================================================
 
 A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable.
@@ -53,6 +57,7 @@ class Checkpoint:
 
     header: dict[str, Any]
     tensors: dict[str, dict[str, np.ndarray]]
+    folder: Path | None = None  # where it was read from
 
 
 def versions() -> dict[str, str]:
@@ -186,4 +191,4 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) 
     for name, array in flat.items():
         section, _, rest = name.partition("/")
         tensors.setdefault(section, {})[rest] = array
-    return Checkpoint(header, tensors)
+    return Checkpoint(header, tensors, path.parent)

@@ -13,7 +13,7 @@ from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy
+from rlox.native import NativeActor, NativePolicy
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
@@ -452,14 +452,14 @@ class ReplayCollector(_Collector):
         self._noise: np.ndarray | None = None
         self.normalizer: VecNormalize | None = None  # of what the policy sees; learns its statistics on the way
 
-    def step(self, policy: Actor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, policy: Actor | NativeActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.
 
         The next observation of a transition is the one its step truly led to, also where the episode ended there.
 
         Parameters
         ----------
-        policy : Actor
+        policy : Actor or NativeActor
             Acts by its noise, which this collector's generator gives.
         buffer : rlox.buffers.Buffer
             Where the transitions go.
@@ -476,10 +476,7 @@ class ReplayCollector(_Collector):
         ValueError
             If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
         """
-        if self._raw is None:
-            self._raw = self.env.reset_all()
-            self._see(self._raw)
-        obs, out = self._raw, self._out
+        obs, out = self.observe(), self._out
         actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
         self.env.step_all(actions, out)
         rewards = out["rewards"]
@@ -502,18 +499,27 @@ class ReplayCollector(_Collector):
         ended = terminated | truncated
         return out["episode_return"][ended], out["episode_length"][ended]
 
+    def observe(self) -> np.ndarray:
+        """Where the environments are, (N, *obs_shape); they start when this is first asked for. Not a copy."""
+        if self._raw is None:
+            self._raw = self.env.reset_all()
+            self._see(self._raw)
+        return self._raw
+
     def _see(self, obs: np.ndarray) -> None:
         if self.normalizer is not None:
             self.normalizer.update(obs)
 
-    def _act(self, policy: Actor, obs: np.ndarray) -> np.ndarray:
-        import torch
-
+    def _act(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
         if self.normalizer is not None:
             obs = self.normalizer.normalize(obs)
         if self._noise is None:
             self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
         policy.fill_noise(self.rng, self._noise)
+        if isinstance(policy, NativeActor):
+            return policy.act(obs, self._noise)
+        import torch
+
         seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
         with torch.inference_mode():
             if self.device == "cpu":

@@ -13,7 +13,7 @@ import numpy as np
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy
+from rlox.native import NativeActor
 from rlox.streams import Stream
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def unchecked_distributions() -> Iterator[None]:
 
 
 def evaluate(
-    policy: nn.Module | NativePolicy,
+    policy: nn.Module | NativeActor,
     env_id: str | Callable[[], Any],
     n_episodes: int = 20,
     seed: int = 10_000,
@@ -104,7 +104,7 @@ def evaluate(
 
     Parameters
     ----------
-    policy : Module or NativePolicy
+    policy : Module or NativeActor
         Acts by ``mode``, or by sampling if not `deterministic`.
     env_id : str, callable or gymnasium.Env
         An environment object is left as it is: another is made from its spec.
@@ -136,7 +136,7 @@ def evaluate(
     if render and frames is not None:
         raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
     actor = policy
-    if not isinstance(policy, NativePolicy):
+    if not isinstance(policy, NativeActor):
         from rlox.acting import ModuleActor, require_mode
 
         actor = ModuleActor(policy, device)

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,12 @@ class Counters:
         """Fraction of the horizon that is done, in [0, 1]."""
         return min(1.0, (self.env_steps - self.horizon_start) / max(1, self.horizon_steps))
 
+    def ended(self, returns: np.ndarray, lengths: np.ndarray) -> None:
+        """Take in the episodes that ended, (E,) undiscounted returns and (E,) steps."""
+        self.episodes += len(returns)
+        self.recent_returns.extend(returns.tolist())
+        self.recent_lengths.extend(lengths.tolist())
+
     @property
     def mean_reward(self) -> float:
         return float(np.mean(self.recent_returns)) if self.recent_returns else math.nan
@@ -54,6 +60,14 @@ class Episodes:
 
     def __len__(self) -> int:
         return self.n_steps
+
+
+@dataclass(frozen=True)
+class Rounds(Episodes):
+    """What whole rounds have done, collection and updates."""
+
+    metrics: dict[str, np.ndarray]  # (U,) f64 each, a number for each update; empty where there was none
+    update_s: float  # seconds of the updates
 
 
 def scheduled(value: float, schedule: str, progress: float) -> float:
@@ -85,6 +99,20 @@ def _require_finite(losses: dict[str, float], algorithm) -> None:
             )
 
 
+def _means(history: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each metric over the updates that told it: a delayed policy's come with its own updates alone.
+
+    A row of `history` holds tensors, or floats, or arrays of many updates' numbers.
+    """
+    names = dict.fromkeys(name for row in history for name in row)
+    columns = {name: [row[name] for row in history if name in row] for name in names}
+    if all(isinstance(values[0], (float, np.ndarray)) for values in columns.values()):
+        return {name: float(np.hstack(values).mean()) for name, values in columns.items()}
+    import torch
+
+    return to_floats({name: torch.stack(values).mean() for name, values in columns.items()})
+
+
 def on_policy(algorithm) -> dict[str, float]:
     """Collect, update, repeat until the horizon is reached or a callback says stop; returns the last metrics.
 
@@ -111,9 +139,7 @@ def on_policy(algorithm) -> dict[str, float]:
             raise
         collected = time.perf_counter()
         c.env_steps += len(batch)
-        c.episodes += len(batch.episode_returns)
-        c.recent_returns.extend(batch.episode_returns.tolist())
-        c.recent_lengths.extend(batch.episode_lengths.tolist())
+        c.ended(batch.episode_returns, batch.episode_lengths)
         callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
         losses = to_floats(algorithm.update_native(batch) if native else algorithm.update(batch))
@@ -141,7 +167,8 @@ def off_policy(algorithm) -> dict[str, float]:
     A round is `train_freq` environment steps, rounded up to whole steps of all environments, then `gradient_steps`
     updates, once the memory has taken in `learning_starts` steps. Metrics are means over the updates since they were
     last told, which is a hundred times in a training, and every 1,000 steps in a long one; only then does a callback
-    see them, and can stop it.
+    see them, and can stop it. Where nothing of Python's must see the single steps, all rounds up to then are one call
+    of the algorithm's kernel, which changes no bit of what comes out.
 
     Raises
     ------
@@ -150,52 +177,58 @@ def off_policy(algorithm) -> dict[str, float]:
     """
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
+    update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
     end = c.horizon_start + c.horizon_steps
     tell_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    history: list[dict[str, torch.Tensor]] = []
+    history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
     callbacks.on_training_start(algorithm=algorithm)
+    fused = algorithm.fused()
     go_on = True
     since, since_steps = clock(), c.env_steps
     while go_on and c.env_steps < end:
         started, round_start = clock(), c.env_steps
-        returns: list[float] = []
-        lengths: list[int] = []
-        try:
-            while c.env_steps - round_start < config.train_freq:
-                algorithm.explore()
-                random = c.env_steps < config.learning_starts
-                ended_returns, ended_lengths = collector.step(algorithm.policy, buffer, random)
-                c.env_steps += collector.n_envs
-                if len(ended_returns):
-                    returns += ended_returns.tolist()
-                    lengths += ended_lengths.tolist()
-        except Exception as e:
-            # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
-            callbacks.on_collection_error(algorithm=algorithm, error=e)
-            raise
-        c.episodes += len(returns)
-        c.recent_returns.extend(returns)
-        c.recent_lengths.extend(lengths)
-        taken = c.env_steps - round_start
-        callbacks.on_rollout_end(algorithm=algorithm, batch=Episodes(taken, np.asarray(returns), np.asarray(lengths)))
-        collected = clock()
-        if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer):
-            for _ in range(taken if config.gradient_steps == -1 else config.gradient_steps):
-                history.append(algorithm.update(algorithm.sample()))
-                c.updates += 1
-        now = clock()
-        collect_s += collected - started
-        update_s += now - collected
+        if fused:
+            done = algorithm.rounds(min(tell_every - (c.env_steps - c.horizon_start) % tell_every, end - c.env_steps))
+            c.ended(done.episode_returns, done.episode_lengths)
+            if done.metrics:
+                history.append(done.metrics)
+            update_s += done.update_s
+            collect_s += clock() - started - done.update_s
+        else:
+            returns: list[float] = []
+            lengths: list[int] = []
+            try:
+                while c.env_steps - round_start < config.train_freq:
+                    algorithm.explore()
+                    random = c.env_steps < config.learning_starts
+                    ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
+                    c.env_steps += collector.n_envs
+                    if len(ended_returns):
+                        returns += ended_returns.tolist()
+                        lengths += ended_lengths.tolist()
+            except Exception as e:
+                # A policy that is not finite any more acts so, and its weights are not worth keeping.
+                _require_finite(_means(history), algorithm)
+                # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+                callbacks.on_collection_error(algorithm=algorithm, error=e)
+                raise
+            done = Episodes(c.env_steps - round_start, np.asarray(returns), np.asarray(lengths, np.int64))
+            c.ended(done.episode_returns, done.episode_lengths)
+            callbacks.on_rollout_end(algorithm=algorithm, batch=done)
+            collected = clock()
+            if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer):
+                for _ in range(len(done) if config.gradient_steps == -1 else config.gradient_steps):
+                    history.append(update(algorithm.sample()))
+                    c.updates += 1
+            now = clock()
+            collect_s += collected - started
+            update_s += now - collected
         so_far = c.env_steps - c.horizon_start
-        if so_far // tell_every == (so_far - taken) // tell_every and c.env_steps < end:
+        if so_far // tell_every == (so_far - len(done)) // tell_every and c.env_steps < end:
             continue
-        losses = {}
-        if history:
-            import torch
-
-            losses = to_floats({name: torch.stack([row[name] for row in history]).mean() for name in history[0]})
+        losses = _means(history)
         history.clear()
         _require_finite(losses, algorithm)
         metrics = {

@@ -69,6 +69,25 @@ def value_loss(
     return (values - returns).square().mean()
 
 
+def a2c_loss(
+    policy: nn.Module,
+    obs: torch.Tensor,
+    actions: torch.Tensor,
+    advantages: torch.Tensor,
+    returns: torch.Tensor,
+    old_values: torch.Tensor,
+    vf_coef: float,
+    ent_coef: float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of B transitions, and these three, detached."""
+    log_probs, entropy, values = policy_outputs(policy, obs, actions)
+    p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, returns, old_values)
+    mean_entropy = entropy.mean()
+    metrics = {"policy_loss": p_loss, "value_loss": v_loss, "entropy": mean_entropy}
+    loss = p_loss + vf_coef * v_loss - ent_coef * mean_entropy
+    return loss, {name: value.detach() for name, value in metrics.items()}
+
+
 class PPOLoss:
     """PPO's whole loss: ``policy_loss + vf_coef * value_loss - ent_coef * entropy``.
 

@@ -1,77 +1,149 @@
-"""The actor-critics that a kernel computes: what `rlox.policies` defines for perceptrons, without PyTorch.
+"""What a kernel computes in place of `rlox.policies`: perceptrons that act and learn without PyTorch.
 
-One truth for parameters and moments: the kernel's flat block. The module that `NativePolicy.module` gives has views of
-it for parameters, so that both always see the same numbers.
+One truth for parameters and moments: the kernel's flat block. The modules that are given out have views of it for
+parameters, so that both always see the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlox.config import OnPolicyConfig
+from rlox.config import DQNConfig, OnPolicyConfig
 from rlox.envs import EnvSpec
 from rlox.initial import mlp_weights
 from rlox.kernels.nn.learner import MAX_HIDDEN, NativeActorCritic
+from rlox.kernels.nn.q_learner import NativeQ
 from rlox.kernels.rng import Rng
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from rlox.policies import ActorCritic
+    from rlox.policies import ActorCritic, QPolicy
+
+
+class Perceptron(NamedTuple):
+    """A perceptron within a module."""
+
+    name: str  # its name there
+    widths: list[int]  # of its input, its hidden layers and its output
+    activated: bool = False  # whether an activation follows the last layer too
+
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of its parameters in their order."""
+        found: list[tuple[str, tuple[int, ...]]] = []
+        for i, (n_in, n_out) in enumerate(pairwise(self.widths)):
+            found += [(f"{self.name}.{2 * i}.weight", (n_out, n_in)), (f"{self.name}.{2 * i}.bias", (n_out,))]
+        return found
+
+
+def _actor_critic(obs_dim: int, n_outputs: int, hidden: Sequence[int]) -> list[Perceptron]:
+    return [Perceptron("actor", [obs_dim, *hidden, n_outputs]), Perceptron("critic", [obs_dim, *hidden, 1])]
+
+
+def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
+    """Of a `QPolicy` around a `DiscreteQNetwork`; a trunk without layers has no parameters."""
+    widths = [obs_dim, *hidden]
+    if not dueling:
+        return [Perceptron("q.head", [*widths, n_actions])]
+    trunk = widths[:-1] if hidden else widths
+    heads = (("q.head", n_actions), ("q.value", 1))
+    return [Perceptron("q.trunk", trunk, True), *(Perceptron(name, [*widths[-2:], n]) for name, n in heads)]
 
 
 def layout(obs_dim: int, n_outputs: int, hidden: Sequence[int], gaussian: bool) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order."""
-    found: list[tuple[str, tuple[int, ...]]] = [("log_std", (n_outputs,))] if gaussian else []
-    for net, last in (("actor", n_outputs), ("critic", 1)):
-        for i, (n_in, n_out) in enumerate(pairwise([obs_dim, *hidden, last])):
-            found += [(f"{net}.{2 * i}.weight", (n_out, n_in)), (f"{net}.{2 * i}.bias", (n_out,))]
-    return found
+    log_std = [("log_std", (n_outputs,))] if gaussian else []
+    return [*log_std, *_shapes(_actor_critic(obs_dim, n_outputs, hidden))]
+
+
+def _shapes(nets: list[Perceptron]) -> list[tuple[str, tuple[int, ...]]]:
+    return [shape for net in nets for shape in net.shapes()]
 
 
 def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) -> str | None:
     """Why the kernel cannot compute this policy exactly; None where it can."""
-    if len(spec.obs_shape) != 1:
-        return "images go through a convolutional network"
     if not (spec.discrete or spec.continuous):
         return f"the actions are {spec.action_kind}"
-    hidden = config.hidden_sizes
-    if policy is not None:
-        if (other := _foreign(spec, policy)) is not None:
+    return _obstacle(spec, config.hidden_sizes, policy, _foreign)
+
+
+def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> str | None:
+    """Why the kernel cannot compute this value network exactly; None where it can."""
+    return _obstacle(spec, config.hidden_sizes, policy, _foreign_q)
+
+
+def _obstacle(spec: EnvSpec, hidden: Sequence[int], module: nn.Module | None, foreign: Any) -> str | None:
+    if len(spec.obs_shape) != 1:
+        return "images go through a convolutional network"
+    if module is not None:
+        other, hidden = foreign(spec, module)
+        if other is not None:
             return other
-        hidden = [p.shape[0] for name, p in policy.actor.named_parameters() if name.endswith("weight")][:-1]
     if len(hidden) > MAX_HIDDEN:
         return f"the kernel takes at most {MAX_HIDDEN} hidden layers, and there are {len(hidden)}"
     return None
 
 
-def _foreign(spec: EnvSpec, policy: ActorCritic) -> str | None:
-    """Why a module that a user gave is not one that the kernel knows."""
-    import torch
-
+def _foreign(spec: EnvSpec, policy: ActorCritic) -> tuple[str | None, list[int]]:
+    """Why a module that a user gave is not one that the kernel knows, or None; and its hidden widths."""
     from rlox.policies import ContinuousPolicy, DiscretePolicy
 
     if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
-        return f"the policy is a module of your own ({type(policy).__name__})"
-    kinds, widths = [], []
-    for net in (policy.actor, policy.critic):
-        layers = list(net) if type(net) is torch.nn.Sequential else [net]
-        kinds.append([type(layer) for layer in layers])
-        widths.append([layer.out_features for layer in layers[::2] if type(layer) is torch.nn.Linear][:-1])
-    activation = kinds[0][1] if len(kinds[0]) > 1 else torch.nn.Tanh
-    expected = [torch.nn.Linear, *[activation, torch.nn.Linear] * len(widths[0])]
+        return f"the policy is a module of your own ({type(policy).__name__})", []
+    hidden = _hidden(policy.actor)
     n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-    plan = layout(spec.obs_dim, n_outputs, widths[0], spec.continuous)
-    parameters = list(policy.named_parameters())
+    nets = _actor_critic(spec.obs_dim, n_outputs, hidden)
+    return _altered(policy, nets, layout(spec.obs_dim, n_outputs, hidden, spec.continuous)), hidden
+
+
+def _foreign_q(spec: EnvSpec, policy: nn.Module) -> tuple[str | None, list[int]]:
+    """As `_foreign`, of a `DiscreteQNetwork` or the `QPolicy` around one."""
+    from rlox.networks import DiscreteQNetwork
+    from rlox.policies import QPolicy
+
+    q = policy.q if type(policy) is QPolicy else policy
+    if type(q) is not DiscreteQNetwork:
+        return f"the policy is a module of your own ({type(q).__name__})", []
+    policy = policy if q is not policy else QPolicy(q, spec.n_actions)
+    hidden = _hidden(q.trunk, q.head)
+    nets = _q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
+    return _altered(policy, nets, _shapes(nets)), hidden
+
+
+def _layers(net: nn.Module) -> list[nn.Module]:
+    from torch import nn
+
+    return list(net) if type(net) is nn.Sequential else [net]
+
+
+def _hidden(*nets: nn.Module) -> list[int]:
+    """Widths of the hidden layers of perceptrons of which each goes on from the one before."""
+    from torch import nn
+
+    return [layer.out_features for net in nets for layer in _layers(net) if type(layer) is nn.Linear][:-1]
+
+
+def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, tuple[int, ...]]]) -> str | None:
+    """Why a module of the right class is no longer the perceptrons it was made as; None where it is."""
+    import torch
+    from torch import nn
+
+    kinds = [[type(layer) for layer in _layers(module.get_submodule(net.name))] for net in nets]
+    activation = next((kind for each in kinds for kind in each if kind is not nn.Linear), nn.Tanh)
+    for net, found in zip(nets, kinds, strict=True):
+        expected = [nn.Linear, activation] * (len(net.widths) - 1)
+        if found != (expected if net.activated else expected[:-1]):
+            return "the policy's networks are not those it was made with for this environment"
+    parameters = list(module.named_parameters())
     if (
-        kinds != [expected, expected]
-        or activation not in (torch.nn.Tanh, torch.nn.ReLU)
-        or [(name, tuple(p.shape)) for name, p in parameters] != plan
-        or list(policy.buffers())
+        activation not in (nn.Tanh, nn.ReLU)
+        or [(name, tuple(p.shape)) for name, p in parameters] != shapes
+        or list(module.buffers())
     ):
         return "the policy's networks are not those it was made with for this environment"
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for _, p in parameters):
@@ -79,15 +151,138 @@ def _foreign(spec: EnvSpec, policy: ActorCritic) -> str | None:
     if not all(p.requires_grad for _, p in parameters):
         return "some of the policy's parameters are frozen"
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, name, None) for module in policy.modules() for name in hooks):
+    if any(getattr(part, name, None) for part in module.modules() for name in hooks):
         return "the policy has hooks, which a kernel does not call"
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for _, p in parameters):
         return "the policy's parameters have hooks, which a kernel does not call"
     return None
 
 
-class NativePolicy:
-    """A perceptron actor and critic with a categorical or Gaussian head, from NumPy arrays to NumPy arrays.
+def _activation(*nets: nn.Module) -> str:
+    from torch import nn
+
+    return "relu" if any(type(layer) is nn.ReLU for net in nets for layer in _layers(net)) else "tanh"
+
+
+def _views(block: np.ndarray, shapes: list[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    """The parts of a flat block by their names."""
+    found, at = {}, 0
+    for name, shape in shapes:
+        part = slice(at, at + int(np.prod(shape)))
+        found[name] = block[part].reshape(shape)
+        at = part.stop
+    return found
+
+
+def _size(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
+    return sum(int(np.prod(shape)) for _, shape in shapes)
+
+
+def _fill(views: dict[str, np.ndarray], arrays: dict[str, np.ndarray], what: str) -> None:
+    """Copy `arrays` into `views`; a ValueError that names `what` where they do not fit."""
+    ours = {name: array.shape for name, array in views.items()}
+    theirs = {name: array.shape for name, array in arrays.items()}
+    if ours != theirs:
+        differ = [
+            f"{name} must have shape {ours.get(name, 'none')}, got {theirs.get(name, 'none')}"
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]
+        raise ValueError(f"{what} does not fit the checkpoint: {'; '.join(differ)}")
+    for name, array in views.items():
+        array[:] = arrays[name]
+
+
+def _attach(module: nn.Module, parameters: dict[str, np.ndarray], gradients: dict[str, np.ndarray] | None) -> None:
+    """Make the parameters of `module` views of a block, and their gradients of another; without one they have none."""
+    import torch
+
+    for name, parameter in module.named_parameters():
+        parameter.data = torch.from_numpy(parameters[name])
+        if gradients is None:
+            parameter.requires_grad_(False)
+        else:
+            parameter.grad = torch.from_numpy(gradients[name])
+
+
+class NativeActor:
+    """What acts by a kernel, from NumPy arrays to NumPy arrays; the base of the kinds below.
+
+    Attributes
+    ----------
+    net : kernel
+        Holds the flat block, its gradient, and the optimiser.
+    parameters : dict
+        Views of the block by the names of the module's ``state_dict``.
+    """
+
+    def __init__(self, net: Any, shapes: list[tuple[str, tuple[int, ...]]]):
+        self.net = net
+        self.parameters = _views(net.parameters, shapes)
+        self._gradients = _views(net.gradient, shapes)
+        self._module: nn.Module | None = None
+
+    def _set_initial(self, net: Perceptron, gain: float, orthogonal: bool, rng: Rng) -> None:
+        if len(net.widths) > 1:
+            for i, (weight, bias) in enumerate(mlp_weights(net.widths, gain, orthogonal, rng)):
+                self.parameters[f"{net.name}.{2 * i}.weight"][:] = weight
+                self.parameters[f"{net.name}.{2 * i}.bias"][:] = bias
+
+    def _take_over(self, module: nn.Module) -> None:
+        """Start from the module's parameters, which become views of the block."""
+        for name, parameter in module.named_parameters():
+            self.parameters[name][:] = parameter.detach().numpy()
+        _attach(module, self.parameters, self._gradients)
+        self._module = module
+
+    def _make_module(self) -> nn.Module:
+        """The module that computes the same; its parameters are replaced."""
+        raise NotImplementedError
+
+    def module(self) -> nn.Module:
+        """The PyTorch module that computes the same; its parameters and gradients are views of the kernel's."""
+        if self._module is None:
+            self._module = self._make_module()
+            _attach(self._module, self.parameters, self._gradients)
+        return self._module
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All parameters by their ``state_dict`` names, copies."""
+        return {name: array.copy() for name, array in self.parameters.items()}
+
+    def load(self, arrays: dict[str, np.ndarray], what: str) -> None:
+        """Put in what `weights` returned; a ValueError that names `what` where it does not fit."""
+        _fill(self.parameters, arrays, what)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        """Shape of the noise that `act` takes for `n` observations."""
+        raise NotImplementedError
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        """Fill the f32 array `out` with the noise this policy samples by."""
+        raise NotImplementedError
+
+    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Sampled actions, a function of observation and noise alone."""
+        return self.net.act(obs, noise)
+
+    def mode(self, obs: np.ndarray) -> np.ndarray:
+        """The most likely actions, or the best ones."""
+        return self.net.mode(obs)
+
+    def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
+        """Sampled actions; without `rng` a generator seeded from PyTorch's decides the noise."""
+        if rng is None:
+            from rlox.networks import rng_from_torch
+
+            rng = rng_from_torch()
+        noise = np.empty(self.noise_shape(len(obs)), np.float32)
+        self.fill_noise(rng, noise)
+        return self.act(obs, noise)
+
+
+class NativePolicy(NativeActor):
+    """A perceptron actor and critic with a categorical or Gaussian head.
 
     Parameters
     ----------
@@ -110,19 +305,11 @@ class NativePolicy:
         block: np.ndarray | None = None,
     ):
         self._sizes = (obs_dim, n_outputs, list(hidden), activation, gaussian)
-        plan = layout(obs_dim, n_outputs, hidden, gaussian)
-        if block is None:
-            block = np.zeros(sum(int(np.prod(shape)) for _, shape in plan), np.float32)
-        self.net = NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer)
-        self.parameters: dict[str, np.ndarray] = {}  # views of the block by their state_dict names
-        self._gradients: dict[str, np.ndarray] = {}
-        at = 0
-        for name, shape in plan:
-            part = slice(at, at + int(np.prod(shape)))
-            self.parameters[name] = block[part].reshape(shape)
-            self._gradients[name] = self.net.gradient[part].reshape(shape)
-            at = part.stop
-        self._module: ActorCritic | None = None
+        shapes = layout(obs_dim, n_outputs, hidden, gaussian)
+        block = np.zeros(_size(shapes), np.float32) if block is None else block
+        super().__init__(
+            NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer), shapes
+        )
         self._addresses: list[int] = []
 
     @classmethod
@@ -131,31 +318,23 @@ class NativePolicy:
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         c = config
         policy = cls(spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer)
-        for net, last, gain in (("actor", n_outputs, 0.01), ("critic", 1, 1.0)):
-            sizes = [spec.obs_dim, *c.hidden_sizes, last]
-            for i, (weight, bias) in enumerate(mlp_weights(sizes, gain, c.ortho_init, rng)):
-                policy.parameters[f"{net}.{2 * i}.weight"][:] = weight
-                policy.parameters[f"{net}.{2 * i}.bias"][:] = bias
+        for net, gain in zip(_actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes), (0.01, 1.0), strict=True):
+            policy._set_initial(net, gain, c.ortho_init, rng)
         if spec.continuous:
             policy.parameters["log_std"][:] = c.log_std_init
         return policy
 
     @classmethod
     def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
-        from torch import nn
-
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-        hidden = [layer.out_features for layer in module.actor if isinstance(layer, nn.Linear)][:-1]
-        activation = "relu" if any(isinstance(layer, nn.ReLU) for layer in module.actor) else "tanh"
+        hidden, activation = _hidden(module.actor), _activation(module.actor)
         return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
 
     @classmethod
     def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
         """A module in which `obstacle` found nothing; its parameters become views of the block."""
         policy = cls._of(module, spec, config.optimizer, None)
-        for name, parameter in module.named_parameters():
-            policy.parameters[name][:] = parameter.detach().numpy()
-        policy._attach(module)
+        policy._take_over(module)
         return policy
 
     @classmethod
@@ -167,70 +346,114 @@ class NativePolicy:
 
     def still_beside(self, module: ActorCritic, spec: EnvSpec) -> bool:
         """Whether the module is still what `beside` was given: same parameters in the same place, no hooks."""
-        return _foreign(spec, module) is None and self._addresses == [p.data_ptr() for p in module.parameters()]
+        return _foreign(spec, module)[0] is None and self._addresses == [p.data_ptr() for p in module.parameters()]
 
-    def _attach(self, module: ActorCritic) -> None:
-        import torch
+    def _make_module(self) -> ActorCritic:
+        from rlox.policies import ContinuousPolicy, DiscretePolicy
 
-        for name, parameter in module.named_parameters():
-            parameter.data = torch.from_numpy(self.parameters[name])
-            parameter.grad = torch.from_numpy(self._gradients[name])
-        self._module = module
-
-    def module(self) -> ActorCritic:
-        """The policy as a PyTorch module, whose parameters and gradients are views of the kernel's."""
-        if self._module is None:
-            from rlox.policies import ContinuousPolicy, DiscretePolicy
-
-            obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
-            kind = ContinuousPolicy if gaussian else DiscretePolicy
-            # ortho_init=False: these weights are replaced, and orthogonal ones take longer.
-            self._attach(kind(obs_dim, n_outputs, hidden, activation, ortho_init=False, rng=Rng(0)))
-        return self._module
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """All parameters by their ``state_dict`` names, copies."""
-        return {name: array.copy() for name, array in self.parameters.items()}
-
-    def load(self, arrays: dict[str, np.ndarray], what: str) -> None:
-        """Put in what `weights` returned; a ValueError that names `what` where it does not fit."""
-        ours = {name: array.shape for name, array in self.parameters.items()}
-        theirs = {name: array.shape for name, array in arrays.items()}
-        if ours != theirs:
-            differ = [
-                f"{name} must have shape {ours.get(name, 'none')}, got {theirs.get(name, 'none')}"
-                for name in {**ours, **theirs}
-                if ours.get(name) != theirs.get(name)
-            ]
-            raise ValueError(f"{what} does not fit the checkpoint: {'; '.join(differ)}")
-        for name, array in self.parameters.items():
-            array[:] = arrays[name]
+        obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
+        kind = ContinuousPolicy if gaussian else DiscretePolicy
+        # ortho_init=False: these weights are replaced, and orthogonal ones take longer.
+        return kind(obs_dim, n_outputs, hidden, activation, ortho_init=False, rng=Rng(0))
 
     def noise_shape(self, n: int) -> tuple[int, ...]:
-        """Shape of the noise that `act` takes for `n` observations."""
         return (n, self.net.n_outputs)
 
     def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
-        """Fill the f32 array `out` with the noise this policy samples by."""
         (rng.normal if self.net.gaussian else rng.gumbel)(out=out)
 
+
+class NativeQPolicy(NativeActor):
+    """ε-greedy over the values of a perceptron, and the target network beside it.
+
+    Parameters
+    ----------
+    obs_dim, n_actions, hidden, activation, dueling
+        As `rlox.networks.DiscreteQNetwork` takes them.
+
+    Attributes
+    ----------
+    epsilon : float
+        Probability that `act` takes an action at random; the module's as well.
+    target_parameters : dict
+        Views of the target network's block, by the same names as `parameters`.
+    """
+
+    def __init__(self, obs_dim: int, n_actions: int, hidden: Sequence[int], activation: str, dueling: bool):
+        self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
+        shapes = _shapes(_q_network(obs_dim, n_actions, hidden, dueling))
+        blocks = (np.zeros(_size(shapes), np.float32) for _ in range(2))
+        super().__init__(NativeQ(*blocks, obs_dim, n_actions, list(hidden), activation, dueling), shapes)
+        self.target_parameters = _views(self.net.target, shapes)
+        self._target: QPolicy | None = None
+        self._epsilon = 0.0
+
+    @classmethod
+    def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
+        """With the weights that `rlox.networks.DiscreteQNetwork` would start from, twice."""
+        c = config
+        policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
+        for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
+            policy._set_initial(net, 1.0, False, rng)
+        policy.net.move_target(1.0)
+        return policy
+
+    @classmethod
+    def adopt(cls, module: nn.Module, spec: EnvSpec) -> NativeQPolicy:
+        """A module in which `q_obstacle` found nothing; its parameters become views of the block."""
+        from rlox.policies import QPolicy
+
+        module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
+        q = module.q
+        hidden, activation = _hidden(q.trunk, q.head), _activation(q.trunk, q.head)
+        policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling)
+        policy._take_over(module)
+        policy.net.move_target(1.0)
+        return policy
+
+    @property
+    def epsilon(self) -> float:
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        self._epsilon = value
+        if self._module is not None:
+            self._module.epsilon = value
+
+    def _make_module(self) -> QPolicy:
+        from rlox.networks import DiscreteQNetwork
+        from rlox.policies import QPolicy
+
+        obs_dim, n_actions, hidden, activation, dueling = self._sizes
+        return QPolicy(
+            DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0)), n_actions, self._epsilon
+        )
+
+    def target(self) -> QPolicy:
+        """The target network as a module without gradients, whose parameters are views of the kernel's."""
+        if self._target is None:
+            self._target = self._make_module()
+            _attach(self._target, self.target_parameters, None)
+        return self._target
+
+    def target_weights(self) -> dict[str, np.ndarray]:
+        """As `weights`, of the target network."""
+        return {name: array.copy() for name, array in self.target_parameters.items()}
+
+    def load_target(self, arrays: dict[str, np.ndarray], what: str) -> None:
+        """As `load`, into the target network."""
+        _fill(self.target_parameters, arrays, what)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, 2)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        rng.uniform(out=out)
+
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Sampled actions, a function of observation and noise alone."""
-        return self.net.act(obs, noise)
-
-    def mode(self, obs: np.ndarray) -> np.ndarray:
-        """The most likely actions."""
-        return self.net.mode(obs)
-
-    def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
-        """Sampled actions; without `rng` a generator seeded from PyTorch's decides the noise."""
-        if rng is None:
-            from rlox.networks import rng_from_torch
-
-            rng = rng_from_torch()
-        noise = np.empty(self.noise_shape(len(obs)), np.float32)
-        self.fill_noise(rng, noise)
-        return self.act(obs, noise)
+        """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
+        return self.net.act(obs, noise, self._epsilon)
 
 
 class NativeOptimizer:
@@ -240,13 +463,13 @@ class NativeOptimizer:
 
     Parameters
     ----------
-    net : NativeActorCritic
-        Of a `NativePolicy`.
+    net : NativeActorCritic or NativeQ
+        Of a `NativeActor`.
     learning_rate : float
         Step size.
     """
 
-    def __init__(self, net: NativeActorCritic, learning_rate: float):
+    def __init__(self, net: NativeActorCritic | NativeQ, learning_rate: float):
         self._net = net
         self.learning_rate = learning_rate
 

@@ -114,6 +114,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         device=config.device,
         backend=config.backend,
         threads=config.threads,
+        compile=config.compile,
         env_kwargs=config.env.kwargs,
         env_wrappers=config.env.wrappers,
         env_workers=config.env.workers,
@@ -135,7 +136,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
     evaluations = EvalCallback(plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience)
     time_limit = TimeLimitCallback(config.max_seconds or math.inf, evaluations)
     advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False))
-    checkpoints = CheckpointCallback(folder / "checkpoints", config.checkpoint.every_s, plain)
+    checkpoints = CheckpointCallback(folder / "checkpoints", config.checkpoint.every_s, plain, config.checkpoint.memory)
     label = f"{algo} {config.env.id} seed {config.seed}"
     with Record(folder, versions=versions()) as record, stop.installed():
         tracking.start_mirrors(folder)

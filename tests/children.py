@@ -1,5 +1,7 @@
 """What tests run in other processes; a spawned one must be able to import it by name."""
 
+import os
+
 import rlox
 from rlox.kernels.rng import Rng
 
@@ -16,3 +18,12 @@ def digest(thing):
 
 def child(queue, thing):
     queue.put(digest(thing))
+
+
+def trained_and_threads():
+    """Weights of a short native training, as bytes, and how many more threads this process has after it."""
+    before = len(os.listdir("/proc/self/task"))
+    algorithm = rlox.PPO("CartPole-v1", 4, 0, n_steps=16, hidden_sizes=[16], backend="native")
+    algorithm.train(256)
+    algorithm.evaluate(1)
+    return algorithm.native.net.parameters.tobytes(), len(os.listdir("/proc/self/task")) - before

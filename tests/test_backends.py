@@ -1,20 +1,26 @@
 """Which path runs: the native one exactly where it is exact, and why not elsewhere."""
 
+import multiprocessing
+import sys
+
+import children
 import numpy as np
 import probes
 import pytest
 import torch
 from torch import nn
 
-from rlox.algorithms import A2C, DQN, PPO
-from rlox.batch import RolloutBatch
+from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
+from rlox.batch import RolloutBatch, TransitionBatch
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
 from rlox.kernels.rng import Rng
-from rlox.native import NativePolicy
-from rlox.policies import ContinuousPolicy, DiscretePolicy
+from rlox.native import NativePolicy, NativeQPolicy
+from rlox.networks import DiscreteQNetwork
+from rlox.policies import ContinuousPolicy, DiscretePolicy, QPolicy
 
 SMALL = {"n_envs": 4, "n_steps": 16, "hidden_sizes": [16]}
+Q_SMALL = {"hidden_sizes": [16], "buffer_size": 500, "batch_size": 16, "learning_starts": 30}
 
 
 def frozen():
@@ -44,6 +50,28 @@ class OwnUpdate(PPO):
         return super().update(batch)
 
 
+def frozen_q():
+    q = DiscreteQNetwork(4, 2, (16,))
+    q.head[0].bias.requires_grad_(False)
+    return q
+
+
+def changed_q():
+    q = DiscreteQNetwork(4, 2, (16,))
+    q.head.insert(1, nn.LayerNorm(16))
+    return q
+
+
+class OwnQ(DiscreteQNetwork):
+    def __init__(self):
+        super().__init__(4, 2)
+
+
+class OwnDQN(DQN):
+    def update(self, batch):
+        return super().update(batch)
+
+
 CASES = {
     "frozen": (PPO, "CartPole-v1", {"policy": frozen}, "frozen"),
     "hooks": (PPO, "CartPole-v1", {"policy": hooked}, "hooks"),
@@ -54,14 +82,22 @@ CASES = {
     "multi-discrete": (PPO, probes.TwoSwitches, {}, "multi-discrete"),
     "depth": (PPO, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
     "an update of one's own": (OwnUpdate, "CartPole-v1", {}, "OwnUpdate has an update of its own"),
-    "dqn": (DQN, "CartPole-v1", {}, "no native update yet"),
+    "a frozen Q-network": (DQN, "CartPole-v1", {"policy": frozen_q}, "frozen"),
+    "a Q-network of other layers": (DQN, "CartPole-v1", {"policy": changed_q}, "not those it was made with"),
+    "a Q-network of one's own": (DQN, "CartPole-v1", {"policy": OwnQ}, r"module of your own \(OwnQ\)"),
+    "images for a Q-network": (DQN, probes.BrightSide, {"hidden_sizes": []}, "convolutional"),
+    "depth of a Q-network": (DQN, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
+    "a DQN with an update of one's own": (OwnDQN, "CartPole-v1", {}, "OwnDQN has an update of its own"),
+    "sac": (SAC, "Pendulum-v1", {}, "no native update yet"),
+    "td3": (TD3, "Pendulum-v1", {}, "no native update yet"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_auto_takes_torch_and_native_says_why_not(case):
     kind, env, options, reason = CASES[case]
-    options = {**({"n_envs": 1} if kind is DQN else SMALL), **options}
+    small = Q_SMALL if issubclass(kind, DQN) else {} if kind in (SAC, TD3) else SMALL
+    options = {**small, **options}
     made = {**options, "policy": options["policy"]()} if "policy" in options else options
     algorithm = kind(env, **made)
     assert algorithm.backend == "torch"
@@ -205,3 +241,191 @@ def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
     for custom in (frozen(), hooked(), Other(4, 2)):
         ppo = PPO("CartPole-v1", policy=custom, **SMALL)
         assert ppo.actor is custom
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_native_training_starts_no_threads_and_is_the_same_in_a_child(method):
+    here, more = children.trained_and_threads()
+    assert more == 0
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply_async(children.trained_and_threads).get(timeout=60) == (here, 0)
+
+
+@pytest.mark.parametrize("kind", [DiscreteQNetwork, lambda *a: QPolicy(DiscreteQNetwork(*a), 2)])
+def test_a_q_network_of_ours_is_adopted_as_it_is(kind):
+    torch.manual_seed(0)
+    policy = kind(4, 2, (16, 8), "tanh", True)
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    dqn = DQN("CartPole-v1", policy=policy, **Q_SMALL)
+    assert dqn.backend == "native"
+    assert policy in (dqn.policy, dqn.policy.q)
+    assert all(torch.equal(value, before[key]) for key, value in policy.state_dict().items())
+    assert all(torch.equal(a, b) for a, b in zip(dqn.policy.parameters(), dqn.target.parameters(), strict=True))
+    dqn.train(64)
+    assert all(not torch.equal(value, before[key]) for key, value in policy.state_dict().items())
+
+
+def test_q_modules_and_the_kernel_see_one_truth():
+    dqn = DQN("CartPole-v1", dueling=True, **Q_SMALL)
+    obs = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    with torch.no_grad():
+        dqn.policy.q.value[-1].bias.fill_(7.0)
+        dqn.target.q.head[-1].weight.fill_(3.0)
+        np.testing.assert_allclose(dqn.native.net.values(obs), dqn.policy(torch.from_numpy(obs)), atol=1e-5)
+    assert (dqn.native.target_parameters["q.head.2.weight"] == 3.0).all()
+    dqn.native.epsilon = 0.25
+    assert dqn.policy.epsilon == 0.25
+    with pytest.raises(AttributeError, match="policy must be given to the constructor"):
+        dqn.policy = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("hidden", [[], [16], [16, 8], [16, 8, 8]])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_initial_q_weights_are_the_modules(hidden, dueling):
+    dqn = DQN("Acrobot-v1", dueling=dueling, **{**Q_SMALL, "hidden_sizes": hidden})
+    module = QPolicy(DiscreteQNetwork(6, 3, hidden, "relu", dueling, Rng(9)), 3)
+    weights = NativeQPolicy.make(dqn.spec, dqn.config, Rng(9)).weights()
+    assert list(weights) == list(module.state_dict())
+    for name, array in weights.items():
+        np.testing.assert_array_equal(array, module.state_dict()[name].numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"dueling": True, "n_step": 3, "prioritized": True, "loss": "mse"}])
+def test_both_q_updates_from_one_state(options):
+    """The PyTorch update stays callable on the native path, with the kernel's moments; both do the same."""
+    one, other = (DQN("CartPole-v1", seed=5, target_update_freq=7, **options, **Q_SMALL) for _ in range(2))
+    for dqn in (one, other):
+        dqn.train(60)
+    for _ in range(3):
+        for dqn in (one, other):
+            dqn.counters.env_steps += 5
+        expected = {key: float(value) for key, value in one.update(one.sample()).items()}
+        assert other.update_native(other.sample()) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        np.testing.assert_allclose(one.native.net.parameters, other.native.net.parameters, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(one.native.net.target, other.native.net.target, rtol=0, atol=1e-5)
+    assert one.native.net.step == other.native.net.step
+
+
+class Listener(Callback):
+    """What must see each round."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_rollout_end(self, *, batch, **info):
+        self.steps.append(len(batch))
+
+
+class Rows(Callback):
+    def __init__(self):
+        self.rows = []
+
+    def on_step(self, *, step, metrics, **info):
+        self.rows.append((step, {key: value for key, value in metrics.items() if not key.startswith("time/")}))
+
+
+def everything(dqn):
+    """All that a training changes, by name."""
+    buffer, environment = dqn.buffer.get_state(), dqn.collector.state()
+    return {
+        "parameters": dqn.native.net.parameters, "target": dqn.native.net.target, **dqn.optimizer.state(),
+        **{f"memory {key}": value for key, value in buffer.items()},
+        **{f"environment {key}": value for key, value in environment.items()}, "obs": dqn.collector.observe(),
+        "action_rng": dqn.collector.rng.get_state(), "rng": dqn.rng.get_state(), "counters": dqn.counters,
+        "epsilon": dqn.actor.epsilon, "period": dqn._target_period,
+    }  # fmt: skip
+
+
+def assert_equal(one, other):
+    ours, theirs = everything(one), everything(other)
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, theirs[key], err_msg=key)
+        else:
+            assert value == theirs[key], key
+
+
+ROUNDS = {
+    "as it is": {},
+    "several environments": {"n_envs": 3, "train_freq": 8, "gradient_steps": -1, "target_update_freq": 50},
+    "many environments": {"n_envs": 5, "gradient_steps": 3, "learning_rate_schedule": "linear", "seed": 3},
+    "soft targets": {"tau": 0.1, "target_update_freq": 1, "double_dqn": False, "loss": "mse", "max_grad_norm": None},
+    "rainbow": {"dueling": True, "n_step": 3, "n_envs": 2, "gradient_steps": 2, "hidden_sizes": [24, 8]},
+    "from the first step": {"learning_starts": 0, "batch_size": 300, "train_freq": 5},
+    "explored to the end": {"exploration_fraction": 1.0, "exploration_final_eps": 0.3, "activation": "tanh"},
+}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
+@pytest.mark.parametrize("case", ROUNDS)
+def test_fused_rounds_are_the_single_steps(env, case):
+    settings = {"seed": 1, **Q_SMALL, **ROUNDS[case]}
+    rows, listener = (Rows(), Rows()), Listener()
+    fused = DQN(env, callbacks=[rows[0]], **settings)
+    stepped = DQN(env, callbacks=[rows[1], listener], **settings)
+    assert (fused.fused(), stepped.fused()) == (True, False)
+    for total in (1_203, 150):
+        a, b = fused.train(total), stepped.train(total)
+        assert_equal(fused, stepped)
+        assert a.keys() == b.keys()
+    assert rows[0].rows == rows[1].rows
+    assert len(rows[0].rows) > 100
+    assert sum(listener.steps) == fused.counters.env_steps
+    assert fused.counters.updates > 100
+
+
+def test_rounds_may_be_cut_anywhere():
+    one, other = (DQN("CartPole-v1", seed=2, n_envs=2, train_freq=4, **Q_SMALL) for _ in range(2))
+    for dqn in (one, other):
+        dqn.counters.horizon_steps = 1_000
+    assert len(one.rounds(400)) == 400
+    for _ in range(100):
+        other.rounds(1)
+    assert_equal(one, other)
+
+
+class Calm(DQN):
+    def explore(self):
+        self.actor.epsilon = 0.5
+
+
+STEP_BY_STEP = {
+    "a foreign environment": (DQN, probes.MatchTheSign, {}, "the environment is not native"),
+    "a reward": (DQN, "CartPole-v1", {"reward_fn": "sign"}, "there is a reward_fn"),
+    "normalisation": (DQN, "CartPole-v1", {"normalize_obs": True}, "observations are normalised"),
+    "priorities": (DQN, "CartPole-v1", {"prioritized": True}, "the memory is not the uniform one"),
+    "files": (DQN, "CartPole-v1", {"buffer": {"name": "mmap", "hot_size": 200}}, "the memory is not the uniform one"),
+    "a method of one's own": (Calm, "CartPole-v1", {}, "Calm changes explore"),
+}
+
+
+@pytest.mark.parametrize("case", STEP_BY_STEP)
+def test_what_python_must_see_goes_step_by_step(case):
+    kind, env, options, reason = STEP_BY_STEP[case]
+    dqn = kind(env, **options, **Q_SMALL)
+    assert (dqn.backend, dqn.fused()) == ("native", False)
+    assert dqn.backend_reason.endswith(f"; step by step, since {reason}")
+    dqn.train(100)
+    assert dqn.counters.updates == 71
+    assert DQN("CartPole-v1", **Q_SMALL).backend_reason.endswith("; whole rounds in one call")
+
+
+def test_watching_does_not_stop_the_rounds():
+    watched = DQN("CartPole-v1", callbacks=[Callback(), EvalCallback(2, 2)], **Q_SMALL)
+    assert watched.fused()
+    watched.callbacks.extend([Listener()])
+    assert not watched.fused()
+
+
+def test_transitions_are_arrays_until_tensors_are_asked_for():
+    dqn = DQN("CartPole-v1", **Q_SMALL)
+    dqn.train(40)
+    batch = dqn.sample()
+    assert isinstance(batch.array("obs"), np.ndarray)
+    assert batch.array("weights") is batch.weights is None
+    assert batch.obs.data_ptr() == batch.array("obs").ctypes.data
+    assert len(batch) == 16
+    with pytest.raises(TypeError, match="missing"):
+        TransitionBatch()

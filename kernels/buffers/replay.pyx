@@ -648,7 +648,9 @@ cdef class ReplayBuffer:
         """How another kernel fills and samples this memory, or None where it is not plain float32 transitions drawn
         alike. Valid as long as the memory lives; no other thread may use that meanwhile. Internal.
         """
-        if self.weighted or self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
+        if type(self) is not ReplayBuffer:  # whose methods may do more
+            return None
+        if self.layout.n_stacked > 1 or self.layout.extra_dim or self.obs_type != cnp.NPY_FLOAT32:
             return None
         if self.has_next == UNDECIDED:
             self.decide(True)
@@ -998,6 +1000,11 @@ cdef class ReplayBuffer:
         return self.size
 
     @property
+    def frame_slots(self):
+        """How many frames a memory of frame stacks holds; 0 for others."""
+        return self.layout.n_frames if self.layout.n_stacked > 1 else 0
+
+    @property
     def capacity(self):
         """Transitions that fit."""
         return self.layout.capacity
@@ -1027,21 +1034,35 @@ cdef class ReplayBuffer:
         self.reset()
         self.arrange()
 
-    def get_state(self):
-        """Return everything stored as a dict of arrays, numbers and strings (a copy)."""
+    def get_state(self, since=0, since_frame=None):
+        """Return everything stored as a dict of arrays, numbers and strings (a copy).
+
+        Parameters
+        ----------
+        since
+            Leave out the ``rows`` of the first `since` transitions that were ever pushed.
+        since_frame
+            Of a memory of frame stacks: ``frames`` (K, bytes) are those from this number on, in the order of their
+            numbers, up to ``next_frame``. None: as `set_state` takes them, frame f in row ``f % frame_slots``.
+        """
         cdef Layout* layout = &self.layout
-        cdef cnp.ndarray rows = np.empty((self.size, layout.row), np.uint8)
+        cdef str where = f"{self.name}.get_state"
+        cdef i64 first = max(<i64>as_index(since, where, "since"), self.count - self.size), i
+        cdef cnp.ndarray rows = np.empty((max(self.count - first, 0), layout.row), np.uint8)
         cdef char* data = <char*>cnp.PyArray_DATA(rows)
-        cdef i64 i
-        for i in range(self.size):
-            memcpy(data + i * layout.row, record(layout, (self.count - self.size + i) % layout.capacity), layout.row)
+        for i in range(self.count - first):
+            memcpy(data + i * layout.row, record(layout, (first + i) % layout.capacity), layout.row)
         state = {
             "config": repr(self.config), "columns": repr(self.column_dims), "count": int(self.count),
             "has_next": int(self.has_next), "rows": rows,
         }
         if layout.n_stacked > 1:
             frames = self.frame_memory.reshape(layout.n_frames, layout.frame_bytes)
-            state["frames"] = frames[: min(layout.next_frame, layout.n_frames)].copy()
+            if since_frame is None:
+                state["frames"] = frames[: min(layout.next_frame, layout.n_frames)].copy()
+            else:
+                oldest = max(as_index(since_frame, where, "since_frame"), layout.next_frame - layout.n_frames)
+                state["frames"] = frames[np.arange(oldest, layout.next_frame) % layout.n_frames]
             state["next_frame"] = int(layout.next_frame)
             state["previous"] = np.array(self.previous)
         return state
@@ -1516,15 +1537,15 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         self.plant()
         ReplayBuffer.clear(self)
 
-    def get_state(self):
-        """As `ReplayBuffer.get_state`, with the leaves (size,) float32 of the tree, oldest first."""
+    def get_state(self, since=0, since_frame=None):
+        """As `ReplayBuffer.get_state`, with all leaves (size,) float32 of the tree, oldest first."""
         cdef i64 i
         cdef cnp.ndarray leaves = np.empty(self.size, np.float32)
         for i in range(self.size):
             (<f32*>cnp.PyArray_DATA(leaves))[i] = self.tree.leaves[
                 (self.count - self.size + i) % self.layout.capacity
             ]
-        state = ReplayBuffer.get_state(self)
+        state = ReplayBuffer.get_state(self, since, since_frame)
         state.update(leaves=leaves, beta=self.beta_, highest_priority=self.highest)
         return state
 

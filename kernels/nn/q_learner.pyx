@@ -1,7 +1,7 @@
 """The native update of DQN, and its whole training on native environments: what its PyTorch `update` defines.
 
-Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is worked through `HALF` rows at
-a time, which with the states they led to are one product per layer.
+Two perceptrons on flat blocks of parameters, online and target (see layers.pxd). A batch is worked through `HALF` rows
+at a time, which with the states they led to are one product per layer.
 """
 
 import threading
@@ -15,7 +15,7 @@ from libc.math cimport fabs, sqrt
 from libc.string cimport memcpy, memset
 
 from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
-from kernels.checks cimport as_index, check_out
+from kernels.checks cimport as_index, check_out, share_memory
 from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from kernels.nn.layers cimport (
     CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
@@ -23,6 +23,8 @@ from kernels.nn.layers cimport (
 )
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox, unit_f32
 from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
+
+from rlox.kernels.rng import Rng
 
 cnp.import_array()
 
@@ -34,7 +36,9 @@ cdef extern from "<time.h>":
     int TIME_UTC
 
 cdef enum:
-    HALF = CHUNK >> 1  # by a shift: with checked division it would be no constant
+    HALF = CHUNK >> 1  # a division would be a call in the debug build
+
+METRICS = ("q_loss", "q_value", "td_error", "grad_norm")  # of an update, means over its batch
 
 
 # Q(s, .) of a trunk (which may have no layers) and a head; where dueling, of a value's head beside it.
@@ -55,7 +59,6 @@ cdef struct Sums:
     f64 loss
     f64 value
     f64 td_error
-    f64 norm
 
 
 # A batch; weights NULL where all rows count alike.
@@ -116,14 +119,6 @@ cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) no
     return -1
 
 
-cdef dict metrics_of(const Sums* sums, Py_ssize_t rows, i64 n_updates):
-    """Means over the rows of all updates."""
-    return {
-        "q_loss": sums.loss / (rows * n_updates), "q_value": sums.value / (rows * n_updates),
-        "td_error": sums.td_error / (rows * n_updates), "grad_norm": sums.norm / n_updates,
-    }
-
-
 cdef inline f64 now() noexcept nogil:
     cdef timespec t
     timespec_get(&t, TIME_UTC)
@@ -135,12 +130,31 @@ cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noe
     return end if progress >= fraction else start + (end - start) * progress / fraction
 
 
+cdef i64 whole(object value, i64 low, str where, str name) except? -2:
+    """`value` as an integer of at least `low`."""
+    found = as_index(value, where, name)
+    if not low <= found < 1 << 62:
+        raise ValueError(f"{where}: {name} must be >= {low} and below 2**62, got {found}")
+    return found
+
+
+cdef f64 as_share(object tau, str where) except? -1.0:
+    cdef f64 share = number(tau, 0.0, where, "tau")
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"{where}: tau must be in (0, 1], got {share:g}")
+    return share
+
+
 def n_parameters(obs_dim: int, n_actions: int, hidden_sizes, dueling: bool = False) -> int:
     """How many numbers the block of `NativeQ` holds."""
-    widths = [obs_dim, *hidden_sizes]
-    if not dueling:
-        return _count([*widths, n_actions])
-    return _count(widths[:-1]) + _count([*widths[-2:], n_actions]) + _count([*widths[-2:], 1])
+    trunk, rest = _shared([obs_dim, *hidden_sizes], dueling)
+    return sum(_count(widths) for widths in (trunk, [*rest, n_actions], [*rest, 1] if dueling else []))
+
+
+def _shared(widths, dueling):
+    """Widths of the trunk, and of what each head has to itself."""
+    layers = max(0, len(widths) - 2) if dueling else 0
+    return widths[:layers + 1], widths[layers:]
 
 
 def _count(widths):
@@ -217,6 +231,8 @@ cdef class NativeQ:
         self.size = n_parameters(obs_dim, n_actions, hidden, dueling)
         for name, block in (("parameters", parameters), ("target", target)):
             check_out(block, cnp.NPY_FLOAT32, "float32", (self.size,), where, name)
+        if share_memory(parameters, target):
+            raise ValueError(f"{where}: parameters and target must share no memory")
         self.parameters, self.target, self.gradient = parameters, target, np.zeros_like(parameters)
         self.moments = {name: np.zeros_like(parameters) for name in ("exp_avg", "exp_avg_sq")}
         self.p = <f32*>cnp.PyArray_DATA(self.parameters)
@@ -238,8 +254,7 @@ cdef class NativeQ:
 
     cdef int make(self, Values* q, f32* block, list widths, bint tanh, bint dueling) except -1:
         cdef Py_ssize_t at = 0
-        cdef list trunk = widths[:-1] if dueling else widths[:1]
-        cdef list rest = widths[-2:] if dueling else widths
+        trunk, rest = _shared(widths, dueling)
         q.dueling = dueling
         at = build(&q.trunk, trunk, tanh, block, self.g, at, self.held)
         q.trunk.activated = True
@@ -356,7 +371,6 @@ cdef class NativeQ:
                         Sums* sums) noexcept nogil:
         """Gradient of the batch into self.gradient, |TD errors| (n,) into `td_errors`; the weights are packed."""
         cdef Py_ssize_t start = 0, half, i, j, a = self.n_outputs, d = self.obs_dim, ld = padded(a)
-        cdef Py_ssize_t forward_rows
         cdef f64 scale = 1.0 / n, weight, error, slope, loss, mean
         cdef const f32* q
         cdef f32* d_q
@@ -434,6 +448,15 @@ cdef class NativeQ:
              <f32>sqrt(1.0 - 0.999 ** <f64>self.step), <f32>1e-8)
         return norm
 
+    cdef void learn(self, const Rows* rows, Py_ssize_t n, const Options* options, f64 rate, f32* td_errors,
+                    f64* metrics) noexcept nogil:
+        """One gradient step, its `METRICS` into `metrics`; the weights are packed before, and not after."""
+        cdef Sums sums
+        memset(&sums, 0, sizeof(sums))
+        self.gradients(rows, n, options, td_errors, &sums)
+        metrics[0], metrics[1], metrics[2] = sums.loss / n, sums.value / n, sums.td_error / n
+        metrics[3] = self.take_step(rate, options.max_grad_norm)
+
     def apply(self, learning_rate, max_grad_norm=None) -> float:
         """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
         cdef f64 rate = number(learning_rate, 0.0, "NativeQ.apply", "learning_rate")
@@ -445,7 +468,7 @@ cdef class NativeQ:
 
     def move_target(self, tau) -> None:
         """Move the target network by the share tau in (0, 1] of the way to the online one; 1 copies it."""
-        cdef f64 share = number(tau, 0.0, "NativeQ.move_target", "tau")
+        cdef f64 share = as_share(tau, "NativeQ.move_target")
         with self.lock:
             lerp(self.t, self.p, self.size, <f32>share)
 
@@ -477,7 +500,8 @@ cdef class NativeQ:
         Returns
         -------
         metrics, td_errors
-            ``q_loss q_value td_error grad_norm``, and (B,) float32, how far each value was from its target.
+            ``q_loss q_value td_error grad_norm``, means over the batch, and (B,) float32, how far each value was from
+            its target. NaN in the data or the weights makes them NaN.
         """
         cdef str where = "NativeQ.update"
         cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
@@ -488,66 +512,74 @@ cdef class NativeQ:
             raise ValueError(f"{where}: obs must hold at least one row, got none")
         cdef cnp.ndarray next_ = given(next_obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "next_obs")
         cdef cnp.ndarray actions_ = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
-        cdef list columns = [
-            given(column, cnp.NPY_FLOAT32, "float32", (n,), where, name)
-            for name, column in (("rewards", rewards), ("discounts", discounts), ("weights", weights))
-            if column is not None
-        ]
+        cdef cnp.ndarray rewards_ = given(rewards, cnp.NPY_FLOAT32, "float32", (n,), where, "rewards")
+        cdef cnp.ndarray discounts_ = given(discounts, cnp.NPY_FLOAT32, "float32", (n,), where, "discounts")
+        cdef cnp.ndarray weights_ = None
         cdef const i64* choices = <const i64*>cnp.PyArray_DATA(actions_)
         for i in range(n):
             if choices[i] < 0 or choices[i] >= self.n_outputs:
                 raise ValueError(f"{where}: actions must be in [0, {self.n_outputs}), got {choices[i]}")
         cdef Rows rows = Rows(
             obs=<const f32*>cnp.PyArray_DATA(obs_), next_obs=<const f32*>cnp.PyArray_DATA(next_), actions=choices,
-            rewards=<const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[0]),
-            discounts=<const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[1]), weights=NULL,
+            rewards=<const f32*>cnp.PyArray_DATA(rewards_), discounts=<const f32*>cnp.PyArray_DATA(discounts_),
+            weights=NULL,
         )
         if weights is not None:
-            rows.weights = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[2])
+            weights_ = given(weights, cnp.NPY_FLOAT32, "float32", (n,), where, "weights")
+            rows.weights = <const f32*>cnp.PyArray_DATA(weights_)
         cdef cnp.ndarray td_errors = np.empty(n, np.float32)
-        cdef Sums sums
-        memset(&sums, 0, sizeof(sums))
+        cdef f64[4] metrics
         with self.lock:
             with nogil:
                 pack_all(&self.online, True)
                 pack_all(&self.aim, False)
-                self.gradients(&rows, n, &options, <f32*>cnp.PyArray_DATA(td_errors), &sums)
-                sums.norm = self.take_step(rate, options.max_grad_norm)
-        return metrics_of(&sums, n, 1), td_errors
+                self.learn(&rows, n, &options, rate, <f32*>cnp.PyArray_DATA(td_errors), metrics)
+        return dict(zip(METRICS, [metrics[0], metrics[1], metrics[2], metrics[3]])), td_errors
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, epsilon, learning_rate, annealed,
-               gamma, double_dqn, loss, max_grad_norm, tau, target_update_freq, target_period):
+               gamma, double_dqn, loss, max_grad_norm, tau, target_update_freq, target_period, seconds=0.2):
         """Rounds of acting, stepping, remembering and learning, without Python in between.
 
-        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step.
+        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step; how
+        they are cut into calls changes nothing.
 
         Parameters
         ----------
         stepper, memory
-            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return.
+            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return; no other thread may use them meanwhile.
         action_rng, replay_rng
             `Rng` of the actions and of what is drawn from the memory.
         obs
             (N, D) float32, where the environments are; in place, where they are afterwards.
-        n_rounds, env_steps, horizon_start, horizon_steps
-            How many rounds, and the counters of `rlox.loops.Counters` before them.
+        n_rounds
+            How many rounds at most.
+        env_steps, horizon_start, horizon_steps
+            Of `rlox.loops.Counters`, as they stand before.
         update_from
             Environment steps from which on there are updates.
         epsilon
-            Its start, end, and the fraction of the horizon in which it goes from one to the other.
+            Its start, its end, and the fraction of the horizon over which it goes from one to the other.
+        annealed
+            Whether the learning rate goes linearly to 0 at the horizon.
         target_period
             ``env_steps // target_update_freq`` when the target network was last moved.
-        annealed
-            Whether the learning rate goes linearly to 0.
+        seconds
+            No round begins after this time, so that a signal is seen.
         train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, double_dqn, loss, \
         max_grad_norm, tau, target_update_freq
             Of `rlox.config.DQNConfig`.
 
         Returns
         -------
-        metrics, n_updates, update_s
-            As `update` returns them, means over the updates (empty where there were none); their number and time.
+        n_steps
+            Environment steps taken.
+        metrics
+            (U, 4) float64, a row for each of the U updates: `METRICS`.
+        target_period
+            As it stands now.
+        update_s
+            Seconds of the updates.
         episode_returns, episode_lengths
             (E,) float64 and int64 of the episodes that ended.
         """
@@ -556,6 +588,9 @@ cdef class NativeQ:
             raise TypeError(f"{where}: stepper must be what VecEnv.stepper() returns, got {type(stepper).__name__}")
         if not PyCapsule_IsValid(memory, RLOX_REPLAY_CAPSULE):
             raise TypeError(f"{where}: memory must be what ReplayBuffer.access() returns, got {type(memory).__name__}")
+        for name, rng in (("action_rng", action_rng), ("replay_rng", replay_rng)):
+            if not isinstance(rng, Rng):
+                raise TypeError(f"{where}: {name} must be a rlox.kernels.rng.Rng, got {type(rng).__name__}")
         cdef rlox_stepper* env = <rlox_stepper*>PyCapsule_GetPointer(stepper, RLOX_STEPPER_CAPSULE)
         cdef rlox_replay_access* replay = <rlox_replay_access*>PyCapsule_GetPointer(memory, RLOX_REPLAY_CAPSULE)
         cdef Py_ssize_t n = env.n, d = env.obs_dim, a = self.n_outputs, i
@@ -566,26 +601,28 @@ cdef class NativeQ:
             )
         check_out(obs, cnp.NPY_FLOAT32, "float32", (n, d), where, "obs")
         cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
-        cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate"), share = number(tau, 0.0, where, "tau")
-        cdef f64 gamma_ = number(gamma, 0.0, where, "gamma")
-        cdef f64 first = epsilon[0], last = epsilon[1], fraction = epsilon[2], progress, chance
+        cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate"), share = as_share(tau, where)
+        cdef f64 gamma_ = number(gamma, 0.0, where, "gamma"), patience = number(seconds, 0.0, where, "seconds")
+        if not isinstance(epsilon, (tuple, list)) or len(epsilon) != 3:
+            raise ValueError(f"{where}: epsilon must be its start, its end and a fraction, got {epsilon!r}")
+        cdef f64 first = number(epsilon[0], 0.0, where, "epsilon"), last = number(epsilon[1], 0.0, where, "epsilon")
+        cdef f64 fraction = number(epsilon[2], 0.0, where, "epsilon"), progress, chance
         cdef bint falling = annealed
-        cdef list counts = [
-            as_index(value, where, name)
-            for name, value in (
-                ("n_rounds", n_rounds), ("train_freq", train_freq), ("batch_size", batch_size),
-                ("target_update_freq", target_update_freq),
-            )
-        ]
-        if min(counts) < 1:
-            raise ValueError(
-                f"{where}: n_rounds, train_freq, batch_size and target_update_freq must be >= 1, got {counts}"
-            )
-        cdef i64 rounds = counts[0], freq = counts[1], period = counts[3]
-        cdef Py_ssize_t size = counts[2]
-        cdef i64 per_update = as_index(gradient_steps, where, "gradient_steps")
-        cdef i64 steps = env_steps, start = horizon_start, horizon = max(1, horizon_steps), warm = learning_starts
-        cdef i64 since = update_from, moved = target_period, taken, k, n_updates = 0, ended = 0, steps_per_round = -(-freq // n)
+        cdef i64 rounds = whole(n_rounds, 1, where, "n_rounds"), freq = whole(train_freq, 1, where, "train_freq")
+        cdef i64 per_update = whole(gradient_steps, -1, where, "gradient_steps")
+        cdef Py_ssize_t size = whole(batch_size, 1, where, "batch_size")
+        cdef i64 period = whole(target_update_freq, 1, where, "target_update_freq")
+        cdef i64 steps = whole(env_steps, 0, where, "env_steps")
+        cdef i64 start = whole(horizon_start, 0, where, "horizon_start")
+        cdef i64 horizon = max(1, whole(horizon_steps, 0, where, "horizon_steps"))
+        cdef i64 warm = whole(learning_starts, 0, where, "learning_starts")
+        cdef i64 since = whole(update_from, 0, where, "update_from")
+        cdef i64 moved = whole(target_period, 0, where, "target_period")
+        if per_update == 0:
+            raise ValueError(f"{where}: gradient_steps must be >= 1, or -1, got 0")
+        cdef i64 per_round = (freq + n - 1) // n * n, k, n_updates = 0, ended = 0, steps_before = steps
+        if per_update < 0:
+            per_update = per_round
         # All memory first: none is asked for in the loop.
         cdef cnp.ndarray other = np.empty((3, n, d), np.float32)
         cdef cnp.ndarray chosen = np.empty(n, np.int64)
@@ -595,8 +632,9 @@ cdef class NativeQ:
         cdef cnp.ndarray batch = np.empty((2, size, d), np.float32)
         cdef cnp.ndarray columns = np.empty((4, size), np.float32)
         cdef cnp.ndarray picked = np.empty(size, np.int64)
-        cdef cnp.ndarray returns = np.empty(rounds * steps_per_round * n, np.float64)
-        cdef cnp.ndarray lengths = np.empty(rounds * steps_per_round * n, np.int64)
+        cdef cnp.ndarray metrics = np.empty((rounds * per_update, 4), np.float64)
+        cdef cnp.ndarray returns = np.empty(rounds * per_round, np.float64)
+        cdef cnp.ndarray lengths = np.empty(rounds * per_round, np.int64)
         cdef f32* here = <f32*>cnp.PyArray_DATA(other)
         cdef f32* after = here + n * d
         cdef f32* final_ = after + n * d
@@ -616,6 +654,7 @@ cdef class NativeQ:
         cdef f32* discounts = batch_rewards + size
         cdef f32* td_errors = discounts + size
         cdef i64* batch_choices = <i64*>cnp.PyArray_DATA(picked)
+        cdef f64* metrics_ = <f64*>cnp.PyArray_DATA(metrics)
         cdef f64* returns_ = <f64*>cnp.PyArray_DATA(returns)
         cdef i64* lengths_ = <i64*>cnp.PyArray_DATA(lengths)
         cdef f32* obs_ = <f32*>cnp.PyArray_DATA(<cnp.ndarray>obs)
@@ -625,18 +664,14 @@ cdef class NativeQ:
         cdef Rows rows = Rows(obs=batch_obs, next_obs=batch_next, actions=batch_choices, rewards=batch_rewards,
                               discounts=discounts, weights=NULL)
         cdef Block x
-        cdef Sums sums
-        cdef f64 update_s = 0.0, began
-        cdef u64 seed
-        memset(&sums, 0, sizeof(sums))
+        cdef f64 update_s = 0.0, called = now(), began
         with self.lock:
             with nogil:
                 pack_all(&self.online, True)
                 pack_all(&self.aim, False)
                 memcpy(here, obs_, n * d * sizeof(f32))
                 for _ in range(rounds):
-                    taken = 0
-                    while taken < freq:
+                    for k in range(per_round // n):
                         if steps < warm:
                             position = self.wander(choices, n, key, position)
                         else:
@@ -657,34 +692,32 @@ cdef class NativeQ:
                         here = after
                         after = swapped
                         steps += n
-                        taken += n
-                    if steps < since:
-                        continue
                     began = now()
-                    for k in range(taken if per_update == -1 else per_update):
-                        x = philox(replay_key, replay_position, DOMAIN_RNG)
-                        replay_position += 1
-                        seed = below(join(x.a, x.b), <u64>1 << 63)
-                        replay.sample(replay.self, size, seed, batch_obs, batch_next, batch_actions, batch_rewards,
-                                      terminated, truncated, discounts)
-                        for i in range(size):
-                            batch_choices[i] = <i64>batch_actions[i]
-                            if terminated[i]:
-                                discounts[i] = 0.0
-                            elif replay.n_step == 1:
-                                discounts[i] = <f32>gamma_
+                    if steps >= since:
+                        progress = bounded((steps - start) / <f64>horizon, 0.0, 1.0)
                         if steps // period != moved:
                             lerp(self.t, self.p, self.size, <f32>share)
                             pack_all(&self.aim, False)
                             moved = steps // period
-                        self.gradients(&rows, size, &options, td_errors, &sums)
-                        progress = bounded((steps - start) / <f64>horizon, 0.0, 1.0)
-                        sums.norm += self.take_step(rate * (1.0 - progress) if falling else rate, options.max_grad_norm)
-                        pack_all(&self.online, True)
-                        n_updates += 1
-                    update_s += now() - began
+                        for k in range(per_update):
+                            x = philox(replay_key, replay_position, DOMAIN_RNG)
+                            replay_position += 1
+                            replay.sample(replay.self, size, below(join(x.a, x.b), <u64>1 << 63), batch_obs, batch_next,
+                                          batch_actions, batch_rewards, terminated, truncated, discounts)
+                            for i in range(size):
+                                batch_choices[i] = <i64>batch_actions[i]
+                                if terminated[i]:
+                                    discounts[i] = 0.0
+                                elif replay.n_step == 1:
+                                    discounts[i] = <f32>gamma_
+                            self.learn(&rows, size, &options, rate * (1.0 - progress) if falling else rate, td_errors,
+                                       metrics_ + 4 * n_updates)
+                            pack_all(&self.online, True)
+                            n_updates += 1
+                        update_s += now() - began
+                    if now() - called > patience:
+                        break
                 memcpy(obs_, here, n * d * sizeof(f32))
         action_rng.skip(position - begun)
         replay_rng.skip(replay_position - replay_begun)
-        metrics = metrics_of(&sums, size, n_updates) if n_updates else {}
-        return metrics, n_updates, update_s, returns[:ended], lengths[:ended]
+        return steps - steps_before, metrics[:n_updates], moved, update_s, returns[:ended], lengths[:ended]

@@ -25,23 +25,17 @@ class A2C(OnPolicyAlgorithm):
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """One gradient step on the whole rollout; metrics as tensors ()."""
-        from rlox.losses import normalized, policy_gradient, value_loss
-        from rlox.policies import policy_outputs
+        from rlox.losses import a2c_loss, normalized
 
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
-        log_probs, entropy, values = policy_outputs(self.policy, batch.obs[:], batch.actions)
-        p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, batch.returns, batch.values)
-        mean_entropy = entropy.mean()
-        norm = self.optimizer.step(p_loss + c.vf_coef * v_loss - c.ent_coef * mean_entropy, c.max_grad_norm)
-        return {
-            "policy_loss": p_loss.detach(),
-            "value_loss": v_loss.detach(),
-            "entropy": mean_entropy.detach(),
-            "grad_norm": norm,
-            "explained_variance": batch.explained_variance(),
-        }
+        loss, metrics = self.compiled(a2c_loss)(
+            self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef
+        )
+        metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        metrics["explained_variance"] = batch.explained_variance()
+        return metrics
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""

@@ -20,7 +20,7 @@ from rlox.evaluation import Evaluation, evaluate, torch_threads, unchecked_distr
 from rlox.gym_vec_env import whole_games
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
-from rlox.native import NativeOptimizer, NativePolicy
+from rlox.native import NativeActor, NativeOptimizer
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
@@ -61,6 +61,8 @@ class OnlineAlgorithm:
         that are put on `policy` later. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+    compile : bool
+        Whether PyTorch compiles the losses (`rlox.compiling`), which takes it some ten seconds at the first update.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     reward_fn : callable or str, optional
@@ -89,7 +91,7 @@ class OnlineAlgorithm:
 
     collector: RolloutCollector | ReplayCollector
     optimizer: FlatOptimizer | NativeOptimizer
-    native: NativePolicy | None = None  # what the kernel computes, where the backend is native
+    native: NativeActor | None = None  # what the kernel computes, where the backend is native
     normalizer: VecNormalize | None = None
 
     def __init__(
@@ -104,6 +106,7 @@ class OnlineAlgorithm:
         device: str = "auto",
         backend: str = "auto",
         threads: int = 1,
+        compile: bool = False,
         env_kwargs: dict[str, Any] | None = None,
         reward_fn: RewardFn | None = None,
         env_wrappers: Sequence[Any] = (),
@@ -117,6 +120,10 @@ class OnlineAlgorithm:
         self.n_envs = n_envs
         self.seed = seed
         self.threads = threads
+        if not isinstance(compile, bool):
+            raise TypeError(f"{where}: compile must be true or false, got {compile!r}")
+        self.compile = compile
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.env_kwargs = dict(env_kwargs or {})
         self.callbacks = CallbackList([*(callbacks or ()), *([logger] if logger is not None else ())])
         self.counters = loops.Counters()
@@ -168,7 +175,7 @@ class OnlineAlgorithm:
             raise ValueError(f"{where}: backend must be known, got {backend!r}; {nearest(backend, BACKENDS)}")
         if backend == "torch":
             return "torch", "as asked"
-        obstacle = self._native_obstacle(policy, device)
+        obstacle = "compile is for PyTorch" if self.compile else self._native_obstacle(policy, device)
         if obstacle is None:
             return "native", "a perceptron on the CPU, computed as the PyTorch update defines it"
         if backend == "native":
@@ -177,7 +184,28 @@ class OnlineAlgorithm:
 
     def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
         """Why the native path cannot run; None where it can."""
-        return f"{self.name} has no native update yet"
+        if not hasattr(self, "update_native"):
+            return f"{self.name} has no native update yet"
+        if device == "cuda":
+            return "it runs on the CPU, and device is cuda"
+        definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
+        if "update_native" not in vars(definer):
+            return f"{definer.__name__} has an update of its own"
+        found = self._kernel_obstacle(policy)
+        if found is None and device == "auto" and self._kernel_size() >= CUDA_PAYS_FROM:
+            import torch
+
+            if torch.cuda.is_available():
+                return "so large a policy is faster on the GPU"
+        return found
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        """Why the kernel cannot compute this policy exactly; None where it can."""
+        raise NotImplementedError
+
+    def _kernel_size(self) -> int:
+        """How many parameters the default policy has."""
+        raise NotImplementedError
 
     def _make_policy(self, policy: nn.Module | None) -> None:
         """Set `policy` to the default one, or the user's after its checks; or `native`."""
@@ -197,13 +225,35 @@ class OnlineAlgorithm:
         )
 
     @property
-    def actor(self) -> nn.Module | NativePolicy:
+    def policy(self) -> nn.Module:
+        """The module that is trained; on the native path it is made when it is first asked for, and has views of the
+        kernel's parameters for its own."""
+        return self._policy if self.native is None else self.native.module()
+
+    @policy.setter
+    def policy(self, module: nn.Module) -> None:
+        if self.native is not None or hasattr(self, "_policy"):
+            raise AttributeError(f"{type(self).__name__}: policy must be given to the constructor, and stays the same")
+        self._policy = module
+
+    @property
+    def actor(self) -> nn.Module | NativeActor:
         """What acts in collection and evaluation."""
         return self.policy if self.native is None else self.native
 
     def _setup(self) -> None:
         """What comes once policy and device are there: optimisers, normalisation, further networks."""
         raise NotImplementedError
+
+    def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """`loss` itself, or where `compile` asks for it what PyTorch makes of it, the same at every call."""
+        if not self.compile:
+            return loss
+        if loss not in self._compiled:
+            from rlox.compiling import CompiledLoss
+
+            self._compiled[loss] = CompiledLoss(loss, self.device)
+        return self._compiled[loss]
 
     def update(self, batch) -> dict[str, torch.Tensor]:
         """One update; scalar metrics, still tensors."""
@@ -295,8 +345,15 @@ class OnlineAlgorithm:
                 **options,
             )
 
-    def save(self, path: str | os.PathLike, **header: Any) -> None:
-        """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header."""
+    def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
+        """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header.
+
+        `memory`: off-policy, the replay memory too, in files of ``memory/`` beside it that hold what is new since the
+        last time; `from_checkpoint` finds them there.
+        """
+        save_checkpoint(path, self._checkpoint(**header))
+
+    def _checkpoint(self, **header: Any) -> Checkpoint:
         c = self.counters
         generators = {"action": self.collector.rng.get_state(), self.stream.name.lower(): self.rng.get_state()}
         reward_fn = self.collector.reward_fn
@@ -334,7 +391,7 @@ class OnlineAlgorithm:
             "generators": self._torch_generator(),
         }
         own_info, own_tensors = self._own_state()
-        save_checkpoint(path, Checkpoint({**info, **own_info}, {**tensors, **own_tensors}))
+        return Checkpoint({**info, **own_info}, {**tensors, **own_tensors})
 
     def _torch_generator(self) -> dict[str, np.ndarray]:
         if self.native is not None:
@@ -366,8 +423,10 @@ class OnlineAlgorithm:
     ):
         """Restore an algorithm; on a native environment it continues as if it had never stopped.
 
-        Off-policy, the memory starts empty: `load_buffer` brings back what `save_buffer` kept, and without it the
-        restored policy fills it with `learning_starts` steps before the first update.
+        Off-policy, the replay memory is restored when it is first used, from the files that stand beside the
+        checkpoints of `rlox train` (and of ``save(path, memory=True)``), or by `load_buffer` from what `save_buffer`
+        kept. Without either it starts empty, a `RuntimeWarning` says so where files are missing, and the restored
+        policy fills it with `learning_starts` steps before the first update.
 
         Parameters
         ----------

@@ -8,24 +8,26 @@ Stable-Baselines3; time limits bootstrap and are no terminations.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 from rlox.algorithms.base import load_weights_, weights_of
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.checkpoint import Checkpoint
 from rlox.config import DQNConfig
+from rlox.kernels.nn.q_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.loops import interpolated, scheduled
-from rlox.networks import QNetwork, polyak_update
-from rlox.optimizers import FlatOptimizer
-from rlox.policies import QPolicy
+from rlox.loops import Rounds, interpolated, scheduled
+from rlox.native import NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.streams import Stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rlox.policies import QPolicy
 
 
 class DQN(OffPolicyAlgorithm):
@@ -38,68 +40,96 @@ class DQN(OffPolicyAlgorithm):
     Config = DQNConfig
     actions = ("discrete",)
 
+    native: NativeQPolicy | None = None
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        return q_obstacle(self.spec, self.config, policy)
+
+    def _kernel_size(self) -> int:
+        c = self.config
+        return n_parameters(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.dueling)
+
     def _make_policy(self, policy: nn.Module | None) -> None:
-        c, spec = self.config, self.spec
+        c, spec, rng = self.config, self.spec, Rng(self.seed, Stream.INIT)
+        if self.backend == "native":
+            self.native = NativeQPolicy.make(spec, c, rng) if policy is None else NativeQPolicy.adopt(policy, spec)
+            return
+        from torch import nn
+
+        from rlox.networks import DiscreteQNetwork
+        from rlox.policies import QPolicy
+
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
-            rng = Rng(self.seed, Stream.INIT)
-            policy = QNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
+            policy = DiscreteQNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
-        policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
-        self._require_values(policy)
-        self.policy = policy
-
-    @torch.no_grad()
-    def _require_values(self, policy: QPolicy) -> None:
-        spec = self.spec
-        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
-        try:
-            shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
-        except RuntimeError as e:
-            raise ValueError(f"DQN: policy must take observations of shape (B, {str(spec.obs_shape)[1:]}: {e}") from e
-        if shape != (2, spec.n_actions):
-            raise ValueError(
-                f"DQN: policy must return the values of all actions, (B, {spec.n_actions}), got {shape} for B = 2"
-            )
+        self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
+        self._require_outputs(self.policy, spec.n_actions, "the values of all actions")
 
     def _setup(self) -> None:
         c = self.config
-        # Before the optimiser lays the online network's parameters out anew.
-        self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=1e-8)
+        if self.native is not None:
+            self.optimizer = NativeOptimizer(self.native.net, c.learning_rate)
+        else:
+            from rlox.optimizers import FlatOptimizer
+
+            # Before the optimiser lays the online network's parameters out anew.
+            self._target = copy.deepcopy(self.policy).requires_grad_(False)
+            self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, eps=1e-8)
         self._target_period = 0  # environment steps // target_update_freq when the target was last updated
         self.explore()
 
+    @property
+    def target(self) -> QPolicy:
+        """The target network; on the native path made when it is first asked for, with views for parameters."""
+        return self._target if self.native is None else self.native.target()
+
     def explore(self) -> None:
         c = self.config
-        self.policy.epsilon = interpolated(
+        self.actor.epsilon = interpolated(
             c.exploration_initial_eps, c.exploration_final_eps, self.counters.progress, c.exploration_fraction
         )
 
     def exploration(self) -> dict[str, float]:
-        return {"exploration/epsilon": self.policy.epsilon}
+        return {"exploration/epsilon": self.actor.epsilon}
 
-    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
-        """One gradient step; metrics as tensors ()."""
+    def _prepare(self) -> None:
+        """What an update finds: the step size of this moment, and a target network that has moved if it was due."""
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         period = self.counters.env_steps // c.target_update_freq
         if period != self._target_period:
-            polyak_update(self.policy, self.target, c.tau)
+            self._move_target(c.tau)
             self._target_period = period
 
+    def _move_target(self, tau: float) -> None:
+        if self.native is not None:
+            self.native.net.move_target(tau)
+            return
+        from rlox.networks import polyak_update
+
+        polyak_update(self.policy, self.target, tau)
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One gradient step; metrics as tensors ()."""
+        import torch
+        import torch.nn.functional as F
+
+        c = self.config
+        self._prepare()
+        policy, target = self.policy, self.target
         with torch.no_grad():
-            next_values = self.target(batch.next_obs)
+            next_values = target(batch.next_obs)
             if c.double_dqn:
                 # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
-                best = self.policy(batch.next_obs).argmax(-1, keepdim=True)
+                best = policy(batch.next_obs).argmax(-1, keepdim=True)
                 ahead = next_values.gather(-1, best).squeeze(-1)
             else:
                 ahead = next_values.amax(-1)
             targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
 
-        values = self.policy(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+        values = policy(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
         error = F.smooth_l1_loss if c.loss == "huber" else F.mse_loss
         if batch.weights is None:
             loss = error(values, targets)
@@ -117,16 +147,84 @@ class DQN(OffPolicyAlgorithm):
             "grad_norm": grad_norm,
         }
 
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c = self.config
+        self._prepare()
+        columns = ("obs", "actions", "rewards", "next_obs", "discounts", "weights")
+        metrics, td_errors = self.native.net.update(
+            *map(batch.array, columns),
+            learning_rate=self.optimizer.learning_rate,
+            double_dqn=c.double_dqn,
+            loss=c.loss,
+            max_grad_norm=c.max_grad_norm,
+        )
+        if batch.indices is not None:
+            self.buffer.update_priorities(batch.indices, td_errors.astype(np.float64))
+        return metrics
+
+    def rounds(self, n_steps: int) -> Rounds:
+        c, counters, collector = self.config, self.counters, self.collector
+        per_round = -(-c.train_freq // self.n_envs) * self.n_envs
+        per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
+        # The kernel has room for the metrics of all updates before it begins.
+        n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
+        obs = collector.observe()
+        taken, table, self._target_period, update_s, returns, lengths = self.native.net.rounds(
+            collector.env.stepper(),
+            self.buffer.access(),
+            collector.rng,
+            self.rng,
+            obs,
+            n_rounds,
+            env_steps=counters.env_steps,
+            horizon_start=counters.horizon_start,
+            horizon_steps=counters.horizon_steps,
+            update_from=self.memory_start + c.learning_starts,
+            target_period=self._target_period,
+            epsilon=(c.exploration_initial_eps, c.exploration_final_eps, c.exploration_fraction),
+            annealed=c.learning_rate_schedule == "linear",
+            **{name: getattr(c, name) for name in _FOR_ROUNDS},
+        )
+        # As it stood before the last step.
+        counters.env_steps += taken - self.n_envs
+        self.explore()
+        counters.env_steps += self.n_envs
+        counters.updates += len(table)
+        metrics = dict(zip(METRICS, table.T, strict=True)) if len(table) else {}
+        return Rounds(taken, returns, lengths, metrics, update_s)
+
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         info, tensors = super()._own_state()
-        return info, {**tensors, "target": weights_of(self.target)}
+        target = weights_of(self.target) if self.native is None else self.native.target_weights()
+        return info, {**tensors, "target": target}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
         super()._restore(checkpoint, same_env)
-        load_weights_(self.target, checkpoint.tensors["target"], "DQN: from_checkpoint: the target network")
+        arrays, what = checkpoint.tensors["target"], "DQN: from_checkpoint: the target network"
+        if self.native is not None:
+            self.native.load_target(arrays, what)
+        else:
+            load_weights_(self.target, arrays, what)
         self._target_period = self.counters.env_steps // self.config.target_update_freq
         self.explore()
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)
-        polyak_update(self.policy, self.target, 1.0)
+        self._move_target(1.0)
+
+
+# Hyper-parameters that `NativeQ.rounds` takes as they are.
+_FOR_ROUNDS = (
+    "train_freq",
+    "gradient_steps",
+    "batch_size",
+    "learning_starts",
+    "learning_rate",
+    "gamma",
+    "double_dqn",
+    "loss",
+    "max_grad_norm",
+    "tau",
+    "target_update_freq",
+)

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox import loops
+from rlox import loops, replay_files
 from rlox.algorithms.base import OnlineAlgorithm
 from rlox.batch import TransitionBatch
-from rlox.buffers import Buffer, buffer_config, buffer_names, make_buffer
+from rlox.buffers import Buffer, buffer_class, buffer_config, buffer_names, make_buffer
 from rlox.callbacks import Callback
 from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from rlox.collectors import ReplayCollector
 from rlox.config import BufferConfig, MmapBufferConfig
+from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.logging import LoggerCallback
+from rlox.loops import Rounds
 from rlox.streams import Stream
 
 if TYPE_CHECKING:
     from torch import nn
 
 
+_MEMORY = "memory"  # the folder beside a checkpoint
+# What `rounds` does without Python; where a subclass changes one of these, it must be called.
+_AT_ONCE = ("explore", "sample", "update", "update_native")
+
+
 class OffPolicyAlgorithm(OnlineAlgorithm):
     """Base of algorithms that learn from a memory of transitions, whichever policy made them.
 
     ``update(batch)`` is given a `rlox.batch.TransitionBatch`, normalised where the configuration says so; rewards never
-    are.
+    are. So is ``update_native``, which does the same by the kernel, where there is one.
 
     Parameters
     ----------
@@ -70,6 +80,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         self._default_buffer = buffer is None
         self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
         self._folder: tempfile.TemporaryDirectory | None = None
+        self._files: replay_files.ReplayFiles | None = None
+        self._saved_memory: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
         self._buffer: Buffer | None = None
         self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
@@ -84,6 +96,9 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         self._normalize()
+        if self.native is not None:
+            why = self._step_by_step()
+            self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
         c = self.config
         if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, n_envs):
             raise ValueError(
@@ -114,7 +129,27 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
             self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+        if self._saved_memory is not None:
+            saved, self._saved_memory = self._saved_memory, None
+            folder = saved.folder / _MEMORY
+            replay_files.load(self._buffer, folder, saved.header["memory"], saved.tensors.get("memory", {}))
         return self._buffer
+
+    def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
+        """A ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
+        import torch
+
+        spec, where = self.spec, type(self).__name__
+        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
+        try:
+            with torch.no_grad():
+                shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
+        except RuntimeError as e:
+            raise ValueError(
+                f"{where}: policy must take observations of shape (B, {str(spec.obs_shape)[1:]}: {e}"
+            ) from e
+        if shape != (2, size):
+            raise ValueError(f"{where}: policy must return {what}, (B, {size}), got {shape} for B = 2")
 
     def explore(self) -> None:
         """Set the policy's exploration as it stands at this step; called before each step of the environments."""
@@ -122,6 +157,35 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
     def exploration(self) -> dict[str, float]:
         """Metrics of it."""
         return {}
+
+    def _step_by_step(self) -> str | None:
+        """Why Python must see each step, whoever listens; None where `rounds` can do without."""
+        place = {name: i for i, cls in reversed([*enumerate(type(self).__mro__)]) for name in vars(cls)}
+        changed = [name for name in _AT_ONCE if place.get(name, math.inf) < place["rounds"]]
+        kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
+        if changed:
+            return f"{type(self).__name__} changes {changed[0]}"
+        if type(self.collector) is not ReplayCollector or not self.collector.exact:
+            return "the environment is not native"
+        if self.collector.reward_fn is not None:
+            return "there is a reward_fn"
+        if self.normalizer is not None:
+            return "observations are normalised"
+        return None if kind is ReplayBuffer else "the memory is not the uniform one"
+
+    def fused(self) -> bool:
+        """Whether the loop may call `rounds`: nothing of Python's must see the single steps."""
+        return (
+            self.native is not None
+            and self._step_by_step() is None
+            and self.buffer.access() is not None
+            and not self.callbacks.listens("on_rollout_end")
+        )
+
+    def rounds(self, n_steps: int) -> Rounds:
+        """Rounds for at least `n_steps` environment steps, or as many as are soon done, by the kernel alone; the
+        counters of steps and updates move along. What `fused` allows."""
+        raise NotImplementedError
 
     def sample(self) -> TransitionBatch:
         """The next update's transitions."""
@@ -152,6 +216,30 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         self.memory_start = self.counters.env_steps
         if self._default_buffer:
             self._lost_buffer = checkpoint.header["buffer"]["name"]
+        entry = checkpoint.header.get("memory")
+        if entry is None or self._own_state()[0]["buffer"] != checkpoint.header["buffer"] or self._buffer is not None:
+            return
+        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry):
+            warnings.warn(
+                f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return
+        self._saved_memory, self.memory_start = checkpoint, entry["start"]
+
+    def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
+        checkpoint = self._checkpoint(**header)
+        if not memory:
+            save_checkpoint(path, checkpoint)
+            return
+        folder = Path(path).parent / _MEMORY
+        if self._files is None or self._files.folder != folder:
+            self._files = replay_files.ReplayFiles(folder)
+        entry, checkpoint.tensors["memory"] = self._files.save(self.buffer)
+        checkpoint.header["memory"] = {**entry, "start": self.memory_start}
+        save_checkpoint(path, checkpoint)
+        self._files.tidy()
 
     def save_buffer(self, path: str | os.PathLike) -> None:
         """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.

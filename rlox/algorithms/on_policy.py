@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlox import loops
-from rlox.algorithms.base import CUDA_PAYS_FROM, OnlineAlgorithm
+from rlox.algorithms.base import OnlineAlgorithm
 from rlox.collectors import RolloutCollector
 from rlox.kernels.nn.learner import n_parameters
 from rlox.kernels.rng import Rng
@@ -35,12 +35,6 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         return RolloutCollector(*args, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **kwargs)
 
     @property
-    def policy(self) -> nn.Module:
-        """The module that is trained; on the native path it is made when it is first asked for, and has views of the
-        kernel's parameters for its own."""
-        return self._policy if self.native is None else self.native.module()
-
-    @property
     def actor(self) -> nn.Module | NativePolicy:
         """What acts in collection and evaluation."""
         beside = self._beside
@@ -50,22 +44,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         """What ``update`` defines, by the kernel."""
         raise NotImplementedError
 
-    def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
-        if device == "cuda":
-            return "it runs on the CPU, and device is cuda"
-        definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
-        if "update_native" not in vars(definer):
-            return f"{definer.__name__} has an update of its own"
-        c, spec = self.config, self.spec
-        found = obstacle(spec, c, policy)
-        if found is None and device == "auto":
-            n_outputs = spec.n_actions if spec.discrete else spec.act_dim
-            if n_parameters(spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous) >= CUDA_PAYS_FROM:
-                import torch
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        return obstacle(self.spec, self.config, policy)
 
-                if torch.cuda.is_available():
-                    return "so large a policy is faster on the GPU"
-        return found
+    def _kernel_size(self) -> int:
+        spec = self.spec
+        n_outputs = spec.n_actions if spec.discrete else spec.act_dim
+        return n_parameters(spec.obs_dim, n_outputs, self.config.hidden_sizes, spec.continuous)
 
     def _make_policy(self, policy: nn.Module | None) -> None:
         self._normalize(self.config.normalize_rewards, self.config.clip_rewards)
@@ -77,8 +62,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
             return
         from rlox.policies import check_policy, make_policy
 
-        self._policy = make_policy(self.spec, self.config, rng) if policy is None else policy
-        check_policy(self._policy, type(self).__name__)
+        self.policy = make_policy(self.spec, self.config, rng) if policy is None else policy
+        check_policy(self.policy, type(self).__name__)
 
     def _setup(self) -> None:
         c = self.config

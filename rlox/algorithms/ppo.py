@@ -31,15 +31,17 @@ class PPO(OnPolicyAlgorithm):
 
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
-        loss_fn = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf)
+        if self.compile and c.clip_eps_schedule != "constant":
+            clip_eps = torch.tensor(clip_eps, device=self.device)  # a number would be compiled in, each one anew
+        loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.compiled(PPOLoss.__call__)
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
 
         history: list[dict[str, torch.Tensor]] = []
         for _ in range(c.n_epochs):
             for mb in batch.sample_minibatches(c.batch_size, rng=self.rng):
                 advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
-                loss, metrics = loss_fn(
-                    self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
+                loss, metrics = compute(
+                    loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
                 )
                 if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
                     break

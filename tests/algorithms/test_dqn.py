@@ -17,7 +17,7 @@ from rlox.algorithms import DQN
 from rlox.batch import TransitionBatch
 from rlox.callbacks import Callback
 from rlox.kernels.rng import Rng
-from rlox.networks import QNetwork, polyak_update
+from rlox.networks import DiscreteQNetwork, polyak_update
 from rlox.trainers import DQNTrainer
 
 SMALL = {"hidden_sizes": [16, 16], "buffer_size": 2_000, "batch_size": 16, "learning_starts": 20}
@@ -104,14 +104,14 @@ def test_double_dqn_overestimates_less():
 
 
 def test_dueling_centres_its_advantages():
-    plain, dueling = (QNetwork(3, 4, (8, 6), dueling=d, rng=Rng(1)) for d in (False, True))
+    plain, dueling = (DiscreteQNetwork(3, 4, (8, 6), dueling=d, rng=Rng(1)) for d in (False, True))
     obs = torch.randn(5, 3)
     assert plain(obs).shape == dueling(obs).shape == (5, 4)
     features = torch.relu(obs @ dueling.trunk[0].weight.T + dueling.trunk[0].bias)
     advantages = dueling.head(features)
     torch.testing.assert_close(dueling(obs).mean(-1), dueling.value(features).squeeze(-1))
     torch.testing.assert_close(dueling(obs).diff(), advantages.diff())
-    assert QNetwork((1, 36, 36), 2, (), dueling=True, rng=Rng(1))(
+    assert DiscreteQNetwork((1, 36, 36), 2, (), dueling=True, rng=Rng(1))(
         torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
     ).shape == (2, 2)
 
@@ -393,8 +393,9 @@ PINNED = {
 }
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("kind", PINNED)
-def test_pinned_trajectory(kind):
+def test_pinned_trajectory(kind, backend):
     program = f"""
 import json
 from rlox.algorithms import DQN
@@ -406,7 +407,8 @@ class Rows(LoggerCallback):
             rows.append([metrics["loss/" + name] for name in ("q", "q_value", "td_error", "grad_norm")])
 rainbow = dict(dueling=True, n_step=3, prioritized=True) if {kind!r} == "rainbow" else dict(double_dqn=False)
 settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, target_update_freq=16)
-DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=Rows(), **rainbow, **settings).train(64)
+DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=Rows(), backend={backend!r}, **rainbow,
+    **settings).train(64)
 print(json.dumps(rows))
 """
     level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}

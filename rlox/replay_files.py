@@ -1,0 +1,142 @@
+"""The replay memory beside a checkpoint, in files that hold what each save found new.
+
+A save writes the transitions that came since the one before into a new file of ``memory/``, and returns what the
+checkpoint is to hold: the names of all files it needs, and the little that changes as a whole (priorities). Only when
+that checkpoint is in place are files removed that it does not name. So whatever moment a process is killed at, the
+checkpoint on disk finds its files.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.buffers import Buffer
+from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rlox.kernels.buffers.mmap import MmapReplayBuffer
+from rlox.kernels.buffers.replay import ReplayBuffer
+
+# So many files at most; the next save then begins anew with a single one.
+_MOST_FILES = 32
+_BIG = ("rows", "frames")
+
+
+def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Values for a header, and arrays."""
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    return {name: value for name, value in state.items() if name not in arrays}, arrays
+
+
+class ReplayFiles:
+    """What one training writes beside its checkpoints.
+
+    Parameters
+    ----------
+    folder : path
+        Where the files go; made when it is first needed.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self._run = secrets.token_hex(4)
+        self._files: list[dict[str, Any]] = []
+        self._upto = (0, 0)  # transitions and frames that they hold
+        self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
+
+    def save(self, buffer: Buffer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Write what is new; the header entry and the tensors by which `load` finds everything.
+
+        Raises
+        ------
+        OSError
+            As `rlox.checkpoint.save_checkpoint`.
+        """
+        if isinstance(buffer, MmapReplayBuffer):
+            # Its own file keeps what the two newest states name.
+            values, arrays = _split(buffer.get_state(include_cold=False))
+            return {"values": values, "files": []}, arrays
+        if not isinstance(buffer, ReplayBuffer):
+            values, arrays = _split(buffer.get_state())
+            self._files = [self._write(f"{secrets.token_hex(4)}", arrays)]
+            return {"values": values, "files": self._files}, {}
+        count, frame = self._upto
+        # One row more than is new: a memory that was cleared or exchanged shows by it.
+        values, arrays = _split(buffer.get_state(max(0, count - 1), frame))
+        rows, now = arrays["rows"], (values["count"], values.get("next_frame", 0))
+        continues = count and len(rows) == now[0] - count + 1 and rows[0].tobytes() == self._newest
+        if continues and len(self._files) < _MOST_FILES:
+            arrays["rows"] = rows[1:]
+        else:
+            count, self._files = 0, []
+            values, arrays = _split(buffer.get_state(0, 0))
+        news = {name: arrays.pop(name) for name in _BIG if name in arrays}
+        if len(news["rows"]):
+            entry = self._write(f"{count:012d}-{now[0]:012d}", news)
+            self._files = [*self._files, {**entry, "next_frame": now[1]}]
+            self._newest = news["rows"][-1].tobytes()
+        self._upto = now
+        return {"values": values, "files": self._files}, arrays
+
+    def _write(self, stem: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        name = f"{stem}-{self._run}.safetensors"
+        save_checkpoint(self.folder / name, Checkpoint({"file": name}, {"memory": arrays}))
+        return {"name": name}
+
+    def tidy(self) -> None:
+        """Remove what the checkpoint that has just been written does not need."""
+        needed = {entry["name"] for entry in self._files}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+
+def missing(folder: Path, entry: dict[str, Any]) -> list[str]:
+    """The files of a header entry that are not there."""
+    paths = [folder / os.path.basename(file["name"]) for file in entry["files"]]
+    if "cold_path" in entry["values"]:
+        paths.append(_cold_path(folder, entry["values"]["cold_path"]))
+    return [str(path) for path in paths if not path.is_file()]
+
+
+def _cold_path(folder: Path, saved: str) -> Path:
+    """Where the file of an `MmapReplayBuffer` is: in the run's folder, which may have been moved, or where it was."""
+    beside = folder.parent.parent / os.path.basename(saved)
+    return beside if beside.is_file() else Path(saved)
+
+
+def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Bring `buffer` to what `ReplayFiles.save` found.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `rlox.checkpoint.load_checkpoint`, and where the files do not fit the memory; it is then as it was.
+    """
+    values, pieces = entry["values"], []
+    for file in entry["files"]:
+        # The name comes out of a file: it must not lead anywhere else.
+        name = os.path.basename(file["name"])
+        piece = load_checkpoint(folder / name, ("file",))
+        if piece.header["file"] != name:
+            raise ValueError(f"replay memory: {folder / name} must be written by that name, got {piece.header['file']}")
+        pieces.append(piece.tensors["memory"])
+    if "cold_path" in values:
+        values = {**values, "cold_path": str(_cold_path(folder, values["cold_path"]))}
+    if not isinstance(buffer, ReplayBuffer):
+        buffer.set_state({**values, **arrays, **(pieces[0] if pieces else {})})
+        return
+    rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else buffer.get_state()["rows"]
+    arrays = {**arrays, "rows": rows[max(0, len(rows) - buffer.capacity) :]}
+    if "next_frame" in values:
+        slots, end = buffer.frame_slots, values["next_frame"]
+        frames = np.empty((min(end, slots), *buffer.get_state()["frames"].shape[1:]), np.uint8)
+        for file, piece in zip(entry["files"], pieces, strict=True):
+            numbers = np.arange(file["next_frame"] - len(piece["frames"]), file["next_frame"])
+            kept = numbers >= end - slots
+            frames[numbers[kept] % slots] = piece["frames"][kept]
+        arrays["frames"] = frames
+    buffer.set_state({**values, **arrays})

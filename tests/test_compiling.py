@@ -1,0 +1,52 @@
+"""Losses that PyTorch compiles: the same training, and a way back where there is no compiler."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from rlox import A2C, PPO
+
+
+@pytest.mark.parametrize(("cls", "sizes"), [(PPO, {"batch_size": 12, "clip_eps_schedule": "linear"}), (A2C, {})])
+def test_a_compiled_loss_trains_as_the_written_one_does(cls, sizes):
+    """Minibatches of 12 of 16 rows, so that the last one has another size; a schedule compiles nothing anew."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    trained = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for compile in (False, True):
+            one = cls("CartPole-v1", 2, 0, backend="torch", compile=compile, n_steps=8, hidden_sizes=[8], **sizes)
+            metrics = one.train(64)
+            trained.append((np.concatenate([p.detach().numpy().ravel() for p in one.policy.parameters()]), metrics))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 1 <= graphs <= 2
+    (plain, told), (compiled, told_compiled) = trained
+    np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-4)
+    assert {name for name in told if not name.startswith("time/")} == {
+        name for name in told_compiled if not name.startswith("time/")
+    }
+    assert told_compiled["grad_norm"] == pytest.approx(told["grad_norm"], rel=1e-3)
+
+
+def test_without_a_compiler_training_goes_on_and_says_why(tmp_path):
+    command = [sys.executable, "-m", "rlox_cli.main", "train", "algo=a2c", "compile=true", "hydra.run.dir=run"]
+    small = ["total_timesteps=64", "algo.n_steps=8", "env.n_envs=2", "eval.n_episodes=1", "logger=none", "tuned=off"]
+    without = {**os.environ, "CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([*command, *small], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=without)
+    assert done.returncode == 0, done.stderr
+    assert "backend: torch (compile is for PyTorch" in done.stdout
+    assert done.stderr.count("compile: goes on without") == 1
+    assert (tmp_path / "run/checkpoints/last.safetensors").is_file()
+
+
+def test_a_native_run_is_not_compiled_by_pytorch():
+    with pytest.raises(ValueError, match="backend must be auto or torch here, got 'native': compile is for PyTorch"):
+        PPO("CartPole-v1", backend="native", compile=True)
+    with pytest.raises(TypeError, match="compile must be true or false, got 1"):
+        PPO("CartPole-v1", compile=1)

@@ -1,0 +1,153 @@
+"""The replay memory beside the checkpoint: whole after any series of saves, small in what each one writes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rlox import DQN, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from rlox.replay_files import ReplayFiles, load
+
+CAPACITY = 40
+MAKERS = {
+    "uniform": lambda folder: ReplayBuffer(CAPACITY, 3, 1),
+    "n-step": lambda folder: ReplayBuffer(CAPACITY, 3, 1, n_step=3, gamma=0.9, n_envs=1),
+    "prioritized": lambda folder: PrioritizedReplayBuffer(CAPACITY, 3, 1),
+    "stacks": lambda folder: ReplayBuffer(
+        CAPACITY, 4 * 6, 1, obs_shape=(4, 2, 3), obs_dtype=np.uint8, n_stacked=4, n_envs=1
+    ),
+    "mmap": lambda folder: MmapReplayBuffer(10, CAPACITY, 3, 1, folder),
+}
+
+
+def push(buffer, n, rng, start):
+    """n transitions, one at a time, in episodes of seven steps."""
+    for i in range(start, start + n):
+        end = i % 7 == 6
+        if getattr(buffer, "frame_slots", 0):
+            frames = np.arange(i - 3, i + 2).clip(i - i % 7) % 251
+            stack = np.repeat(frames, 6).astype(np.uint8).reshape(1, 5, 2, 3)
+            obs, after = stack[:, :4], stack[:, 1:]
+        else:
+            obs, after = np.full((1, 3), i, np.float32), np.full((1, 3), i + 1, np.float32)
+        buffer.push_batch(obs, after, rng.normal(size=(1, 1)).astype(np.float32), [float(i)], [end], [False])
+    if isinstance(buffer, PrioritizedReplayBuffer) and len(buffer):
+        batch = buffer.sample(8, start)
+        buffer.update_priorities(batch["indices"], rng.random(8) + 0.1)
+
+
+def equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        if not name.startswith("cold"):
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_a_series_of_saves_leaves_is_the_memory(kind, tmp_path):
+    rng = np.random.default_rng(0)
+    buffer, files, start = MAKERS[kind](tmp_path / "here"), ReplayFiles(tmp_path / "memory"), 0
+    # Nothing new, a little, more than fits, an empty memory again, and more saves than there may be files.
+    for n in [0, 5, 0, 20, 30, 100, "clear", 0, 3, *[1] * 40]:
+        if n == "clear":
+            if kind == "mmap":
+                continue
+            buffer.clear()
+        else:
+            push(buffer, n, rng, start)
+            start += n
+        entry, arrays = files.save(buffer)
+        files.tidy()
+        entry = json.loads(json.dumps(entry))
+        expected, sample = buffer.get_state(), buffer.sample(16, 1) if len(buffer) else {}
+        if kind == "mmap":
+            buffer.close()  # its file has one owner
+        found = MAKERS[kind](tmp_path / f"there-{start}-{n}")
+        load(found, tmp_path / "memory", entry, arrays)
+        equal(found.get_state(), expected)
+        equal(found.sample(16, 1) if len(found) else {}, sample)
+        if kind == "mmap":
+            buffer = found
+    assert len(list((tmp_path / "memory").glob("*"))) <= 32
+
+
+def test_a_save_writes_what_is_new_and_keeps_what_the_last_checkpoint_needs(tmp_path):
+    buffer, files, rng = ReplayBuffer(1000, 3, 1), ReplayFiles(tmp_path), np.random.default_rng(0)
+    push(buffer, 500, rng, 0)
+    before, arrays = files.save(buffer)
+    files.tidy()
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*")}
+    push(buffer, 10, rng, 500)
+    after, _ = files.save(buffer)
+    (new,) = {path.name: path.stat().st_size for path in tmp_path.glob("*")}.keys() - sizes.keys()
+    assert (tmp_path / new).stat().st_size < 0.2 * max(sizes.values())
+    assert len(after["files"]) == 2
+    # Killed here: the checkpoint on disk is the one before, and finds its files.
+    found = ReplayBuffer(1000, 3, 1)
+    load(found, tmp_path, before, arrays)
+    assert len(found) == 500
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path):
+    buffer, files = ReplayBuffer(1000, 3, 1), ReplayFiles(tmp_path / "elsewhere")
+    push(buffer, 5, np.random.default_rng(0), 0)
+    entry, arrays = files.save(buffer)
+    entry["files"][0]["name"] = str(tmp_path / "elsewhere" / entry["files"][0]["name"])
+    with pytest.raises(FileNotFoundError, match="memory"):
+        load(ReplayBuffer(1000, 3, 1), tmp_path / "memory", entry, arrays)
+
+
+def made(kind, folder):
+    folder.mkdir(exist_ok=True)
+    buffer = {"name": kind, "size": 200, **({"hot_size": 50, "folder": str(folder)} if kind == "mmap" else {})}
+    sizes = {"hidden_sizes": [8], "batch_size": 8, "learning_starts": 20, "target_update_freq": 50}
+    return DQN("CartPole-v1", 2, 0, buffer=buffer, **sizes)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "mmap"])
+def test_training_continues_with_the_memory_it_had(kind, tmp_path):
+    path = tmp_path / "run/checkpoints/last.safetensors"
+    whole, first = made(kind, tmp_path / "whole"), made(kind, tmp_path / "run")
+    for one in (whole, first):
+        one.train(300)
+    first.save(path, memory=True)
+    first.close()
+    again = DQN.from_checkpoint(path)
+    assert len(again.buffer) == 200
+    for one in (whole, again):
+        one.train(100)
+    equal(again.buffer.get_state(), whole.buffer.get_state())
+    for a, b in zip(again.policy.parameters(), whole.policy.parameters(), strict=True):
+        np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
+    for one in (whole, again):
+        one.close()
+
+
+def test_files_that_are_gone_or_damaged_are_named(tmp_path):
+    path = tmp_path / "last.safetensors"
+    one = made("uniform", tmp_path)
+    one.train(100)
+    one.save(path, memory=True)
+    (file,) = (tmp_path / "memory").glob("*")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with pytest.raises(ValueError, match=f"{file.name} is damaged"):
+        DQN.from_checkpoint(path).train(50)
+    file.unlink()
+    with pytest.warns(RuntimeWarning, match=f"starts empty, for there is no .*{file.name}"):
+        again = DQN.from_checkpoint(path)
+    assert len(again.buffer) == 0
+    assert again.memory_start == 100
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_command_line_keeps_it_beside_the_checkpoint(kept, tmp_path):
+    small = ["total_timesteps=200", "eval.n_points=1", "eval.n_episodes=1", "logger=none", "tuned=off"]
+    command = [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", "algo.learning_starts=50", *small]
+    choice = [f"checkpoint.memory={str(kept).lower()}", "hydra.run.dir=run"]
+    done = subprocess.run([*command, *choice], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert len(DQN.from_checkpoint(tmp_path / "run/checkpoints/last.safetensors").buffer) == (200 if kept else 0)
+    assert (tmp_path / "run/checkpoints/memory").is_dir() is kept
