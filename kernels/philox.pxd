@@ -137,3 +137,43 @@ cdef inline u64 below(u64 x, u64 high) noexcept nogil:
     cdef u64 middle = x1 * h0 + ((x0 * h0) >> 32)
     cdef u64 carry = (middle & <u64>0xFFFF_FFFF) + x0 * h1
     return x1 * h1 + (middle >> 32) + (carry >> 32)
+
+
+# Each writes n numbers from `position` on and draws whole blocks, of which what is left is dropped: (n + 3) // 4.
+
+cdef inline void fill_uniform_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef Block x
+    for i in range(0, n - 3, 4):
+        x = philox(key, position, DOMAIN_RNG)
+        position += 1
+        out[i] = unit_f32(x.a)
+        out[i + 1] = unit_f32(x.b)
+        out[i + 2] = unit_f32(x.c)
+        out[i + 3] = unit_f32(x.d)
+    i = n & ~<Py_ssize_t>3
+    if i < n:
+        x = philox(key, position, DOMAIN_RNG)
+        out[i] = unit_f32(x.a)
+        if i + 1 < n:
+            out[i + 1] = unit_f32(x.b)
+        if i + 2 < n:
+            out[i + 2] = unit_f32(x.c)
+
+
+cdef inline void fill_normal_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef Block x
+    cdef f64 p, q, r, s
+    for i in range(0, n, 4):
+        x = philox(key, position, DOMAIN_RNG)
+        position += 1
+        box_muller(open_unit(x.a), open_unit(x.b), &p, &q)
+        box_muller(open_unit(x.c), open_unit(x.d), &r, &s)
+        out[i] = <f32>p
+        if i + 1 < n:
+            out[i + 1] = <f32>q
+        if i + 2 < n:
+            out[i + 2] = <f32>r
+        if i + 3 < n:
+            out[i + 3] = <f32>s

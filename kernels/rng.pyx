@@ -7,7 +7,8 @@ cimport numpy as cnp
 
 from kernels.checks cimport as_index, as_seed, check_out
 from kernels.philox cimport (
-    DOMAIN_RNG, Block, below, box_muller, derive_key, gumbel, join, open_unit, philox, unit_f32, unit_f64,
+    DOMAIN_RNG, Block, below, box_muller, derive_key, fill_normal_f32, fill_uniform_f32, gumbel, join, open_unit, philox,
+    unit_f64,
 )
 from kernels.types cimport f32, f64, i64, u64
 
@@ -27,26 +28,6 @@ def _philox_block(key: int, counter: int = 0, domain: int = 0) -> tuple[int, int
 # One loop per distribution. Each writes n numbers from `position` on and draws only whole blocks: what is
 # left of the last block is dropped, so that a result depends on (key, position) and its own length alone.
 
-cdef void fill_uniform_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef Block x
-    for i in range(0, n - 3, 4):
-        x = philox(key, position, DOMAIN_RNG)
-        position += 1
-        out[i] = unit_f32(x.a)
-        out[i + 1] = unit_f32(x.b)
-        out[i + 2] = unit_f32(x.c)
-        out[i + 3] = unit_f32(x.d)
-    i = n & ~<Py_ssize_t>3
-    if i < n:
-        x = philox(key, position, DOMAIN_RNG)
-        out[i] = unit_f32(x.a)
-        if i + 1 < n:
-            out[i + 1] = unit_f32(x.b)
-        if i + 2 < n:
-            out[i + 2] = unit_f32(x.c)
-
-
 cdef void fill_uniform_f64(f64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
     cdef Py_ssize_t i
     cdef Block x
@@ -58,24 +39,6 @@ cdef void fill_uniform_f64(f64* out, Py_ssize_t n, u64 key, u64 position) noexce
     if n & 1:
         x = philox(key, position, DOMAIN_RNG)
         out[n - 1] = unit_f64(join(x.a, x.b))
-
-
-cdef void fill_normal_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef Block x
-    cdef f64 p, q, r, s
-    for i in range(0, n, 4):
-        x = philox(key, position, DOMAIN_RNG)
-        position += 1
-        box_muller(open_unit(x.a), open_unit(x.b), &p, &q)
-        box_muller(open_unit(x.c), open_unit(x.d), &r, &s)
-        out[i] = <f32>p
-        if i + 1 < n:
-            out[i + 1] = <f32>q
-        if i + 2 < n:
-            out[i + 2] = <f32>r
-        if i + 3 < n:
-            out[i + 3] = <f32>s
 
 
 cdef void fill_normal_f64(f64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:

@@ -115,12 +115,12 @@ static inline __attribute__((always_inline)) void rlox_tile(
         for (int j = 0; j < nv; j++) {
             rlox_vf x = acc[i][j];
             if (after == RLOX_ADD) x += rlox_load(c + i * ldc + j * VL);
-            if (after == RLOX_BIAS_RELU) x = rlox_select(x > 0, x, (rlox_vf){0});
+            if (after == RLOX_BIAS_RELU) x = rlox_select(x <= 0, (rlox_vf){0}, x); /* a NaN stays and is seen */
             if (after == RLOX_DTANH) {
                 rlox_vf y = rlox_load(h + i * ldh + j * VL);
                 x = x * (1.0f - y * y);
             }
-            if (after == RLOX_DRELU) x = rlox_select(rlox_load(h + i * ldh + j * VL) > 0, x, (rlox_vf){0});
+            if (after == RLOX_DRELU) x = rlox_select(rlox_load(h + i * ldh + j * VL) <= 0, (rlox_vf){0}, x);
             rlox_put(c + i * ldc + j * VL, x);
         }
 }

@@ -37,22 +37,27 @@ cdef struct Layer:
     Py_ssize_t n_out
     Py_ssize_t in_pad
     Py_ssize_t out_pad
-    f32* weight         # (n_out, n_in), in the block
+    f32* weight         # (n_out, n_in), in the block; (n_in, n_out) where the net is `by_input`
     f32* bias           # (n_out)
     f32* d_weight       # the same places of the gradient
     f32* d_bias
-    f32* forward        # panels of the transposed weight
-    f32* backward       # panels of the weight; NULL for a first layer whose input has no gradient
+    f32* forward        # room for panels of the transposed weight
+    f32* backward       # room for panels of the weight; NULL for a first layer whose input has no gradient
+    const f32* x_to_out # what the products read: panels, or where its rows are right as they are the weight itself,
+    const f32* out_to_x
+    Py_ssize_t x_to_out_ld  # and how far apart the rows are then
+    Py_ssize_t out_to_x_ld
     f32* padded_bias    # (out_pad)
-    f32* out            # (CHUNK, out_pad)
+    f32* out            # (CHUNK, out_pad), or as many rows as `build` was told
     f32* d_out          # (CHUNK, out_pad)
-    f32* d_padded       # (n_out, in_pad), where in_pad != n_in
+    f32* d_padded       # (n_out, in_pad) where in_pad != n_in; by input (n_in, out_pad) where out_pad != n_out
 
 
 cdef struct Net:
     int n_layers
     bint tanh
     bint activated      # after the last layer too
+    bint by_input       # weights are (n_in, n_out), as `x @ weight` has them
     Layer[MAX_LAYERS] layers
 
 
@@ -60,20 +65,45 @@ cdef inline Py_ssize_t padded(Py_ssize_t n) noexcept nogil:
     return (n + PAD - 1) // PAD * PAD
 
 
+cdef inline Layer* last_of(Net* net) noexcept nogil:
+    return &net.layers[net.n_layers - 1]
+
+
+cdef inline Py_ssize_t direct_ld(const f32* weight, Py_ssize_t width) noexcept nogil:
+    """How far apart the rows of a weight are that the products can read where it is, else 0."""
+    # Vectors across two cache lines would cost more than packing does.
+    return width if width % PAD == 0 and <size_t>weight % 64 == 0 else 0
+
+
 cdef inline void pack(Net* net, bint backward) noexcept nogil:
     """Bring the weights into the form the products read."""
     cdef int l
     cdef Layer* layer
+    cdef Py_ssize_t direct
     for l in range(net.n_layers):
         layer = &net.layers[l]
-        rlox_pack_transposed(layer.weight, layer.n_out, layer.n_in, layer.forward)
         memcpy(layer.padded_bias, layer.bias, layer.n_out * sizeof(f32))
-        if backward and layer.backward != NULL:
+        direct = direct_ld(layer.weight, layer.n_out if net.by_input else layer.n_in)
+        layer.x_to_out, layer.x_to_out_ld = layer.forward, 0
+        if not net.by_input:
+            rlox_pack_transposed(layer.weight, layer.n_out, layer.n_in, layer.forward)
+        elif direct:
+            layer.x_to_out, layer.x_to_out_ld = layer.weight, direct
+        else:
+            rlox_pack(layer.weight, layer.n_in, layer.n_out, layer.forward)
+        if not backward or layer.backward == NULL:
+            continue
+        layer.out_to_x, layer.out_to_x_ld = layer.backward, 0
+        if net.by_input:
+            rlox_pack_transposed(layer.weight, layer.n_in, layer.n_out, layer.backward)
+        elif direct:
+            layer.out_to_x, layer.out_to_x_ld = layer.weight, direct
+        else:
             rlox_pack(layer.weight, layer.n_out, layer.n_in, layer.backward)
 
 
 cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx); rows <= CHUNK."""
+    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx), at most as many as `build` was told."""
     cdef int l, after
     cdef Layer* layer
     for l in range(net.n_layers):
@@ -81,7 +111,7 @@ cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_
         after = RLOX_BIAS
         if l < net.n_layers - 1 or net.activated:
             after = RLOX_BIAS_TANH if net.tanh else RLOX_BIAS_RELU
-        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.forward, 0, layer.out, layer.out_pad,
+        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.x_to_out, layer.x_to_out_ld, layer.out, layer.out_pad,
                   after, layer.padded_bias, NULL, 0)
         x = layer.out
         ldx = layer.out_pad
@@ -95,40 +125,58 @@ cdef inline void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ss
             to[j] += x[i * ld + j]
 
 
+cdef inline void weight_gradient(Layer* layer, bint by_input, const f32* h, Py_ssize_t ldh,
+                                 Py_ssize_t rows) noexcept nogil:
+    """Add the gradients of weight and bias, from d_out (rows, out_pad) and the inputs h (rows, ldh)."""
+    cdef f32* to = layer.d_weight if layer.d_padded == NULL else layer.d_padded
+    # What is read by columns is transposed: (n_out, rows) @ (rows, n_in), or (n_in, rows) @ (rows, n_out).
+    if by_input:
+        rlox_gemm(layer.n_in, layer.out_pad, rows, h, 1, ldh, layer.d_out, layer.out_pad,
+                  to, layer.out_pad if to == layer.d_padded else layer.n_out, RLOX_ADD, NULL, NULL, 0)
+    else:
+        rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
+                  to, layer.in_pad if to == layer.d_padded else layer.n_in, RLOX_ADD, NULL, NULL, 0)
+    add_column_sums(layer.d_out, rows, layer.out_pad, layer.n_out, layer.d_bias)
+
+
+cdef inline void descend(Net* net, int l, Py_ssize_t rows) noexcept nogil:
+    """d_out of layer l - 1 from that of layer l."""
+    cdef Layer* layer = &net.layers[l]
+    cdef Layer* below_ = &net.layers[l - 1]
+    rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.out_to_x, layer.out_to_x_ld,
+              below_.d_out, below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL, below_.out, below_.out_pad)
+
+
 cdef inline void backward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
     """Add the gradient of the last `forward`, from d_out of the last layer; x (rows, ldx) padded with zeros."""
     cdef int l
-    cdef Layer* layer
-    cdef Layer* below_
-    cdef const f32* h
-    cdef Py_ssize_t ldh
-    for l in range(net.n_layers - 1, -1, -1):
-        layer = &net.layers[l]
-        h = x
-        if l:
-            h = net.layers[l - 1].out
-        ldh = layer.in_pad if l else ldx
-        # d_out read by columns is its transpose: (n_out, rows) @ (rows, n_in).
-        if layer.d_padded == NULL:
-            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
-                      layer.d_weight, layer.n_in, RLOX_ADD, NULL, NULL, 0)
-        else:
-            rlox_gemm(layer.n_out, layer.in_pad, rows, layer.d_out, 1, layer.out_pad, h, ldh,
-                      layer.d_padded, layer.in_pad, RLOX_ADD, NULL, NULL, 0)
-        add_column_sums(layer.d_out, rows, layer.out_pad, layer.n_out, layer.d_bias)
-        if l:
-            below_ = &net.layers[l - 1]
-            rlox_gemm(rows, layer.in_pad, layer.n_out, layer.d_out, layer.out_pad, 1, layer.backward, 0,
-                      below_.d_out, below_.out_pad, RLOX_DTANH if net.tanh else RLOX_DRELU, NULL,
-                      below_.out, below_.out_pad)
+    for l in range(net.n_layers - 1, 0, -1):
+        weight_gradient(&net.layers[l], net.by_input, net.layers[l - 1].out, net.layers[l - 1].out_pad, rows)
+        descend(net, l, rows)
+    if net.n_layers:
+        weight_gradient(&net.layers[0], net.by_input, x, ldx, rows)
+
+
+cdef inline void backward_to_input(Net* net, Py_ssize_t rows, f32* to) noexcept nogil:
+    """The gradient by the inputs, (rows, in_pad), from d_out of the last layer, and none by the weights."""
+    cdef int l
+    cdef Layer* first = &net.layers[0]
+    for l in range(net.n_layers - 1, 0, -1):
+        descend(net, l, rows)
+    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.out_to_x, first.out_to_x_ld, to,
+              first.in_pad, RLOX_STORE, NULL, NULL, 0)
 
 
 cdef inline void input_gradient(Net* net, Py_ssize_t rows, Net* below, f32* to) noexcept nogil:
     """What the last `backward` leaves for the net whose (activated) outputs went in; to (rows, in_pad) before them."""
     cdef Layer* first = &net.layers[0]
     cdef Layer* last = &below.layers[below.n_layers - 1]
-    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.backward, 0, to, last.out_pad,
-              RLOX_DTANH if below.tanh else RLOX_DRELU, NULL, last.out, last.out_pad)
+    rlox_gemm(rows, first.in_pad, first.n_out, first.d_out, first.out_pad, 1, first.out_to_x, first.out_to_x_ld, to,
+              last.out_pad, RLOX_DTANH if below.tanh else RLOX_DRELU, NULL, last.out, last.out_pad)
+
+
+cdef inline Py_ssize_t padded_size(Net* net, Layer* layer) noexcept nogil:
+    return layer.n_in * layer.out_pad if net.by_input else layer.n_out * layer.in_pad
 
 
 cdef inline void clear_padded(Net* net) noexcept nogil:
@@ -137,20 +185,23 @@ cdef inline void clear_padded(Net* net) noexcept nogil:
     for l in range(net.n_layers):
         layer = &net.layers[l]
         if layer.d_padded != NULL:
-            memset(layer.d_padded, 0, layer.n_out * layer.in_pad * sizeof(f32))
+            memset(layer.d_padded, 0, padded_size(net, layer) * sizeof(f32))
 
 
 cdef inline void unpad(Net* net) noexcept nogil:
     """Copy the gradients that were gathered in padded rows to their places."""
     cdef int l
-    cdef Py_ssize_t o
+    cdef Py_ssize_t i, rows, width, ld
     cdef Layer* layer
     for l in range(net.n_layers):
         layer = &net.layers[l]
-        if layer.d_padded != NULL:
-            for o in range(layer.n_out):
-                memcpy(layer.d_weight + o * layer.n_in, layer.d_padded + o * layer.in_pad,
-                       layer.n_in * sizeof(f32))
+        if layer.d_padded == NULL:
+            continue
+        rows, width, ld = layer.n_out, layer.n_in, layer.in_pad
+        if net.by_input:
+            rows, width, ld = layer.n_in, layer.n_out, layer.out_pad
+        for i in range(rows):
+            memcpy(layer.d_weight + i * width, layer.d_padded + i * ld, width * sizeof(f32))
 
 
 cdef inline f64 bounded(f64 x, f64 low, f64 high) noexcept nogil:
@@ -192,6 +243,19 @@ cdef inline void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 cli
         m[i] = <f32>0.0 if fabsf(first) < <f32>1e-30 else first
         v[i] = <f32>0.0 if second < <f32>1e-36 else second
         p[i] = p[i] - step_size * m[i] / (sqrtf(v[i]) / root2 + eps)
+
+
+cdef inline void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept nogil:
+    """Move `to` by the share tau of the way, from the nearer end, as torch.lerp does."""
+    cdef Py_ssize_t i
+    if tau == <f32>1.0:
+        memcpy(to, source, n * sizeof(f32))
+    elif tau < <f32>0.5:
+        for i in range(n):
+            to[i] = to[i] + tau * (source[i] - to[i])
+    else:
+        for i in range(n):
+            to[i] = source[i] - (source[i] - to[i]) * (<f32>1.0 - tau)
 
 
 cdef inline object given(object array, int type_num, object dtype, tuple shape, str where, str name):
@@ -249,13 +313,13 @@ cdef inline f32* scratch(list held, Py_ssize_t n):
 
 
 cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* gradient, Py_ssize_t at, list held,
-                              bint inner=False):
-    """A perceptron with widths `sizes` whose parameters begin at `at`; returns where they end. `inner`: for
-    `input_gradient`."""
+                              bint inner=False, bint by_input=False, Py_ssize_t rows=CHUNK):
+    """A perceptron with widths `sizes` whose parameters begin at `at`; returns where they end. `inner`: its inputs
+    have gradients too. `rows`: what `forward` takes at most; what goes backward are CHUNK at most."""
     cdef Layer* layer
     cdef int l
     net.n_layers = len(sizes) - 1
-    net.tanh = tanh
+    net.tanh, net.by_input = tanh, by_input
     net.activated = False
     for l in range(net.n_layers):
         layer = &net.layers[l]
@@ -268,9 +332,11 @@ cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* g
         layer.forward = scratch(held, layer.n_in * layer.out_pad)
         layer.backward = scratch(held, layer.n_out * layer.in_pad) if l or inner else NULL
         layer.padded_bias = scratch(held, layer.out_pad)
-        layer.out = scratch(held, CHUNK * layer.out_pad)
+        layer.out = scratch(held, rows * layer.out_pad)
         layer.d_out = scratch(held, CHUNK * layer.out_pad)
-        layer.d_padded = scratch(held, layer.n_out * layer.in_pad) if layer.in_pad != layer.n_in else NULL
+        layer.d_padded = NULL
+        if layer.out_pad != layer.n_out if by_input else layer.in_pad != layer.n_in:
+            layer.d_padded = scratch(held, padded_size(net, layer))
     return at
 
 
@@ -281,8 +347,8 @@ cdef inline dict moments_out(dict moments, i64 step):
     return {**{name: array.copy() for name, array in moments.items()}, "step": np.float32(step)}
 
 
-cdef inline i64 moments_in(dict moments, object state, str where) except -1:
-    """Put in what `moments_out` returned; returns the step count."""
+cdef inline int moments_fit(dict moments, object state, str where) except -1:
+    """Raise unless `state` is what `moments_out` returns for these."""
     import numpy as np
 
     if set(state) != {*moments, "step"}:
@@ -293,6 +359,12 @@ cdef inline i64 moments_in(dict moments, object state, str where) except -1:
                 f"{where}: {name} must have shape {array.shape}, got {np.shape(state[name])}; "
                 "the policy differs from the one that was saved"
             )
+    return 0
+
+
+cdef inline i64 moments_in(dict moments, object state, str where) except -1:
+    """Put in what `moments_out` returned; returns the step count."""
+    moments_fit(moments, state, where)
     for name, array in moments.items():
         array[:] = state[name]
     return int(state["step"])
