@@ -10,7 +10,7 @@ import threading
 import numpy as np
 
 cimport numpy as cnp
-from libc.math cimport INFINITY, NAN, copysign, exp, fabs, log1p, sqrt, tanh
+from libc.math cimport INFINITY, NAN, copysign, exp, fabs, isfinite, log1p, sqrt, tanh
 from libc.stdint cimport int32_t as i32
 from libc.string cimport memcpy, memset
 
@@ -408,8 +408,9 @@ cdef class _TwinCritics:
                 found[name] = metrics[k]
         return found, td_errors
 
-    cdef void update_once(self, const Batch* batch, const Options* options, f32* td_errors, f64* metrics) noexcept nogil:
-        """One update and its `METRICS`, NaN for those of a policy that did not move."""
+    cdef bint update_once(self, const Batch* batch, const Options* options, f32* td_errors,
+                          f64* metrics) noexcept nogil:
+        """One update and its `METRICS`, NaN for those of a policy that did not move; whether gradients are finite."""
         cdef Sums sums
         cdef f64 n = batch.n
         memset(&sums, 0, sizeof(sums))
@@ -418,6 +419,7 @@ cdef class _TwinCritics:
         metrics[4] = sums.policy_loss / n if options.move_policy else NAN
         metrics[5] = sums.policy_norm if options.move_policy else NAN
         metrics[6], metrics[7] = -sums.log_prob / n, sums.alpha
+        return isfinite(sums.norm) and isfinite(sums.policy_norm)
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
         """One update. Everything is packed before, and afterwards `pack_moved` has to follow."""
@@ -465,6 +467,7 @@ cdef class _TwinCritics:
         cdef const f32* high = loop.env.act_high
         cdef u64 key = action_rng.key, position = action_rng.position, begun = position, replay_begun = loop.position
         cdef f64 rate = options.rate, update_s = 0.0, began
+        cdef bint sound = True
         cdef Batch batch = Batch(n=size, obs=loop.batch_obs, next_obs=loop.batch_next, actions=loop.batch_actions,
                                  rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, noise=draws)
         for j in range(a):
@@ -504,12 +507,15 @@ cdef class _TwinCritics:
                             fill_normal_f32(draws, n_draws, loop.key, loop.position)
                             loop.position += <u64>(n_draws + 3) // 4
                             options.move_policy = (updates + n_updates + 1) % policy_delay == 0
-                            self.update_once(&batch, &options, loop.td_errors, metrics_ + N_METRICS * n_updates)
+                            sound = self.update_once(&batch, &options, loop.td_errors, metrics_ + N_METRICS * n_updates)
                             n_updates += 1
+                            if not sound:
+                                break
                             if options.move_policy:
                                 self.pack_moved()
                         update_s += now() - began
-                    if now() - loop.began > loop.patience:
+                    # Weights that are NaN must not act: the metrics say what happened.
+                    if not sound or now() - loop.began > loop.patience:
                         break
         action_rng.skip(position - begun)
         returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
@@ -652,7 +658,8 @@ cdef class NativeSAC(_TwinCritics):
             self.blame(&self.critics[k], rows, k == 1, <f32>-scale)
         for i in range(rows):
             for j in range(a):
-                d_u = self.d_actions[i * a + j] * self.pi.slopes[i * a + j] + 2.0 * alpha * scale * self.pi.actions[i * a + j]
+                d_u = self.d_actions[i * a + j] * self.pi.slopes[i * a + j]
+                d_u += 2.0 * alpha * scale * self.pi.actions[i * a + j]
                 d_y[i * ld + j] = <f32>d_u
                 log_std = y[i * ld + a + j]
                 d_y[i * ld + a + j] = 0.0
@@ -668,6 +675,7 @@ cdef class NativeSAC(_TwinCritics):
         cdef Py_ssize_t i, j, m = 0, d = self.obs_dim, a = self.act_dim
         cdef int l
         cdef f32 share
+        cdef f32* to = self.d_actions
         cdef Layer* layer
         for i in range(rows):
             share = <f32>1.0 - self.goals[i] if second else self.goals[i]
@@ -685,7 +693,7 @@ cdef class NativeSAC(_TwinCritics):
         for j in range(m):
             i = self.chosen[j]
             for l in range(a):
-                self.d_actions[i * a + l] += self.d_pairs[j * self.in_pad + d + l]
+                to[i * a + l] += self.d_pairs[j * self.in_pad + d + l]
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, learning_rate, tau,
                target_entropy=None, max_grad_norm=None):
@@ -744,7 +752,8 @@ cdef class NativeSAC(_TwinCritics):
         target_entropy
             As `update` takes it.
         seconds
-            No round begins after this time, so that a signal is seen.
+            No round begins after this time, so that a signal is seen; nor after an update whose gradients were not
+            finite.
         train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, tau, max_grad_norm
             Of `rlox.config.SACConfig`.
 
@@ -904,7 +913,8 @@ cdef class NativeTD3(_TwinCritics):
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, updates, annealed, gamma,
-               learning_rate, tau, policy_delay, target_noise, noise_clip, exploration_noise, max_grad_norm, seconds=0.2):
+               learning_rate, tau, policy_delay, target_noise, noise_clip, exploration_noise, max_grad_norm,
+               seconds=0.2):
         """As `NativeSAC.rounds`, but for
 
         Parameters

@@ -111,8 +111,8 @@ cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_
         after = RLOX_BIAS
         if l < net.n_layers - 1 or net.activated:
             after = RLOX_BIAS_TANH if net.tanh else RLOX_BIAS_RELU
-        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.x_to_out, layer.x_to_out_ld, layer.out, layer.out_pad,
-                  after, layer.padded_bias, NULL, 0)
+        rlox_gemm(rows, layer.out_pad, layer.n_in, x, ldx, 1, layer.x_to_out, layer.x_to_out_ld, layer.out,
+                  layer.out_pad, after, layer.padded_bias, NULL, 0)
         x = layer.out
         ldx = layer.out_pad
     return x
@@ -347,8 +347,8 @@ cdef inline dict moments_out(dict moments, i64 step):
     return {**{name: array.copy() for name, array in moments.items()}, "step": np.float32(step)}
 
 
-cdef inline int moments_fit(dict moments, object state, str where) except -1:
-    """Raise unless `state` is what `moments_out` returns for these."""
+cdef inline i64 moments_fit(dict moments, object state, str where) except -1:
+    """Raise unless `state` is what `moments_out` returns for these; returns the step count."""
     import numpy as np
 
     if set(state) != {*moments, "step"}:
@@ -359,12 +359,12 @@ cdef inline int moments_fit(dict moments, object state, str where) except -1:
                 f"{where}: {name} must have shape {array.shape}, got {np.shape(state[name])}; "
                 "the policy differs from the one that was saved"
             )
-    return 0
+    return int(state["step"])
 
 
 cdef inline i64 moments_in(dict moments, object state, str where) except -1:
     """Put in what `moments_out` returned; returns the step count."""
-    moments_fit(moments, state, where)
+    cdef i64 step = moments_fit(moments, state, where)
     for name, array in moments.items():
         array[:] = state[name]
-    return int(state["step"])
+    return step

@@ -448,8 +448,9 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
     fast, slow = (Reference(sac, 3, 1, [16, 16], "relu", 0) for _ in range(2))
     env, obs, memory, acting, drawing = parts()
     n_steps, got, _, returns, lengths = fast.native.rounds(
-        env.stepper(), memory.access(), acting, drawing, obs, 130 // n_envs, annealed=True, seconds=60, **COUNTS, **options, **more
-    )
+        env.stepper(), memory.access(), acting, drawing, obs, 130 // n_envs, annealed=True, seconds=60, **COUNTS,
+        **options, **more,
+    )  # fmt: skip
     states = [acting.get_state(), drawing.get_state(), obs]
 
     env, obs, memory, acting, drawing = parts()
@@ -496,6 +497,25 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
     for name, column in zip(METRICS, got.T, strict=False):
         expected = [metrics.get(name, np.nan) for metrics in history]
         np.testing.assert_allclose(column, expected, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("sac", [True, False])
+def test_rounds_end_where_weights_become_nan(sac):
+    """What is NaN must not act, nor its actions be remembered."""
+    reference = Reference(sac, 3, 1, [8], "relu", 0)
+    env, memory = VecEnv(1, 1, "Pendulum-v1"), ReplayBuffer(500, 3, 1)
+    obs = env.reset_all().copy()
+    reference.blocks["target"][0] = np.nan
+    options = {**(SAC if sac else TD3), "max_grad_norm": None}
+    options |= {} if sac else {"updates": 0, "policy_delay": 1, "exploration_noise": 0.1}
+    options.pop("move_policy", None)
+    n_steps, metrics, *_ = reference.native.rounds(
+        env.stepper(), memory.access(), Rng(0), Rng(1), obs, 100, annealed=False, seconds=60, **COUNTS, **options
+    )
+    assert n_steps == len(memory) == 60
+    assert len(metrics) == 1
+    assert np.isnan(metrics[0, :2]).any()
+    assert np.isfinite(memory.sample(60, 0)["actions"]).all()
 
 
 def test_rounds_refuse_what_does_not_fit():
