@@ -30,6 +30,13 @@ A2C = {
     "n_steps": 5, "learning_rate": 7e-4, "gamma": 0.99, "gae_lambda": 1.0, "ent_coef": 0.01, "vf_coef": 0.5,
     "max_grad_norm": 0.5,
 }  # fmt: skip
+# The seeds' DQN, an update each step; without double, which not all have.
+DQN = {
+    "learning_rate": 1e-4, "buffer_size": 50_000, "batch_size": 64, "gamma": 0.99, "learning_starts": 1000,
+    "train_freq": 1, "gradient_steps": 1, "exploration_fraction": 0.1, "exploration_initial_eps": 1.0,
+    "exploration_final_eps": 0.05, "max_grad_norm": 10.0,
+}  # fmt: skip
+DQN_HIDDEN, DQN_TARGET_EVERY = 256, 1000
 N_ENVS = 8
 SOLVED = 475.0  # mean return of the last 100 episodes
 
@@ -92,6 +99,7 @@ class Rlox:
 
     def build(self, case, seed, threads):
         from rlox.algorithms import A2C as A2CAlgorithm
+        from rlox.algorithms import DQN as DQNAlgorithm
         from rlox.algorithms import PPO as PPOAlgorithm
         from rlox.callbacks import Callback, TimingCallback
 
@@ -109,6 +117,9 @@ class Rlox:
         }
         if case == "a2c":
             return A2CAlgorithm(ENV, **options, **A2C)
+        if case == "dqn":
+            plain = {"double_dqn": False, "hidden_sizes": [DQN_HIDDEN] * 2, "target_update_freq": DQN_TARGET_EVERY}
+            return DQNAlgorithm(ENV, **{**options, "n_envs": 1}, **plain, **DQN)
         if case == "solve":
             options["callbacks"].append(Solved())
             schedules = {"learning_rate_schedule": "linear", "clip_eps": 0.2, "clip_eps_schedule": "linear"}
@@ -170,11 +181,14 @@ class SB3:
                 return not (len(returns) == 100 and sum(returns) / 100 >= SOLVED)
 
         torch.set_num_threads(threads)
-        env = make_vec_env(ENV, N_ENVS, seed=seed)
+        env = make_vec_env(ENV, 1 if case == "dqn" else N_ENVS, seed=seed)
         self.callback = Solved() if case == "solve" else None
         options = {"seed": seed, "device": "cpu"}
         if case == "a2c":
             return sb3.A2C("MlpPolicy", env, **options, **A2C)
+        if case == "dqn":
+            nets = {"policy_kwargs": {"net_arch": [DQN_HIDDEN] * 2}, "target_update_interval": DQN_TARGET_EVERY}
+            return sb3.DQN("MlpPolicy", env, **options, **nets, **DQN)
         settings = dict(TUNED if case in ("solve", "process") else PPO)
         start = settings.pop("learning_rate")
         clip = (lambda left: 0.2 * left) if case in ("solve", "process") else 0.2
@@ -225,10 +239,14 @@ class Original:
 
         from rlox.algorithms import A2C as A2CAlgorithm
         from rlox.algorithms import PPO as PPOAlgorithm
+        from rlox.algorithms.dqn import DQN as DQNAlgorithm
 
         torch.set_num_threads(threads)
         if case == "a2c":
             return A2CAlgorithm(ENV, n_envs=N_ENVS, seed=seed, **A2C)
+        if case == "dqn":
+            plain = {"double_dqn": False, "hidden": DQN_HIDDEN, "target_update_freq": DQN_TARGET_EVERY}
+            return DQNAlgorithm(ENV, seed=seed, **plain, **DQN)
         settings = TUNED if case == "process" else PPO
         policy = custom_policy() if case == "custom" else None
         return PPOAlgorithm(ENV, n_envs=N_ENVS, seed=seed, policy=policy, clip_eps=0.2, **settings)
@@ -244,8 +262,10 @@ class Original:
     def predict(self, obs):
         import torch
 
-        policy = self.algorithm.policy
         with torch.no_grad():
+            if hasattr(self.algorithm, "q_network"):
+                return self.algorithm.q_network(torch.as_tensor(obs)[None]).argmax()
+            policy = self.algorithm.policy
             return getattr(policy, "pi", getattr(policy, "actor", None))(torch.as_tensor(obs)).argmax()
 
     def whole(self, steps, seed):
