@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ class Twins(nn.Module):
 
     def __init__(self, widths, activation):
         super().__init__()
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.weights = nn.ParameterList(torch.randn(2, a, b) / math.sqrt(a) for a, b in pairs)
         self.biases = nn.ParameterList(0.3 * torch.randn(2, 1, b) for _, b in pairs)
         self.activation = activation
