@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with a JSON header. NumPy alone reads it, and nothing in it can run.
 
 Tensors are named ``section/name``. The header's sections are those that an exact continuation needs; one that an
-algorithm has no use for is there and empty:
+algorithm has no use for is there and empty, but for the last:
 
 =============== =============================================================================================
 policy          weights, by their ``state_dict`` names
@@ -12,6 +12,8 @@ environment     state of native environments
 statistics      returns and lengths of the last 100 episodes
 generators      (header) key and position of every random stream; tensors only for a foreign generator
 counters        (header) environment steps, updates, episodes, the schedules' horizon
+critics         weights of SAC's and TD3's critics; theirs are ``target_policy``, ``critic_optimizer``,
+                ``alpha_optimizer`` and ``temperature`` as well
 =============== =============================================================================================
 
 A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable.

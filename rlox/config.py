@@ -244,6 +244,53 @@ class DQNConfig(OffPolicyConfig):
 
 
 @dataclass
+class TwinCriticConfig(OffPolicyConfig):
+    """What SAC and TD3 share."""
+
+    batch_size: int = 256  # transitions per update
+    learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
+    max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
+    tau: float = 0.005  # share of the online networks that an update of the targets takes in
+
+    def rules(self):
+        yield from super().rules()
+        yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+
+
+@dataclass
+class SACConfig(TwinCriticConfig):
+    """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+    learning_rate: float = 3e-4  # step size of policy, critics and temperature at the start
+    auto_entropy: bool = True  # learn the weight of the entropy, so that the entropy comes to target_entropy
+    ent_coef: float = 1.0  # weight of the policy's entropy, per nat; with auto_entropy only where it starts
+    target_entropy: float | None = None  # nats, of actions scaled to [-1, 1]; null: minus their number of components
+
+    def rules(self):
+        yield from super().rules()
+        yield "ent_coef", 0 <= self.ent_coef < math.inf, "be >= 0 and finite"
+        yield "ent_coef", self.ent_coef > 0 or not self.auto_entropy, "be > 0 where auto_entropy is true"
+        yield "target_entropy", self.target_entropy is None or math.isfinite(self.target_entropy), "be finite, or null"
+
+
+@dataclass
+class TD3Config(TwinCriticConfig):
+    """Twin Delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+    learning_rate: float = 1e-3  # step size of policy and critics at the start
+    policy_delay: int = 2  # updates of the critics for each one of the policy and of all targets
+    target_noise: float = 0.2  # standard deviation of the noise on the target's actions, which are in [-1, 1]
+    noise_clip: float = 0.5  # that noise is clipped to this
+    exploration_noise: float = 0.1  # standard deviation of the noise on the actions taken, scaled to [-1, 1]
+
+    def rules(self):
+        yield from super().rules()
+        yield "policy_delay", self.policy_delay >= 1, "be >= 1"
+        for name in ("target_noise", "noise_clip", "exploration_noise"):
+            yield name, 0 <= getattr(self, name) < math.inf, "be >= 0 and finite"
+
+
+@dataclass
 class BufferConfig(Config):
     """Uniform: every transition is as likely to be drawn as any other. The base of every memory's configuration."""
 

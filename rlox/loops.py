@@ -148,14 +148,17 @@ def on_policy(algorithm) -> dict[str, float]:
 
 
 def _means(history: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over the updates of `history`, whose metrics are tensors, floats, or arrays of many updates' metrics."""
+    """Of each metric over the updates that told it: a delayed policy's come with its own updates alone. They are
+    tensors, floats, or arrays of many updates' metrics."""
     if not history:
         return {}
-    if all(isinstance(value, (float, np.ndarray)) for value in history[0].values()):
-        return {name: float(np.hstack([row[name] for row in history]).mean()) for name in history[0]}
+    names = dict.fromkeys(name for row in history for name in row)
+    told = {name: [row[name] for row in history if name in row] for name in names}
+    if all(isinstance(values[0], (float, np.ndarray)) for values in told.values()):
+        return {name: float(np.hstack(values).mean()) for name, values in told.items()}
     import torch
 
-    return to_floats({name: torch.stack([row[name] for row in history]).mean() for name in history[0]})
+    return to_floats({name: torch.stack(values).mean() for name, values in told.items()})
 
 
 def off_policy(algorithm) -> dict[str, float]:
@@ -206,6 +209,8 @@ def off_policy(algorithm) -> dict[str, float]:
                         returns += ended_returns.tolist()
                         lengths += ended_lengths.tolist()
             except Exception as e:
+                # A policy that is not finite any more acts so, and its weights are not worth keeping.
+                _require_finite(_means(history), algorithm)
                 # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
                 callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise

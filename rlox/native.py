@@ -46,7 +46,7 @@ def _actor_critic(obs_dim: int, n_outputs: int, hidden: Sequence[int]) -> list[P
 
 
 def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
-    """Of a `QPolicy` around a `QNetwork`; a trunk without layers has no parameters."""
+    """Of a `QPolicy` around a `DiscreteQNetwork`; a trunk without layers has no parameters."""
     widths = [obs_dim, *hidden]
     if not dueling:
         return [Perceptron("q.head", [*widths, n_actions])]
@@ -102,12 +102,12 @@ def _foreign(spec: EnvSpec, policy: ActorCritic) -> tuple[str | None, list[int]]
 
 
 def _foreign_q(spec: EnvSpec, policy: nn.Module) -> tuple[str | None, list[int]]:
-    """As `_foreign`, of a `QNetwork` or the `QPolicy` around one."""
-    from rlox.networks import QNetwork
+    """As `_foreign`, of a `DiscreteQNetwork` or the `QPolicy` around one."""
+    from rlox.networks import DiscreteQNetwork
     from rlox.policies import QPolicy
 
     q = policy.q if type(policy) is QPolicy else policy
-    if type(q) is not QNetwork:
+    if type(q) is not DiscreteQNetwork:
         return f"the policy is a module of your own ({type(q).__name__})", []
     policy = policy if q is not policy else QPolicy(q, spec.n_actions)
     hidden = _hidden(q.trunk, q.head)
@@ -369,7 +369,7 @@ class NativeQPolicy(NativeActor):
     Parameters
     ----------
     obs_dim, n_actions, hidden, activation, dueling
-        As `rlox.networks.QNetwork` takes them.
+        As `rlox.networks.DiscreteQNetwork` takes them.
 
     Attributes
     ----------
@@ -390,7 +390,7 @@ class NativeQPolicy(NativeActor):
 
     @classmethod
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
-        """With the weights that `rlox.networks.QNetwork` would start from, twice."""
+        """With the weights that `rlox.networks.DiscreteQNetwork` would start from, twice."""
         c = config
         policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
         for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
@@ -422,11 +422,12 @@ class NativeQPolicy(NativeActor):
             self._module.epsilon = value
 
     def _make_module(self) -> QPolicy:
-        from rlox.networks import QNetwork
+        from rlox.networks import DiscreteQNetwork
         from rlox.policies import QPolicy
 
         obs_dim, n_actions, hidden, activation, dueling = self._sizes
-        return QPolicy(QNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0)), n_actions, self._epsilon)
+        q = DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0))
+        return QPolicy(q, n_actions, self._epsilon)
 
     def target(self) -> QPolicy:
         """The target network as a module without gradients, whose parameters are views of the kernel's."""

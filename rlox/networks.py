@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +63,11 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def hidden_widths(hidden: int | Sequence[int]) -> list[int]:
+    """Of the hidden layers: one number stands for two of them."""
+    return [hidden, hidden] if isinstance(hidden, int) else list(hidden)
+
+
 def nature_cnn(shape: tuple[int, int, int], orthogonal: bool, rng: Rng) -> tuple[nn.Sequential, int]:
     """The convolutional network of Mnih et al. 2015 (doi:10.1038/nature14236) for images (C, H, W), and its 512
     features.
@@ -84,6 +90,79 @@ def nature_cnn(shape: tuple[int, int, int], orthogonal: bool, rng: Rng) -> tuple
 
 
 class QNetwork(nn.Module):
+    """The value of an action in a state, ``(B, D), (B, A) -> (B, 1)``, in units of discounted return.
+
+    Weights and biases start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+    Parameters
+    ----------
+    obs_dim, act_dim : int
+        Sizes D and A of observations and actions.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves.
+    activation : str
+        ``tanh`` or ``relu``.
+    rng : Rng, optional
+        Generator of the initial weights; by default seeded from PyTorch's.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        self.layers = mlp([obs_dim + act_dim, *hidden_widths(hidden), 1], activation, orthogonal=False, rng=rng)
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return self.layers(torch.cat([obs, actions], -1))
+
+
+class TwinQNetwork(nn.Module):
+    """Two independent `QNetwork` as one module, ``(B, D), (B, A) -> (2, B)``, with one batched product a layer.
+
+    Parameters as in `QNetwork`. Weights are (2, n_in, n_out) and biases (2, 1, n_out), for ``x @ weight + bias``.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        rng = rng or rng_from_torch()
+        sizes = [obs_dim + act_dim, *hidden_widths(hidden), 1]
+        pairs = list(zip(*(mlp_weights(sizes, 1.0, False, rng) for _ in range(2)), strict=True))
+        self._activate_ = getattr(torch, f"{activation}_")
+        self.weights = nn.ParameterList(torch.tensor(np.stack([w.T for w, _ in pair])).contiguous() for pair in pairs)
+        self.biases = nn.ParameterList(torch.tensor(np.stack([b[None] for _, b in pair])) for pair in pairs)
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([obs, actions], -1).expand(2, -1, -1)
+        return self._values(x, zip(self.weights, self.biases, strict=True)).squeeze(-1)
+
+    def first(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """What the first of the two says, (B,)."""
+        x = torch.cat([obs, actions], -1).unsqueeze(0)
+        pairs = zip(self.weights, self.biases, strict=True)
+        return self._values(x, [(weight[:1], bias[:1]) for weight, bias in pairs]).view(-1)
+
+    def _values(self, x: torch.Tensor, layers: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """(K, B, D + A) -> (K, B, 1) for K networks."""
+        for i, (weight, bias) in enumerate(layers):
+            if i:
+                x = self._activate_(x)
+            x = torch.baddbmm(bias, x, weight)
+        return x
+
+
+class DiscreteQNetwork(nn.Module):
     """Values of all actions at once, ``(B, D) -> (B, n_actions)``; images go through `nature_cnn` first.
 
     Weights and biases start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
@@ -115,7 +194,7 @@ class QNetwork(nn.Module):
         rng: Rng | None = None,
     ):
         super().__init__()
-        widths = [hidden, hidden] if isinstance(hidden, int) else list(hidden)
+        widths = hidden_widths(hidden)
         rng = rng or rng_from_torch()
         self.dueling = dueling
         self.body: nn.Module | None = None
@@ -162,3 +241,12 @@ def polyak_update(source: nn.Module, target: nn.Module, tau: float = 0.005) -> N
         torch._foreach_lerp_(ours, theirs, tau)
     for buffer, from_source in zip(target.buffers(), source.buffers(), strict=True):
         buffer.copy_(from_source)
+
+
+def __getattr__(name: str) -> Any:
+    # The documents import it from here; it lives with what acts, which imports this module.
+    if name == "SquashedGaussianPolicy":
+        from rlox.policies import SquashedGaussianPolicy
+
+        return SquashedGaussianPolicy
+    raise AttributeError(f"module 'rlox.networks' has no attribute {name!r}")

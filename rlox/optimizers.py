@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
 from rlox.config import OPTIMIZERS, nearest
+
+
+def _views(flat: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """Each parameter and its part of `flat`, in its shape."""
+    offset = 0
+    for p in parameters:
+        yield p, flat[offset : offset + p.numel()].view_as(p)
+        offset += p.numel()
+
+
+@torch.no_grad()
+def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Lay `parameters` out anew as views of one flat tensor, in this order; returns that tensor (P,)."""
+    flat = torch.cat([p.reshape(-1) for p in parameters])
+    for p, part in _views(flat, parameters):
+        p.data = part
+    return flat
 
 
 class FlatOptimizer:
@@ -41,15 +58,10 @@ class FlatOptimizer:
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
             raise ValueError(f"FlatOptimizer: parameters must share dtype and device, got {sorted(map(str, kinds))}")
-        with torch.no_grad():
-            self.flat = torch.cat([p.reshape(-1) for p in self.parameters])
+        self.flat = flatten_(self.parameters)
         self.grad = torch.zeros_like(self.flat)
-        offset = 0
-        for p in self.parameters:
-            part = slice(offset, offset + p.numel())
-            p.data = self.flat[part].view_as(p)
-            p.grad = self.grad[part].view_as(p)
-            offset += p.numel()
+        for p, part in _views(self.grad, self.parameters):
+            p.grad = part
         self.learning_rate = learning_rate
         self.eps = eps
         names = ("exp_avg", "exp_avg_sq") if kind == "adam" else ("square_avg",)
@@ -63,7 +75,10 @@ class FlatOptimizer:
 
         Returns the norm before clipping, ().
         """
-        grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return self.descend(torch.autograd.grad(loss, self.parameters, materialize_grads=True), max_grad_norm)
+
+    def descend(self, grads: Sequence[torch.Tensor], max_grad_norm: float | None = None) -> torch.Tensor:
+        """As `step`, along gradients that are known already, one for each of the parameters."""
         with torch.no_grad():
             torch.cat([g.reshape(-1) for g in grads], out=self.grad)
             norm = torch.linalg.vector_norm(self.grad)

@@ -1,4 +1,4 @@
-"""What acts: actor-critics for every action space, and ε-greedy over Q-values.
+"""What acts: actor-critics for every action space, policies within bounds, and ε-greedy over Q-values.
 
 The three methods that any on-policy policy must have, ours or a user's module:
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.networks import mlp, nature_cnn, rng_from_torch
+from rlox.networks import hidden_widths, mlp, nature_cnn, rng_from_torch
 
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
 
 
 class Actor(nn.Module):
@@ -86,7 +88,7 @@ class ActorCritic(Actor):
         rng: Rng | None = None,
     ):
         super().__init__()
-        widths = [hidden, hidden] if isinstance(hidden, int) else list(hidden)
+        widths = hidden_widths(hidden)
         rng = rng or rng_from_torch()
         self.body: nn.Module | None = None
         n_inputs = obs_dim
@@ -248,6 +250,145 @@ class ContinuousPolicy(ActorCritic):
         log_prob = -0.5 * z.square().sum(-1) - (self.log_std.sum() + self.act_dim * _LOG_SQRT_2PI)
         entropy = self.log_std.sum() + self.act_dim * (0.5 + _LOG_SQRT_2PI)
         return log_prob, entropy.expand(len(log_prob))
+
+
+class BoundedPolicy(Actor):
+    """Base of the policies of continuous actions that a tanh keeps within bounds.
+
+    A network and what values its actions see them in [-1, 1]; `act` and `mode` return the environment's units.
+
+    Parameters
+    ----------
+    obs_dim, act_dim : int
+        Sizes D and A of observations and actions.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves.
+    activation : str
+        ``tanh`` or ``relu``.
+    low, high : float or array (A,)
+        Bounds of the environment's actions.
+    rng : Rng, optional
+        Generator of the initial weights U(-1/sqrt(fan_in), 1/sqrt(fan_in)); by default seeded from PyTorch's.
+    net : nn.Module, optional
+        A module of your own in place of the perceptron, ``(B, D) -> (B, n_outputs)``.
+    """
+
+    outputs_per_action: ClassVar[int]
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        low: float | np.ndarray = -1.0,
+        high: float | np.ndarray = 1.0,
+        rng: Rng | None = None,
+        net: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.act_dim = act_dim
+        self.n_outputs = self.outputs_per_action * act_dim
+        if net is None:
+            net = mlp([obs_dim, *hidden_widths(hidden), self.n_outputs], activation, orthogonal=False, rng=rng)
+        self.net = net
+        self.bound_(low, high)
+
+    def bound_(self, low: float | np.ndarray, high: float | np.ndarray) -> None:
+        """Act between `low` and `high` from now on."""
+        low, high = (np.broadcast_to(np.asarray(bound, np.float32), self.act_dim) for bound in (low, high))
+        # No part of what was learned, and so of no checkpoint: they are the environment's.
+        self.register_buffer("scale", torch.from_numpy((high - low) / 2), persistent=False)
+        self.register_buffer("centre", torch.from_numpy((high + low) / 2), persistent=False)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """What the network says, (B, n_outputs)."""
+        return self.net(obs)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, self.act_dim)
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.normal(out=out)
+
+    def to_unit(self, actions: torch.Tensor) -> torch.Tensor:
+        """The environment's actions as numbers in [-1, 1]."""
+        return (actions - self.centre) / self.scale
+
+    def to_env(self, unit: torch.Tensor) -> torch.Tensor:
+        """Numbers in [-1, 1] as actions of the environment."""
+        return torch.addcmul(self.centre, unit, self.scale)
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        """The most likely action, (B, A) in [-1, 1]."""
+        raise NotImplementedError
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.to_env(self.unit_mode(obs))
+
+
+class SquashedGaussianPolicy(BoundedPolicy):
+    """tanh of a diagonal Gaussian whose mean and deviation the observation decides (Haarnoja et al. 2018, app. C).
+
+    The network's outputs are A means, then A log standard deviations, held to [-20, 2]; parameters as in
+    `BoundedPolicy`.
+    """
+
+    outputs_per_action = 2
+
+    def _gaussian(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the tanh is taken of, and the log standard deviations, both (B, A)."""
+        mean, log_std = self.net(obs).chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        return torch.addcmul(mean, log_std.exp(), noise), log_std
+
+    def unit_sample(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions (B, A) in [-1, 1] and their log-probabilities (B,) there, in nats; differentiable.
+
+        `noise` (B, A) is standard normal.
+        """
+        x, log_std = self._gaussian(obs, noise)
+        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)): no difference of nearly equal numbers, finite for every x.
+        terms = 2.0 * (x + F.softplus(-2.0 * x)) - log_std - 0.5 * noise.square()
+        return x.tanh(), terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (B, A) f32."""
+        return self.to_env(self._gaussian(obs, noise)[0].tanh())
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs)[:, : self.act_dim].tanh()
+
+    def sample(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sampled actions (B, A) and their log-probabilities (B,) as `unit_sample` has them, both differentiable.
+
+        ``torch.manual_seed`` decides the noise.
+        """
+        noise = torch.empty(self.noise_shape(len(obs)))
+        self.fill_noise(rng_from_torch(), noise.numpy())
+        unit, log_probs = self.unit_sample(obs, noise.to(obs.device))
+        return self.to_env(unit), log_probs
+
+
+class DeterministicPolicy(BoundedPolicy):
+    """tanh of the network's A outputs; parameters as in `BoundedPolicy`.
+
+    Attributes
+    ----------
+    noise_std : float
+        Standard deviation of the Gaussian noise that `act` adds to actions in [-1, 1], which are then clipped; the
+        training sets it, and no checkpoint holds it.
+    """
+
+    outputs_per_action = 1
+    noise_std = 0.0
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (B, A) f32."""
+        return self.to_env(torch.add(self.unit_mode(obs), noise, alpha=self.noise_std).clamp_(-1.0, 1.0))
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).tanh()
 
 
 class QPolicy(Actor):

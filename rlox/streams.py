@@ -14,4 +14,4 @@ class Stream(IntEnum):
     PERMUTATION = 3  # minibatch order
     EVALUATION = 4  # action sampling in stochastic evaluation
     FOREIGN_ENVS = 5  # seeds of gymnasium environments
-    REPLAY = 6  # which transitions each update sees
+    REPLAY = 6  # which transitions each update sees, and the noise on the actions it considers

@@ -59,3 +59,21 @@ class DQNTrainer(Trainer):
         from rlox.algorithms.dqn import DQN
 
         self.algorithm = DQN(env, **kwargs)
+
+
+class SACTrainer(Trainer):
+    """`SAC` as `PPOTrainer` is PPO; every field of `rlox.config.SACConfig`, and ``buffer`` and its short forms."""
+
+    def __init__(self, env: Any, **kwargs: Any):
+        from rlox.algorithms.sac import SAC
+
+        self.algorithm = SAC(env, **kwargs)
+
+
+class TD3Trainer(Trainer):
+    """`TD3` as `PPOTrainer` is PPO; every field of `rlox.config.TD3Config`, and ``buffer`` and its short forms."""
+
+    def __init__(self, env: Any, **kwargs: Any):
+        from rlox.algorithms.td3 import TD3
+
+        self.algorithm = TD3(env, **kwargs)

@@ -88,6 +88,7 @@ class ProgressCallback(Callback):
                 ("entropy", "entropy"),
                 ("q loss", "q_loss"),
                 ("epsilon", "exploration/epsilon"),
+                ("alpha", "alpha"),
             )
             if key in metrics
         )

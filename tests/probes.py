@@ -6,14 +6,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+CONTINUOUS = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
 
 class ConstantReward(gymnasium.Env):
     """Reward 1 for ever, one observation, cut by a time limit only: V = 1 / (1 - gamma), every advantage is 0."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
 
-    def __init__(self, limit: int = 10):
+    def __init__(self, limit: int = 10, continuous: bool = False):
+        self.action_space = CONTINUOUS if continuous else spaces.Discrete(2)
         self.limit = limit
         self.t = 0
 
@@ -91,9 +93,9 @@ class ExplodingReward(gymnasium.Env):
     """The reward becomes NaN after `after` steps: what a broken simulator does."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
 
-    def __init__(self, after: int = 1500):
+    def __init__(self, after: int = 1500, continuous: bool = False):
+        self.action_space = CONTINUOUS if continuous else spaces.Discrete(2)
         self.after = after
         self.t = 0
 
@@ -163,3 +165,20 @@ class NoisyArms(gymnasium.Env):
         self.t += 1
         reward = 0.0 if self.t == 1 else float(self.np_random.normal())
         return np.ones(1, np.float32), reward, self.t == 2, False, {}
+
+
+class Levers(gymnasium.Env):
+    """Two levers of unlike range; the reward is -|distance| to (1, 0.2), so that both must be moved, for 5 steps."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        obs = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return obs, -float(np.abs(action - [1.0, 0.2]).sum()), False, self.t == 5, {}

@@ -140,3 +140,14 @@ assert "torch" in sys.modules
 def test_every_export_exists():
     for name in rlox.__all__:
         assert getattr(rlox, name) is not None
+
+
+def test_no_two_algorithms_have_six_equal_lines():
+    """What two of them share stands once, in a base or a function."""
+    seen: dict[tuple[str, ...], str] = {}
+    for path in sorted((ROOTS["rlox"] / "algorithms").glob("*.py")):
+        text = [line.strip() for line in path.read_text().splitlines()]
+        lines = [line for line in text if line and not line.startswith(("import ", "from "))]
+        for i in range(len(lines) - 5):
+            run = tuple(lines[i : i + 6])
+            assert seen.setdefault(run, path.name) == path.name, run

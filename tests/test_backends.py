@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from rlox.algorithms import A2C, DQN, PPO
+from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
+from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import RolloutBatch, TransitionBatch
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy, NativeQPolicy
-from rlox.networks import QNetwork
+from rlox.networks import DiscreteQNetwork
 from rlox.policies import ContinuousPolicy, DiscretePolicy, QPolicy
 
 SMALL = {"n_envs": 4, "n_steps": 16, "hidden_sizes": [16]}
@@ -47,18 +48,18 @@ class OwnUpdate(PPO):
 
 
 def frozen_q():
-    q = QNetwork(4, 2, (16,))
+    q = DiscreteQNetwork(4, 2, (16,))
     q.head[0].bias.requires_grad_(False)
     return q
 
 
 def changed_q():
-    q = QNetwork(4, 2, (16,))
+    q = DiscreteQNetwork(4, 2, (16,))
     q.head.insert(1, nn.LayerNorm(16))
     return q
 
 
-class OwnQ(QNetwork):
+class OwnQ(DiscreteQNetwork):
     def __init__(self):
         super().__init__(4, 2)
 
@@ -84,13 +85,15 @@ CASES = {
     "images for a Q-network": (DQN, probes.BrightSide, {"hidden_sizes": []}, "convolutional"),
     "depth of a Q-network": (DQN, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
     "a DQN with an update of one's own": (OwnDQN, "CartPole-v1", {}, "OwnDQN has an update of its own"),
+    "sac": (SAC, "Pendulum-v1", {}, "no native update yet"),
+    "td3": (TD3, "Pendulum-v1", {}, "no native update yet"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_auto_takes_torch_and_native_says_why_not(case):
     kind, env, options, reason = CASES[case]
-    options = {**(Q_SMALL if issubclass(kind, DQN) else SMALL), **options}
+    options = {**(Q_SMALL if issubclass(kind, OffPolicyAlgorithm) else SMALL), **options}
     made = {**options, "policy": options["policy"]()} if "policy" in options else options
     algorithm = kind(env, **made)
     assert algorithm.backend == "torch"
@@ -236,7 +239,7 @@ def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
         assert ppo.actor is custom
 
 
-@pytest.mark.parametrize("kind", [QNetwork, lambda *a: QPolicy(QNetwork(*a), 2)])
+@pytest.mark.parametrize("kind", [DiscreteQNetwork, lambda *a: QPolicy(DiscreteQNetwork(*a), 2)])
 def test_a_q_network_of_ours_is_adopted_as_it_is(kind):
     torch.manual_seed(0)
     policy = kind(4, 2, (16, 8), "tanh", True)
@@ -268,7 +271,7 @@ def test_q_modules_and_the_kernel_see_one_truth():
 @pytest.mark.parametrize("dueling", [False, True])
 def test_initial_q_weights_are_the_modules(hidden, dueling):
     dqn = DQN("Acrobot-v1", dueling=dueling, **{**Q_SMALL, "hidden_sizes": hidden})
-    module = QPolicy(QNetwork(6, 3, hidden, "relu", dueling, Rng(9)), 3)
+    module = QPolicy(DiscreteQNetwork(6, 3, hidden, "relu", dueling, Rng(9)), 3)
     weights = NativeQPolicy.make(dqn.spec, dqn.config, Rng(9)).weights()
     assert list(weights) == list(module.state_dict())
     for name, array in weights.items():

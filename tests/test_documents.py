@@ -491,6 +491,76 @@ def test_the_dqn_loop_by_hand():
     assert np.mean(losses[200:300]) < 0.5 * np.mean(losses[:20])
 
 
+# Introduction, 4 and 8: SAC and TD3, and the loop of SAC by hand
+
+
+def test_sac_and_td3_as_they_are_called():
+    from rlox.algorithms import SAC, TD3
+
+    sac = SAC("Pendulum-v1", seed=42)
+    assert sac.train(total_timesteps=250)["mean_reward"] < 0
+    td3 = TD3("Pendulum-v1", policy_delay=2, target_noise=0.2, noise_clip=0.5, seed=42)
+    metrics = td3.train(total_timesteps=250)
+    assert f"{metrics['mean_reward']:.1f}"
+    for algorithm in (sac, td3):
+        assert algorithm.predict(np.zeros(3, np.float32)).shape == (1,)
+
+
+def test_the_sac_loop_by_hand():
+    import copy
+
+    import gymnasium
+    import torch.nn.functional as F
+
+    from rlox.networks import QNetwork, SquashedGaussianPolicy, polyak_update
+
+    torch.manual_seed(0)
+    env, act_high, alpha, gamma, losses = gymnasium.make("Pendulum-v1"), 2.0, 0.2, 0.99, []
+    env.action_space.seed(0)
+    actor = SquashedGaussianPolicy(3, 1, hidden=32)
+    critics = [QNetwork(3, 1, hidden=32) for _ in range(2)]
+    targets = [copy.deepcopy(critic) for critic in critics]
+    actor_opt = torch.optim.Adam(actor.parameters(), lr=3e-3)
+    critic_opts = [torch.optim.Adam(critic.parameters(), lr=3e-3) for critic in critics]
+    buffer = rlox.ReplayBuffer(capacity=1_000, obs_dim=3, act_dim=1)
+    obs, _ = env.reset(seed=0)
+    for step in range(400):
+        if step < 100:
+            action = env.action_space.sample()
+        else:
+            with torch.no_grad():
+                action = actor.sample(torch.as_tensor(obs, dtype=torch.float32).unsqueeze(0))[0].squeeze(0).numpy()
+            action = action * act_high
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        buffer.push(
+            np.asarray(obs, dtype=np.float32), np.asarray(action, dtype=np.float32), float(reward),
+            bool(terminated), bool(truncated), np.asarray(next_obs, dtype=np.float32),
+        )  # fmt: skip
+        obs = env.reset()[0] if terminated or truncated else next_obs
+        if step < 100 or len(buffer) < 64:
+            continue
+        rows = {k: torch.as_tensor(v, dtype=torch.float32) for k, v in buffer.sample(batch_size=64, seed=step).items()}
+        with torch.no_grad():
+            next_actions, next_log_probs = actor.sample(rows["next_obs"])
+            ahead = torch.min(*(t(rows["next_obs"], next_actions * act_high).squeeze(-1) for t in targets))
+            y = rows["rewards"] + gamma * (1.0 - rows["terminated"]) * (ahead - alpha * next_log_probs)
+        for critic, opt in zip(critics, critic_opts, strict=True):
+            loss = F.mse_loss(critic(rows["obs"], rows["actions"]).squeeze(-1), y)
+            opt.zero_grad(set_to_none=True)
+            loss.backward()
+            opt.step()
+        actions, log_probs = actor.sample(rows["obs"])
+        q = torch.min(*(critic(rows["obs"], actions * act_high).squeeze(-1) for critic in critics))
+        actor_opt.zero_grad(set_to_none=True)
+        (alpha * log_probs - q).mean().backward()
+        actor_opt.step()
+        for critic, target in zip(critics, targets, strict=True):
+            polyak_update(critic, target, 0.005)
+        losses.append(loss.item())
+    assert np.isfinite(losses).all()
+    assert np.mean(losses[-50:]) < np.mean(losses[:10])
+
+
 # Tutorial, 3.1: the grid world and its unit tests
 
 

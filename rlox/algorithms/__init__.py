@@ -18,6 +18,8 @@ ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry("rlox.algorithms.a2c:A2C", "rlox.config:A2CConfig"),
     "dqn": Entry("rlox.algorithms.dqn:DQN", "rlox.config:DQNConfig"),
     "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config:PPOConfig"),
+    "sac": Entry("rlox.algorithms.sac:SAC", "rlox.config:SACConfig"),
+    "td3": Entry("rlox.algorithms.td3:TD3", "rlox.config:TD3Config"),
 }
 
 _CLASSES = {entry.cls.split(":")[1]: entry.cls for entry in ALGORITHMS.values()}

@@ -56,31 +56,16 @@ class DQN(OffPolicyAlgorithm):
             return
         from torch import nn
 
-        from rlox.networks import QNetwork
+        from rlox.networks import DiscreteQNetwork
         from rlox.policies import QPolicy
 
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
-            policy = QNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
+            policy = DiscreteQNetwork(obs, spec.n_actions, c.hidden_sizes, c.activation, c.dueling, rng)
         elif not isinstance(policy, nn.Module):
             raise TypeError(f"DQN: policy must be a torch.nn.Module, got {type(policy).__name__}")
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
-        self._require_values(self.policy)
-
-    def _require_values(self, policy: QPolicy) -> None:
-        import torch
-
-        spec = self.spec
-        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
-        try:
-            with torch.no_grad():
-                shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
-        except RuntimeError as e:
-            raise ValueError(f"DQN: policy must take observations of shape (B, {str(spec.obs_shape)[1:]}: {e}") from e
-        if shape != (2, spec.n_actions):
-            raise ValueError(
-                f"DQN: policy must return the values of all actions, (B, {spec.n_actions}), got {shape} for B = 2"
-            )
+        self._require_outputs(self.policy, spec.n_actions, "the values of all actions")
 
     def _setup(self) -> None:
         c = self.config

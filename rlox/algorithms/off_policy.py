@@ -126,6 +126,22 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
         return self._buffer
 
+    def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
+        """A ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
+        import torch
+
+        spec, where = self.spec, type(self).__name__
+        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
+        try:
+            with torch.no_grad():
+                shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
+        except RuntimeError as e:
+            raise ValueError(
+                f"{where}: policy must take observations of shape (B, {str(spec.obs_shape)[1:]}: {e}"
+            ) from e
+        if shape != (2, size):
+            raise ValueError(f"{where}: policy must return {what}, (B, {size}), got {shape} for B = 2")
+
     def explore(self) -> None:
         """Set the policy's exploration as it stands at this step; called before each step of the environments."""
 

@@ -17,7 +17,7 @@ from rlox.algorithms import DQN
 from rlox.batch import TransitionBatch
 from rlox.callbacks import Callback
 from rlox.kernels.rng import Rng
-from rlox.networks import QNetwork, polyak_update
+from rlox.networks import DiscreteQNetwork, polyak_update
 from rlox.trainers import DQNTrainer
 
 SMALL = {"hidden_sizes": [16, 16], "buffer_size": 2_000, "batch_size": 16, "learning_starts": 20}
@@ -104,14 +104,14 @@ def test_double_dqn_overestimates_less():
 
 
 def test_dueling_centres_its_advantages():
-    plain, dueling = (QNetwork(3, 4, (8, 6), dueling=d, rng=Rng(1)) for d in (False, True))
+    plain, dueling = (DiscreteQNetwork(3, 4, (8, 6), dueling=d, rng=Rng(1)) for d in (False, True))
     obs = torch.randn(5, 3)
     assert plain(obs).shape == dueling(obs).shape == (5, 4)
     features = torch.relu(obs @ dueling.trunk[0].weight.T + dueling.trunk[0].bias)
     advantages = dueling.head(features)
     torch.testing.assert_close(dueling(obs).mean(-1), dueling.value(features).squeeze(-1))
     torch.testing.assert_close(dueling(obs).diff(), advantages.diff())
-    assert QNetwork((1, 36, 36), 2, (), dueling=True, rng=Rng(1))(
+    assert DiscreteQNetwork((1, 36, 36), 2, (), dueling=True, rng=Rng(1))(
         torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
     ).shape == (2, 2)
 

@@ -11,14 +11,14 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.nn.q_learner import METRICS, NativeQ, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.networks import QNetwork, polyak_update
+from rlox.networks import DiscreteQNetwork, polyak_update
 from rlox.optimizers import FlatOptimizer
 
 
 def make(obs_dim, n_actions, hidden, activation, dueling, seed, learning_rate=1e-4):
     """The same random networks twice: PyTorch's, online and target, with the optimiser, and the native ones."""
     torch.manual_seed(seed)
-    q, target = (QNetwork(obs_dim, n_actions, hidden, activation, dueling) for _ in range(2))
+    q, target = (DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling) for _ in range(2))
     aim = torch.cat([p.detach().reshape(-1) for p in target.parameters()]).numpy()
     flat = FlatOptimizer(q.parameters(), learning_rate, eps=1e-8)
     native = NativeQ(

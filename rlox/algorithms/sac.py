@@ -1,0 +1,79 @@
+"""Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1801.01290) in its second form (arXiv:1812.05905): twin critics, no
+network of state values, and a temperature that is learned.
+
+Departures: the temperature's gradient is taken by its logarithm, as in Stable-Baselines3; time limits bootstrap and are
+no terminations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from rlox.algorithms.twin_critic import TwinCriticAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.config import SACConfig
+from rlox.policies import SquashedGaussianPolicy
+
+
+class SAC(TwinCriticAlgorithm):
+    """SAC for bounded continuous actions; see `rlox.config.SACConfig`, and `OffPolicyAlgorithm` for ``buffer`` and its
+    like.
+
+    A `policy` of your own is a `SquashedGaussianPolicy`, or a module ``(B, D) -> (B, 2 A)`` in place of its network:
+    means, then log standard deviations, of the Gaussian that a tanh squashes.
+
+    Attributes
+    ----------
+    log_alpha : nn.Parameter
+        Logarithm of the temperature, ().
+    """
+
+    name = "sac"
+    Config = SACConfig
+    Policy = SquashedGaussianPolicy
+    outputs = "means and log standard deviations"
+
+    def _setup(self) -> None:
+        super()._setup()
+        c = self.config
+        self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
+        log_alpha = torch.tensor(math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf, device=self.device)
+        self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
+        if c.auto_entropy:
+            self.alpha_optimizer = self._saved["alpha_optimizer"] = self._adam([self.log_alpha])
+            self._saved["temperature"] = nn.ParameterDict({"log_alpha": self.log_alpha})
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One step of critics, policy and temperature; metrics as tensors ()."""
+        c = self.config
+        self._follow_schedule()
+        noise, next_noise = self._noise(2, len(batch))
+        alpha = self.log_alpha.detach().exp()
+
+        with torch.no_grad():
+            next_actions, next_log_probs = self.policy.unit_sample(batch.next_obs, next_noise)
+            ahead = self.target(batch.next_obs, next_actions).amin(0) - alpha * next_log_probs
+            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
+        metrics = self._fit_critics(batch, targets)
+
+        actions, log_probs = self.policy.unit_sample(batch.obs, noise)
+        # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
+        values = torch.minimum(*self.critics(batch.obs, actions))
+        policy_loss = (alpha * log_probs - values).mean()
+        policy_grad_norm = self.optimizer.step(policy_loss, c.max_grad_norm)
+
+        entropy = -log_probs.detach().mean()
+        if c.auto_entropy:
+            # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
+            self.alpha_optimizer.descend([entropy - self.target_entropy])
+        self._move_target()
+        return {
+            **metrics,
+            "policy_loss": policy_loss.detach(),
+            "policy_grad_norm": policy_grad_norm,
+            "entropy": entropy,
+            "alpha": alpha,
+        }

@@ -1,0 +1,73 @@
+"""Twin Delayed Deep Deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
+
+Departures: time limits bootstrap and are no terminations; the critics' loss has a factor 1/2, which Adam does not see.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlox.algorithms.twin_critic import TwinCriticAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.config import TD3Config
+from rlox.networks import polyak_update
+from rlox.policies import DeterministicPolicy
+
+
+class TD3(TwinCriticAlgorithm):
+    """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, and `OffPolicyAlgorithm` for ``buffer`` and its
+    like.
+
+    A `policy` of your own is a `DeterministicPolicy`, or a module ``(B, D) -> (B, A)`` in place of its network, whose
+    outputs a tanh squashes.
+
+    Attributes
+    ----------
+    target_policy : DeterministicPolicy
+        Follows `policy` as `target` follows `critics`.
+    """
+
+    name = "td3"
+    Config = TD3Config
+    Policy = DeterministicPolicy
+    outputs = "one number for each component of an action"
+
+    def _setup(self) -> None:
+        self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
+        super()._setup()
+        self._saved["target_policy"] = self.target_policy
+        self.policy.noise_std = self.config.exploration_noise
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
+        tensors ()."""
+        c = self.config
+        self._follow_schedule()
+        noise = (self._noise(len(batch)) * c.target_noise).clamp_(-c.noise_clip, c.noise_clip)
+
+        with torch.no_grad():
+            next_actions = (self.target_policy.unit_mode(batch.next_obs) + noise).clamp_(-1.0, 1.0)
+            ahead = self.target(batch.next_obs, next_actions).amin(0)
+            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
+        metrics = self._fit_critics(batch, targets)
+        if (self.counters.updates + 1) % c.policy_delay:
+            return metrics
+
+        # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
+        policy_loss = -self.critics.first(batch.obs, self.policy.unit_mode(batch.obs)).mean()
+        policy_grad_norm = self.optimizer.step(policy_loss, c.max_grad_norm)
+        self._move_target()
+        polyak_update(self.policy, self.target_policy, c.tau)
+        return {**metrics, "policy_loss": policy_loss.detach(), "policy_grad_norm": policy_grad_norm}
+
+    def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
+        """As `OnlineAlgorithm.predict`; always without noise, whatever `deterministic` says."""
+        return super().predict(obs)
+
+    def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
+        super()._load_weights(arrays, where)
+        polyak_update(self.policy, self.target_policy, 1.0)

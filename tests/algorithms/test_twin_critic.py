@@ -1,0 +1,254 @@
+"""What SAC and TD3 share: bounds, twin critics, memories, checkpoints, the command line."""
+
+import copy
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import probes
+import pytest
+import textbook
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from rlox.algorithms import SAC, TD3
+from rlox.kernels.rng import Rng
+from rlox.networks import QNetwork, TwinQNetwork
+from rlox.policies import DeterministicPolicy, SquashedGaussianPolicy
+
+BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
+SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "learning_starts": 20}
+
+
+def box(low, high, image=False):
+    """An environment of these bounds, which is never stepped."""
+
+    class Boxed(gymnasium.Env):
+        observation_space = spaces.Box(0, 255, (36, 36, 1), np.uint8) if image else spaces.Box(-1.0, 1.0, (3,))
+        action_space = spaces.Box(np.float32(low), np.float32(high), (2,), np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.observation_space.sample(), {}
+
+    return Boxed
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_twin_networks_are_two_networks(activation):
+    twin = TwinQNetwork(3, 2, (8, 6), activation, Rng(1))
+    rng = Rng(1)
+    pair = [QNetwork(3, 2, (8, 6), activation, rng) for _ in range(2)]
+    obs, actions = torch.randn(5, 3), torch.randn(5, 2)
+    values = twin(obs, actions)
+    assert pair[0](obs, actions).shape == (5, 1)
+    torch.testing.assert_close(values, torch.stack([q(obs, actions)[:, 0] for q in pair]))
+    torch.testing.assert_close(twin.first(obs, actions), values[0])
+    assert not torch.equal(values[0], values[1])
+
+
+@BOTH
+def test_actions_are_in_the_environments_units_everywhere_outside(kind):
+    algorithm = kind(probes.Levers, n_envs=4, seed=0, **{**SMALL, "learning_starts": 400})
+    algorithm.train(800)
+    kept = algorithm.buffer.gather(np.arange(800))["actions"]
+    for rows in (kept[:400], kept[400:]):  # random ones, and the policy's
+        assert (rows >= [-2, 0]).all()
+        assert (rows <= [2, 1]).all()
+    np.testing.assert_allclose(kept[:400].mean(0), [0, 0.5], atol=0.15)
+    np.testing.assert_allclose(kept[:400].min(0), [-2, 0], atol=0.05)
+    np.testing.assert_allclose(kept[:400].max(0), [2, 1], atol=0.05)
+    obs = torch.randn(6, 3)
+    with torch.no_grad():
+        unit, actions = algorithm.policy.unit_mode(obs), algorithm.policy.mode(obs)
+    torch.testing.assert_close(actions, textbook.LOW + (unit + 1) / 2 * (textbook.HIGH - textbook.LOW))
+    torch.testing.assert_close(algorithm.policy.to_unit(actions), unit)
+    np.testing.assert_allclose(algorithm.predict(obs.numpy()), actions)
+
+
+@BOTH
+def test_both_levers_are_moved_to_their_places(kind):
+    algorithm = kind(probes.Levers, n_envs=4, seed=0, train_freq=4, learning_rate=3e-3, gamma=0.5, **SMALL)
+    algorithm.train(4_000)
+    # Standing at (0, 0.5), where tanh is 0, costs 1.3 a step.
+    assert algorithm.evaluate(10).returns.mean() / 5 > -0.25
+
+
+@BOTH
+@pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (-1.0, np.inf), (-3e38, 3e38), (1.0, 1.0)])
+def test_bounds_must_be_finite_and_apart(kind, low, high):
+    with pytest.raises(ValueError, match=r"bounds of the environment's actions must be finite and apart.*or take PPO"):
+        kind(box(low, high))
+
+
+@BOTH
+def test_unfit_input_is_refused_before_training(kind):
+    with pytest.raises(ValueError, match=r"observations must be vectors, got images of shape \(1, 36, 36\); take PPO"):
+        kind(box(-1.0, 1.0, image=True))
+    kind(box(-1.0, 1.0, image=True), env_wrappers=["FlattenObservation"], **SMALL)
+    with pytest.raises(ValueError, match=r"actions must be continuous, got 2 discrete actions; .* for A2C, DQN, PPO"):
+        kind("CartPole-v1")
+    with pytest.raises(ValueError, match=r"the buffer's size must be at least batch_size \(256\)"):
+        kind("Pendulum-v1", buffer_size=100)
+    with pytest.raises(ValueError, match=r"backend must be auto or torch here, got 'native': .* has no native update"):
+        kind("Pendulum-v1", backend="native")
+
+
+@BOTH
+def test_a_network_of_ones_own(kind, tmp_path):
+    def network(n_in=3):
+        return nn.Sequential(nn.Linear(n_in, 8), nn.LayerNorm(8), nn.Linear(8, kind.Policy.outputs_per_action))
+
+    torch.manual_seed(0)
+    mine = network()
+    algorithm = kind("Pendulum-v1", policy=mine, **SMALL)
+    assert algorithm.policy.net is mine
+    before = copy.deepcopy(mine.state_dict())
+    algorithm.train(100)
+    assert not any(torch.equal(value, before[name]) for name, value in mine.state_dict().items())
+    algorithm.save(tmp_path / "mine.safetensors")
+    with pytest.raises(ValueError, match="pass policy="):
+        kind.from_checkpoint(tmp_path / "mine.safetensors")
+    again = kind.from_checkpoint(tmp_path / "mine.safetensors", policy=network())
+    assert again.predict(np.ones(3)) == algorithm.predict(np.ones(3))
+    with pytest.raises(ValueError, match=r"policy must return .*, \(B, 4\)" if kind is SAC else r"\(B, 2\), got"):
+        kind(probes.Levers, policy=network())
+    with pytest.raises(ValueError, match=r"must take observations of shape \(B, 3,\)"):
+        kind("Pendulum-v1", policy=network(5))
+    ready = (SquashedGaussianPolicy if kind is SAC else DeterministicPolicy)(3, 1, 16)
+    assert kind("Pendulum-v1", policy=ready, **SMALL).policy is ready
+    assert ready.scale.item() == 2.0  # Pendulum's torque
+
+
+@BOTH
+def test_memory_is_told_both_critics_errors(kind):
+    algorithm = kind(probes.Levers, seed=0, prioritized=True, **SMALL)
+    algorithm.train(60)
+    batch = algorithm.sample()
+    told = []
+
+    class Told:
+        def update_priorities(self, indices, priorities):
+            told.append((indices, priorities))
+
+    algorithm._buffer = Told()
+    targets = torch.randn(32)
+    with torch.no_grad():
+        errors = algorithm.critics(batch.obs, algorithm.policy.to_unit(batch.actions)) - targets
+    metrics = algorithm._fit_critics(batch, targets)
+    ((indices, priorities),) = told
+    assert np.array_equal(indices, batch.indices)
+    np.testing.assert_allclose(priorities, errors.abs().mean(0).numpy(), rtol=1e-4, atol=1e-6)
+    assert batch.weights.min() < 1
+    torch.testing.assert_close(metrics["q_loss"], (batch.weights * errors**2).mean())
+
+
+@BOTH
+@pytest.mark.parametrize("buffer", ["prioritized", "mmap"])
+def test_continues_exactly_with_every_memory_and_normalised_observations(kind, buffer, tmp_path):
+    """Between two updates of TD3's policy as well: 71 have been made."""
+    config = {"name": buffer, "size": 2_000, "n_step": 3, **({"hot_size": 100} if buffer == "mmap" else {})}
+    settings = {**SMALL, "buffer_size": None, "buffer": config, "normalize_obs": True}
+    straight, saved = (kind("Pendulum-v1", seed=1, **settings) for _ in range(2))
+    straight.train(90)
+    saved.train(90)
+    assert saved.counters.updates % 2 == 1
+    saved.save(tmp_path / "a.safetensors")
+    saved.save_buffer(tmp_path / "a.memory")
+    loaded = kind.from_checkpoint(tmp_path / "a.safetensors")
+    loaded.load_buffer(tmp_path / "a.memory")
+    expected, metrics = straight.train(60), loaded.train(60)
+    same = [key for key in expected if not key.startswith("time/")]
+    assert [metrics[key] for key in same] == [expected[key] for key in same]
+    ours, theirs = (x._own_state()[1] for x in (loaded, straight))
+    for section in theirs:
+        for name, value in theirs[section].items():
+            assert np.array_equal(ours[section][name], value), (section, name)
+    for algorithm in (straight, saved, loaded):
+        algorithm.close()
+
+
+@BOTH
+def test_init_from_brings_the_critics_along(kind, tmp_path):
+    first = kind("Pendulum-v1", seed=0, **SMALL)
+    first.train(60)
+    first.save(tmp_path / "a.safetensors")
+    second = kind("Pendulum-v1", seed=1, **SMALL)
+    second.init_from(tmp_path / "a.safetensors")
+    pairs = [(second.policy, first.policy), (second.critics, first.critics), (second.target, first.critics)]
+    if kind is TD3:
+        pairs += [(second.target_policy, first.policy)]
+    for ours, theirs in pairs:
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert second.train(60)["q_loss"] > 0
+    assert not torch.equal(second.target.weights[0], first.critics.weights[0])
+
+
+@BOTH
+def test_learning_rate_falls_in_every_optimiser(kind):
+    algorithm = kind("Pendulum-v1", seed=0, learning_rate_schedule="linear", **SMALL)
+    algorithm.train(100)
+    rates = [optimizer.learning_rate for optimizer in algorithm._optimizers]
+    assert len(rates) == (3 if kind is SAC else 2)
+    assert rates == pytest.approx([0.0] * len(rates), abs=1e-12)
+
+
+@BOTH
+def test_from_the_command_line(kind, tmp_path):
+    rlox = [sys.executable, "-m", "rlox_cli.main"]
+    small = ["algo.hidden_sizes=[16]", "algo.learning_starts=50", "algo.batch_size=16", "buffer=prioritized"]
+    train = [f"algo={kind.name}", "env=Pendulum-v1", "total_timesteps=300", "eval.n_points=1", "eval.n_episodes=2"]
+    done = subprocess.run([*rlox, "train", *train, *small, "logger=none"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any({"loss/q", "loss/policy"} <= set(row) for row in rows)
+    done = subprocess.run([*rlox, "eval", str(run)], cwd=tmp_path, capture_output=True, text=True)
+    assert "reproduced exactly" in done.stdout
+
+
+# [q_loss, q_value, td_error, policy_loss], and SAC's [entropy, alpha], of five rounds of two updates.
+PINNED = {
+    "sac": [
+        [47.08889, 0.1492507, 6.018982, -0.5936131, 0.5891123, 0.9950249],
+        [46.50919, -0.004867134, 5.952403, -0.4951731, 0.6632667, 0.9753013],
+        [44.70900, -0.1242448, 5.639481, -0.1820827, 0.4850818, 0.9560394],
+        [43.65519, -0.2831204, 5.946918, -0.1485438, 0.6397187, 0.9372553],
+        [34.16463, -0.4255220, 4.921465, -0.02106750, 0.6424675, 0.9187429],
+    ],
+    "td3": [
+        [61.81738, 0.03611483, 7.301324, 0.2182636],
+        [37.80322, -0.1146286, 5.082624, 0.3626764],
+        [41.46118, -0.3143328, 5.192145, 0.5296758],
+        [57.46853, -0.6361036, 6.606870, 0.9291887],
+        [51.47687, -0.9048626, 6.251741, 1.214148],
+    ],
+}
+
+
+@BOTH
+def test_pinned_trajectory(kind):
+    program = f"""
+import json
+from rlox.algorithms import {kind.__name__}
+from rlox.logging import LoggerCallback
+rows = []
+class Rows(LoggerCallback):
+    def log(self, step, metrics):
+        if "loss/q" in metrics:
+            names = ("q", "q_value", "td_error", "policy", *(("entropy", "alpha") if {kind is SAC} else ()))
+            rows.append([metrics["loss/" + name] for name in names])
+settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, learning_rate=1e-2)
+{kind.__name__}("Pendulum-v1", n_envs=4, seed=7, train_freq=8, gradient_steps=2, logger=Rows(), **settings).train(64)
+print(json.dumps(rows))
+"""
+    level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
+    )
+    np.testing.assert_allclose(json.loads(done.stdout), PINNED[kind.name], rtol=1e-4, atol=1e-5)

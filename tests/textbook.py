@@ -1,0 +1,107 @@
+"""What the updates of SAC and TD3 have in common, as the papers write it: one network after the other, PyTorch's own
+layers, Adam and autograd. For observations and actions of `probes.Levers`."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.batch import TransitionBatch
+from rlox.kernels.rng import Rng
+
+LOW, HIGH = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
+
+
+def transitions(n: int = 32, seed: int = 0, weighted: bool = False) -> TransitionBatch:
+    """Random ones; a third of them terminate."""
+    rng = np.random.default_rng(seed)
+    columns = {
+        "obs": rng.normal(size=(n, 3)),
+        "actions": rng.uniform(LOW, HIGH, size=(n, 2)),
+        "rewards": 2 * rng.normal(size=n),
+        "next_obs": rng.normal(size=(n, 3)),
+        "discounts": np.where(rng.random(n) < 1 / 3, 0.0, 0.9),
+    }
+    if weighted:
+        columns["weights"] = np.linspace(0.1, 1.0, n)
+    return TransitionBatch(**{name: torch.from_numpy(x.astype(np.float32)) for name, x in columns.items()})
+
+
+def coming_noise(algorithm, *shape: int) -> torch.Tensor:
+    """What the algorithm's generator will give next, (*shape, 2)."""
+    rng = Rng(0)
+    rng.set_state(algorithm.rng.get_state())
+    return torch.from_numpy(rng.normal((*shape, 2)))
+
+
+def perceptron(twin, k: int) -> nn.Sequential:
+    """The `k`-th of two stacked networks by itself."""
+    layers: list[nn.Module] = []
+    for weight, bias in zip(twin.weights, twin.biases, strict=True):
+        layer = nn.Linear(*weight.shape[1:])
+        layer.load_state_dict({"weight": weight[k].T, "bias": bias[k, 0]})
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Textbook:
+    """A copy of an algorithm's networks, and the half of its update that is in both papers."""
+
+    def __init__(self, algorithm):
+        self.c = algorithm.config
+        self.actor = copy.deepcopy(algorithm.policy.net)
+        self.critics = [perceptron(algorithm.critics, k) for k in range(2)]
+        self.targets = [perceptron(algorithm.target, k) for k in range(2)]
+        self.actor_adam, self.critic_adam = (
+            torch.optim.Adam(parameters, self.c.learning_rate)
+            for parameters in (self.actor.parameters(), [p for q in self.critics for p in q.parameters()])
+        )
+
+    @staticmethod
+    def value(q: nn.Module, obs: torch.Tensor, unit_actions: torch.Tensor) -> torch.Tensor:
+        return q(torch.cat([obs, unit_actions], 1))[:, 0]
+
+    def descend(self, adam: torch.optim.Adam, loss: torch.Tensor) -> None:
+        adam.zero_grad()
+        loss.backward()
+        if self.c.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], self.c.max_grad_norm)
+        adam.step()
+
+    def fit_critics(self, batch: TransitionBatch, targets: torch.Tensor) -> None:
+        unit = 2 * (batch.actions - LOW) / (HIGH - LOW) - 1
+        weights = 1.0 if batch.weights is None else batch.weights
+        losses = [(weights * 0.5 * (self.value(q, batch.obs, unit) - targets) ** 2).mean() for q in self.critics]
+        self.descend(self.critic_adam, losses[0] + losses[1])
+
+    def follow(self, target: nn.Module, online: nn.Module) -> None:
+        with torch.no_grad():
+            for theirs, ours in zip(target.parameters(), online.parameters(), strict=True):
+                theirs.copy_((1 - self.c.tau) * theirs + self.c.tau * ours)
+
+    def compare(self, algorithm) -> None:
+        """The networks of both agree: no number is off by more than 1e-5 of its tensor's largest."""
+        pairs = [(algorithm.policy.net, self.actor)]
+        for k in range(2):
+            pairs += [(perceptron(algorithm.critics, k), self.critics[k])]
+            pairs += [(perceptron(algorithm.target, k), self.targets[k])]
+        for ours, theirs in pairs:
+            agree(ours, theirs)
+
+
+def agree(ours: nn.Module, theirs: nn.Module) -> None:
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert (a - b).abs().max() <= 1e-5 * b.abs().max(), name
+
+
+def shaken(algorithm):
+    """`algorithm` with targets that are not the online networks."""
+    rng = torch.Generator().manual_seed(1)
+    targets = [algorithm.target, *([algorithm.target_policy] if hasattr(algorithm, "target_policy") else [])]
+    with torch.no_grad():
+        for p in (p for target in targets for p in target.parameters()):
+            p += 0.1 * torch.randn(p.shape, generator=rng)
+    return algorithm
