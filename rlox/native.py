@@ -426,9 +426,8 @@ class NativeQPolicy(NativeActor):
         from rlox.policies import QPolicy
 
         obs_dim, n_actions, hidden, activation, dueling = self._sizes
-        return QPolicy(
-            DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0)), n_actions, self._epsilon
-        )
+        q = DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0))
+        return QPolicy(q, n_actions, self._epsilon)
 
     def target(self) -> QPolicy:
         """The target network as a module without gradients, whose parameters are views of the kernel's."""

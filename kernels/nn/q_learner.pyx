@@ -10,30 +10,19 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.math cimport fabs, sqrt
 from libc.string cimport memcpy, memset
 
-from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
 from kernels.checks cimport as_index, check_out, share_memory
-from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from kernels.nn.layers cimport (
     CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
     last_of, lerp, moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
 )
+from kernels.nn.off_policy cimport Loop, close_loop, draw, now, open_loop, progress_of, take_in, whole
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox, unit_f32
-from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
-
-from rlox.kernels.rng import Rng
+from kernels.types cimport f32, f64, i64, u64
 
 cnp.import_array()
-
-cdef extern from "<time.h>":
-    cdef struct timespec:
-        i64 tv_sec
-        long tv_nsec
-    int timespec_get(timespec* to, int base) nogil
-    int TIME_UTC
 
 cdef enum:
     HALF = CHUNK >> 1  # a division would be a call in the debug build
@@ -119,23 +108,9 @@ cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) no
     return -1
 
 
-cdef inline f64 now() noexcept nogil:
-    cdef timespec t
-    timespec_get(&t, TIME_UTC)
-    return <f64>t.tv_sec + 1e-9 * t.tv_nsec
-
-
 cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noexcept nogil:
     """As `rlox.loops.interpolated`."""
     return end if progress >= fraction else start + (end - start) * progress / fraction
-
-
-cdef i64 whole(object value, i64 low, str where, str name) except? -2:
-    """`value` as an integer of at least `low`."""
-    found = as_index(value, where, name)
-    if not low <= found < 1 << 62:
-        raise ValueError(f"{where}: {name} must be >= {low} and below 2**62, got {found}")
-    return found
 
 
 cdef f64 as_share(object tau, str where) except? -1.0:
@@ -584,140 +559,67 @@ cdef class NativeQ:
             (E,) float64 and int64 of the episodes that ended.
         """
         cdef str where = "NativeQ.rounds"
-        if not PyCapsule_IsValid(stepper, RLOX_STEPPER_CAPSULE):
-            raise TypeError(f"{where}: stepper must be what VecEnv.stepper() returns, got {type(stepper).__name__}")
-        if not PyCapsule_IsValid(memory, RLOX_REPLAY_CAPSULE):
-            raise TypeError(f"{where}: memory must be what ReplayBuffer.access() returns, got {type(memory).__name__}")
-        for name, rng in (("action_rng", action_rng), ("replay_rng", replay_rng)):
-            if not isinstance(rng, Rng):
-                raise TypeError(f"{where}: {name} must be a rlox.kernels.rng.Rng, got {type(rng).__name__}")
-        cdef rlox_stepper* env = <rlox_stepper*>PyCapsule_GetPointer(stepper, RLOX_STEPPER_CAPSULE)
-        cdef rlox_replay_access* replay = <rlox_replay_access*>PyCapsule_GetPointer(memory, RLOX_REPLAY_CAPSULE)
-        cdef Py_ssize_t n = env.n, d = env.obs_dim, a = self.n_outputs, i
-        if d != self.obs_dim or env.n_actions != a or replay.obs_dim != d or replay.act_dim != 1:
-            raise ValueError(
-                f"{where}: stepper and memory must have obs_dim {self.obs_dim}, {a} actions and act_dim 1, got obs_dim "
-                f"{d} and {replay.obs_dim}, {env.n_actions} actions and act_dim {replay.act_dim}"
-            )
-        check_out(obs, cnp.NPY_FLOAT32, "float32", (n, d), where, "obs")
         cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
         cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate"), share = as_share(tau, where)
-        cdef f64 gamma_ = number(gamma, 0.0, where, "gamma"), patience = number(seconds, 0.0, where, "seconds")
+        cdef bint falling = annealed
         if not isinstance(epsilon, (tuple, list)) or len(epsilon) != 3:
             raise ValueError(f"{where}: epsilon must be its start, its end and a fraction, got {epsilon!r}")
         cdef f64 first = number(epsilon[0], 0.0, where, "epsilon"), last = number(epsilon[1], 0.0, where, "epsilon")
-        cdef f64 fraction = number(epsilon[2], 0.0, where, "epsilon"), progress, chance
-        cdef bint falling = annealed
-        cdef i64 rounds = whole(n_rounds, 1, where, "n_rounds"), freq = whole(train_freq, 1, where, "train_freq")
-        cdef i64 per_update = whole(gradient_steps, -1, where, "gradient_steps")
-        cdef Py_ssize_t size = whole(batch_size, 1, where, "batch_size")
+        cdef f64 fraction = number(epsilon[2], 0.0, where, "epsilon")
         cdef i64 period = whole(target_update_freq, 1, where, "target_update_freq")
-        cdef i64 steps = whole(env_steps, 0, where, "env_steps")
-        cdef i64 start = whole(horizon_start, 0, where, "horizon_start")
-        cdef i64 horizon = max(1, whole(horizon_steps, 0, where, "horizon_steps"))
-        cdef i64 warm = whole(learning_starts, 0, where, "learning_starts")
-        cdef i64 since = whole(update_from, 0, where, "update_from")
         cdef i64 moved = whole(target_period, 0, where, "target_period")
-        if per_update == 0:
-            raise ValueError(f"{where}: gradient_steps must be >= 1, or -1, got 0")
-        cdef i64 per_round = (freq + n - 1) // n * n, k, n_updates = 0, ended = 0, steps_before = steps
-        if per_update < 0:
-            per_update = per_round
-        # All memory first: none is asked for in the loop.
-        cdef cnp.ndarray other = np.empty((3, n, d), np.float32)
+        counts = {
+            "n_rounds": n_rounds, "train_freq": train_freq, "gradient_steps": gradient_steps, "batch_size": batch_size,
+            "env_steps": env_steps, "horizon_start": horizon_start, "horizon_steps": horizon_steps,
+            "learning_starts": learning_starts, "update_from": update_from, "gamma": gamma, "seconds": seconds,
+        }
+        cdef Loop loop
+        cdef list arrays = open_loop(&loop, stepper, memory, obs, action_rng, replay_rng, counts, self.obs_dim,
+                                     self.n_outputs, 1, where)
+        cdef Py_ssize_t i, n = loop.n, size = loop.size
+        cdef i64 k, n_updates = 0, before = loop.env_steps
         cdef cnp.ndarray chosen = np.empty(n, np.int64)
-        cdef cnp.ndarray flags = np.empty((2, max(n, size)), np.uint8)
-        cdef cnp.ndarray numbers = np.empty((3, n), np.float64)
-        cdef cnp.ndarray kept = np.empty((2, n), np.float32)
-        cdef cnp.ndarray batch = np.empty((2, size, d), np.float32)
-        cdef cnp.ndarray columns = np.empty((4, size), np.float32)
         cdef cnp.ndarray picked = np.empty(size, np.int64)
-        cdef cnp.ndarray metrics = np.empty((rounds * per_update, 4), np.float64)
-        cdef cnp.ndarray returns = np.empty(rounds * per_round, np.float64)
-        cdef cnp.ndarray lengths = np.empty(rounds * per_round, np.int64)
-        cdef f32* here = <f32*>cnp.PyArray_DATA(other)
-        cdef f32* after = here + n * d
-        cdef f32* final_ = after + n * d
-        cdef f32* swapped
+        cdef cnp.ndarray metrics = np.empty((loop.n_rounds * loop.updates_per_round, 4), np.float64)
         cdef i64* choices = <i64*>cnp.PyArray_DATA(chosen)
-        cdef u8* terminated = <u8*>cnp.PyArray_DATA(flags)
-        cdef u8* truncated = terminated + max(n, size)
-        cdef f64* rewards = <f64*>cnp.PyArray_DATA(numbers)
-        cdef f64* episode_return = rewards + n
-        cdef i64* episode_length = <i64*>(rewards + 2 * n)
-        cdef f32* actions_f32 = <f32*>cnp.PyArray_DATA(kept)
-        cdef f32* rewards_f32 = actions_f32 + n
-        cdef f32* batch_obs = <f32*>cnp.PyArray_DATA(batch)
-        cdef f32* batch_next = batch_obs + size * d
-        cdef f32* batch_actions = <f32*>cnp.PyArray_DATA(columns)
-        cdef f32* batch_rewards = batch_actions + size
-        cdef f32* discounts = batch_rewards + size
-        cdef f32* td_errors = discounts + size
         cdef i64* batch_choices = <i64*>cnp.PyArray_DATA(picked)
         cdef f64* metrics_ = <f64*>cnp.PyArray_DATA(metrics)
-        cdef f64* returns_ = <f64*>cnp.PyArray_DATA(returns)
-        cdef i64* lengths_ = <i64*>cnp.PyArray_DATA(lengths)
-        cdef f32* obs_ = <f32*>cnp.PyArray_DATA(<cnp.ndarray>obs)
-        cdef u64 key = action_rng.key, position = action_rng.position
-        cdef u64 replay_key = replay_rng.key, replay_position = replay_rng.position
-        cdef u64 begun = position, replay_begun = replay_position
-        cdef Rows rows = Rows(obs=batch_obs, next_obs=batch_next, actions=batch_choices, rewards=batch_rewards,
-                              discounts=discounts, weights=NULL)
-        cdef Block x
-        cdef f64 update_s = 0.0, called = now(), began
+        cdef u64 key = action_rng.key, position = action_rng.position, begun = position, replay_begun = loop.position
+        cdef Rows rows = Rows(obs=loop.batch_obs, next_obs=loop.batch_next, actions=batch_choices,
+                              rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL)
+        cdef f64 update_s = 0.0, began, chance, progress
         with self.lock:
             with nogil:
                 pack_all(&self.online, True)
                 pack_all(&self.aim, False)
-                memcpy(here, obs_, n * d * sizeof(f32))
-                for _ in range(rounds):
-                    for k in range(per_round // n):
-                        if steps < warm:
+                for _ in range(loop.n_rounds):
+                    for k in range(loop.steps_per_round):
+                        if loop.env_steps < loop.learning_starts:
                             position = self.wander(choices, n, key, position)
                         else:
-                            progress = bounded((steps - start) / <f64>horizon, 0.0, 1.0)
-                            chance = interpolated(first, last, progress, fraction)
-                            position = self.choose(here, choices, n, chance, key, position)
-                        env.step(env.self, choices, after, rewards, terminated, truncated, final_, episode_return,
-                                 episode_length)
+                            chance = interpolated(first, last, progress_of(&loop), fraction)
+                            position = self.choose(loop.here, choices, n, chance, key, position)
                         for i in range(n):
-                            actions_f32[i] = <f32>choices[i]
-                            rewards_f32[i] = <f32>rewards[i]
-                            if terminated[i] or truncated[i]:
-                                returns_[ended] = episode_return[i]
-                                lengths_[ended] = episode_length[i]
-                                ended += 1
-                        replay.push(replay.self, n, here, final_, actions_f32, rewards_f32, terminated, truncated)
-                        swapped = here
-                        here = after
-                        after = swapped
-                        steps += n
+                            loop.actions[i] = <f32>choices[i]
+                        take_in(&loop, choices)
                     began = now()
-                    if steps >= since:
-                        progress = bounded((steps - start) / <f64>horizon, 0.0, 1.0)
-                        if steps // period != moved:
+                    if loop.env_steps >= loop.update_from:
+                        progress = progress_of(&loop)
+                        if loop.env_steps // period != moved:
                             lerp(self.t, self.p, self.size, <f32>share)
                             pack_all(&self.aim, False)
-                            moved = steps // period
-                        for k in range(per_update):
-                            x = philox(replay_key, replay_position, DOMAIN_RNG)
-                            replay_position += 1
-                            replay.sample(replay.self, size, below(join(x.a, x.b), <u64>1 << 63), batch_obs, batch_next,
-                                          batch_actions, batch_rewards, terminated, truncated, discounts)
+                            moved = loop.env_steps // period
+                        for k in range(loop.updates_per_round):
+                            draw(&loop)
                             for i in range(size):
-                                batch_choices[i] = <i64>batch_actions[i]
-                                if terminated[i]:
-                                    discounts[i] = 0.0
-                                elif replay.n_step == 1:
-                                    discounts[i] = <f32>gamma_
-                            self.learn(&rows, size, &options, rate * (1.0 - progress) if falling else rate, td_errors,
-                                       metrics_ + 4 * n_updates)
+                                batch_choices[i] = <i64>loop.batch_actions[i]
+                            self.learn(&rows, size, &options, rate * (1.0 - progress) if falling else rate,
+                                       loop.td_errors, metrics_ + 4 * n_updates)
                             pack_all(&self.online, True)
                             n_updates += 1
                         update_s += now() - began
-                    if now() - called > patience:
+                    if now() - loop.began > loop.patience:
                         break
-                memcpy(obs_, here, n * d * sizeof(f32))
         action_rng.skip(position - begun)
-        replay_rng.skip(replay_position - replay_begun)
-        return steps - steps_before, metrics[:n_updates], moved, update_s, returns[:ended], lengths[:ended]
+        returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
+        return loop.env_steps - before, metrics[:n_updates], moved, update_s, returns, lengths

@@ -224,7 +224,7 @@ def test_rounds_refuse_what_does_not_fit_together():
     other, narrow = VecEnv(3, 0, "Acrobot-v1"), ReplayBuffer(50, 3, 1)
     other.reset_all()
     for change in ({"stepper": other.stepper()}, {"memory": narrow.access()}):
-        with pytest.raises(ValueError, match="must have obs_dim 4, 2 actions and act_dim 1"):
+        with pytest.raises(ValueError, match=r"must be \(4, 2, 1, 4, 1\)"):
             call(**{**arguments, **change})
 
 
