@@ -11,10 +11,7 @@ import torch
 from torch import nn
 
 from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
-<<<<<<< HEAD
-=======
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
->>>>>>> w-offnat-joined-sac
 from rlox.batch import RolloutBatch, TransitionBatch
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
@@ -100,12 +97,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_auto_takes_torch_and_native_says_why_not(case):
     kind, env, options, reason = CASES[case]
-<<<<<<< HEAD
-    small = Q_SMALL if issubclass(kind, DQN) else {} if kind in (SAC, TD3) else SMALL
-    options = {**small, **options}
-=======
     options = {**(Q_SMALL if issubclass(kind, OffPolicyAlgorithm) else SMALL), **options}
->>>>>>> w-offnat-joined-sac
     made = {**options, "policy": options["policy"]()} if "policy" in options else options
     algorithm = kind(env, **made)
     assert algorithm.backend == "torch"
@@ -251,7 +243,6 @@ def test_the_kernel_steps_back_where_the_module_is_no_longer_what_it_was():
         assert ppo.actor is custom
 
 
-<<<<<<< HEAD
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_native_training_starts_no_threads_and_is_the_same_in_a_child(method):
@@ -261,8 +252,6 @@ def test_a_native_training_starts_no_threads_and_is_the_same_in_a_child(method):
         assert pool.apply_async(children.trained_and_threads).get(timeout=60) == (here, 0)
 
 
-=======
->>>>>>> w-offnat-joined-sac
 @pytest.mark.parametrize("kind", [DiscreteQNetwork, lambda *a: QPolicy(DiscreteQNetwork(*a), 2)])
 def test_a_q_network_of_ours_is_adopted_as_it_is(kind):
     torch.manual_seed(0)
