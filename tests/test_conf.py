@@ -58,8 +58,8 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env):
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off"])
     assert off.tuned is None
     assert off.config.algo == resolve(ALGORITHMS[algo].config)()
-    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.gamma=0.5", "total_timesteps=7_000"])
-    assert (typed.config.algo.gamma, typed.config.total_timesteps) == (0.5, 7_000)
+    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.gamma=0.5", "total_timesteps=12_000"])
+    assert (typed.config.algo.gamma, typed.config.total_timesteps) == (0.5, 12_000)
 
 
 @pytest.mark.parametrize("logger", [path.stem for path in (CONF / "logger").glob("*.yaml")])
