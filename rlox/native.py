@@ -6,13 +6,13 @@ parameters, so that both always see the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlox.config import DQNConfig, OnPolicyConfig
+from rlox.config import DQNConfig, OnPolicyConfig, TwinCriticConfig
 from rlox.envs import EnvSpec
 from rlox.initial import mlp_weights
 from rlox.kernels.nn.learner import MAX_HIDDEN, NativeActorCritic
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.policies import ActorCritic, QPolicy
+    from rlox.kernels.nn.ac_learner import NativeSAC, NativeTD3
+    from rlox.policies import ActorCritic, BoundedPolicy, QPolicy
 
 
 class Perceptron(NamedTuple):
@@ -203,6 +204,15 @@ def _attach(module: nn.Module, parameters: dict[str, np.ndarray], gradients: dic
             parameter.requires_grad_(False)
         else:
             parameter.grad = torch.from_numpy(gradients[name])
+
+
+def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:
+    """Why the kernel cannot compute SAC's or TD3's networks exactly; None where it can."""
+    if policy is not None:
+        return f"the policy is a module of your own ({type(policy).__name__})"
+    if len(config.hidden_sizes) > MAX_HIDDEN:
+        return f"the kernel takes at most {MAX_HIDDEN} hidden layers, and there are {len(config.hidden_sizes)}"
+    return None
 
 
 class NativeActor:
@@ -453,6 +463,87 @@ class NativeQPolicy(NativeActor):
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
         return self.net.act(obs, noise, self._epsilon)
+
+
+class NativeBoundedPolicy(NativeActor):
+    """A policy of bounded actions whose module's parameters already lie in the kernel's block.
+
+    Parameters
+    ----------
+    module : BoundedPolicy
+        Bounds and, where there is one, ``noise_std`` are read from it.
+
+    Attributes
+    ----------
+    net : NativeSAC or NativeTD3
+        Given when the critics and their optimisers are there, too.
+    """
+
+    net: NativeSAC | NativeTD3
+
+    def __init__(self, module: BoundedPolicy):
+        self._module = module
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Views of the module's, and so of the block."""
+        return {name: p.detach().numpy() for name, p in self._module.named_parameters()}
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return self._module.noise_shape(n)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        self._module.fill_noise(rng, out)
+
+    def _to_env(self, unit: np.ndarray) -> np.ndarray:
+        return self._module.centre.numpy() + unit * self._module.scale.numpy()
+
+    def to_unit(self, actions: np.ndarray) -> np.ndarray:
+        """The environment's actions as numbers in [-1, 1]."""
+        return (actions - self._module.centre.numpy()) / self._module.scale.numpy()
+
+    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        std = getattr(self._module, "noise_std", None)
+        return self._to_env(self.net.act(obs, noise) if std is None else self.net.act(obs, noise, std))
+
+    def mode(self, obs: np.ndarray) -> np.ndarray:
+        return self._to_env(self.net.mode(obs))
+
+
+class NativeAdam:
+    """One of the optimisers of a `NativeBoundedPolicy`'s kernel as `rlox.optimizers.FlatOptimizer` is saved.
+
+    Parameters
+    ----------
+    parameters : iterable of nn.Parameter
+        Laid out anew as views of one block.
+    block : str
+        The kernel's name for it.
+    learning_rate : float
+        Step size.
+    """
+
+    net: NativeSAC | NativeTD3  # given when there is one
+
+    def __init__(self, parameters: Iterable[nn.Parameter], block: str, learning_rate: float):
+        from rlox.optimizers import flatten_
+
+        self.flat = flatten_(list(parameters))
+        self.block = block
+        self.learning_rate = learning_rate
+
+    def descend(self, *arguments: Any) -> torch.Tensor:
+        raise RuntimeError("update: it must be called where the backend is torch, got native; there is update_native")
+
+    step = descend
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Moments (P,) and the step count (), copies."""
+        return self.net.get_state()[self.block]
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a ValueError where kind or size differ."""
+        self.net.set_state({**self.net.get_state(), self.block: state})
 
 
 class NativeOptimizer:

@@ -89,8 +89,8 @@ CASES = {
     "images for a Q-network": (DQN, probes.BrightSide, {"hidden_sizes": []}, "convolutional"),
     "depth of a Q-network": (DQN, "CartPole-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
     "a DQN with an update of one's own": (OwnDQN, "CartPole-v1", {}, "OwnDQN has an update of its own"),
-    "sac": (SAC, "Pendulum-v1", {}, "no native update yet"),
-    "td3": (TD3, "Pendulum-v1", {}, "no native update yet"),
+    "a policy of one's own for SAC": (SAC, "Pendulum-v1", {"policy": lambda: nn.Linear(3, 2)}, r"your own \(Linear\)"),
+    "depth for TD3": (TD3, "Pendulum-v1", {"hidden_sizes": [4] * 9}, "at most 8 hidden layers"),
 }
 
 
@@ -374,6 +374,46 @@ def test_fused_rounds_are_the_single_steps(env, case):
     assert len(rows[0].rows) > 100
     assert sum(listener.steps) == fused.counters.env_steps
     assert fused.counters.updates > 100
+
+
+BOUNDED = {
+    "as it is": {},
+    "several environments": {"n_envs": 3, "train_freq": 8, "gradient_steps": -1, "n_step": 3},
+    "clipped and annealed": {"max_grad_norm": 0.5, "learning_rate_schedule": "linear", "activation": "tanh"},
+    "from the first step": {"learning_starts": 0, "batch_size": 300, "gradient_steps": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3])
+@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0"])
+def test_fused_rounds_of_bounded_policies_are_the_single_steps(kind, case, env):
+    settings = {"seed": 1, "n_envs": 1, **Q_SMALL, "hidden_sizes": [16, 8], **BOUNDED[case]}
+    rows, listener = (Rows(), Rows()), Listener()
+    fused = kind(env, callbacks=[rows[0]], **settings)
+    stepped = kind(env, callbacks=[rows[1], listener], **settings)
+    assert (fused.fused(), stepped.fused()) == (True, False)
+    for total in (303, 150):
+        fused.train(total), stepped.train(total)
+    assert rows[0].rows == rows[1].rows
+    assert len(rows[0].rows) > 50
+    parts = [{**one.buffer.get_state(), **one.collector.state()} for one in (fused, stepped)]
+    for one, part in zip((fused, stepped), parts, strict=True):
+        sections = {"optimizer": one.optimizer.state(), "policy": one.native.weights(), **one._own_state()[1]}
+        part.update({f"{name} {key}": value for name, held in sections.items() for key, value in held.items()})
+        part.update(counters=one.counters, rng=one.rng.get_state(), actions=one.collector.rng.get_state())
+    assert parts[0].keys() == parts[1].keys()
+    for key, value in parts[0].items():
+        np.testing.assert_equal(value, parts[1][key], err_msg=key)
+    assert fused.counters.updates > 50
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3])
+def test_pytorchs_update_is_refused_where_the_kernel_learns(kind):
+    one = kind("Pendulum-v1", **Q_SMALL)
+    one.train(40)
+    with pytest.raises(RuntimeError, match="must be called where the backend is torch, got native"):
+        one.update(one.sample())
 
 
 def test_rounds_may_be_cut_anywhere():

@@ -164,27 +164,12 @@ class DQN(OffPolicyAlgorithm):
         return metrics
 
     def rounds(self, n_steps: int) -> Rounds:
-        c, counters, collector = self.config, self.counters, self.collector
-        per_round = -(-c.train_freq // self.n_envs) * self.n_envs
-        per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
-        # The kernel has room for the metrics of all updates before it begins.
-        n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
-        obs = collector.observe()
-        taken, table, self._target_period, update_s, returns, lengths = self.native.net.rounds(
-            collector.env.stepper(),
-            self.buffer.access(),
-            collector.rng,
-            self.rng,
-            obs,
-            n_rounds,
-            env_steps=counters.env_steps,
-            horizon_start=counters.horizon_start,
-            horizon_steps=counters.horizon_steps,
-            update_from=self.memory_start + c.learning_starts,
+        c, counters = self.config, self.counters
+        taken, table, self._target_period, update_s, returns, lengths = self._kernel_rounds(
+            n_steps,
+            ("double_dqn", "loss", "max_grad_norm", "tau", "target_update_freq"),
             target_period=self._target_period,
             epsilon=(c.exploration_initial_eps, c.exploration_final_eps, c.exploration_fraction),
-            annealed=c.learning_rate_schedule == "linear",
-            **{name: getattr(c, name) for name in _FOR_ROUNDS},
         )
         # As it stood before the last step.
         counters.env_steps += taken - self.n_envs
@@ -212,19 +197,3 @@ class DQN(OffPolicyAlgorithm):
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)
         self._move_target(1.0)
-
-
-# Hyper-parameters that `NativeQ.rounds` takes as they are.
-_FOR_ROUNDS = (
-    "train_freq",
-    "gradient_steps",
-    "batch_size",
-    "learning_starts",
-    "learning_rate",
-    "gamma",
-    "double_dqn",
-    "loss",
-    "max_grad_norm",
-    "tau",
-    "target_update_freq",
-)

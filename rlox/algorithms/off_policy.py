@@ -187,6 +187,31 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         counters of steps and updates move along. What `fused` allows."""
         raise NotImplementedError
 
+    def _kernel_rounds(self, n_steps: int, names: Iterable[str], **arguments: Any) -> tuple:
+        """What the kernel's ``rounds`` returns, given `arguments` and the hyper-parameters `names`."""
+        c, counters, collector = self.config, self.counters, self.collector
+        per_round = -(-c.train_freq // self.n_envs) * self.n_envs
+        per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
+        # The kernel has room for the metrics of all updates before it begins.
+        n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
+        obs = collector.observe()  # which starts the environments, where it is the first to ask
+        names = ("train_freq", "gradient_steps", "batch_size", "learning_starts", "learning_rate", "gamma", *names)
+        return self.native.net.rounds(
+            collector.env.stepper(),
+            self.buffer.access(),
+            collector.rng,
+            self.rng,
+            obs,
+            n_rounds,
+            env_steps=counters.env_steps,
+            horizon_start=counters.horizon_start,
+            horizon_steps=counters.horizon_steps,
+            update_from=self.memory_start + c.learning_starts,
+            annealed=c.learning_rate_schedule == "linear",
+            **{name: getattr(c, name) for name in names},
+            **arguments,
+        )
+
     def sample(self) -> TransitionBatch:
         """The next update's transitions."""
         beta = getattr(self.buffer_config, "beta", None)

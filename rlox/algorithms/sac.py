@@ -15,6 +15,8 @@ from torch import nn
 from rlox.algorithms.twin_critic import TwinCriticAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.config import SACConfig
+from rlox.kernels.nn.ac_learner import NativeSAC
+from rlox.loops import Rounds
 from rlox.policies import SquashedGaussianPolicy
 
 
@@ -43,8 +45,23 @@ class SAC(TwinCriticAlgorithm):
         log_alpha = torch.tensor(math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf, device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
         if c.auto_entropy:
-            self.alpha_optimizer = self._saved["alpha_optimizer"] = self._adam([self.log_alpha])
+            self.alpha_optimizer = self._saved["alpha_optimizer"] = self._adam("log_alpha", [self.log_alpha])
             self._saved["temperature"] = nn.ParameterDict({"log_alpha": self.log_alpha})
+        if self.native is not None:
+            self._use(NativeSAC, log_alpha=self.log_alpha.data.view(1))
+
+    @property
+    def _tuned_to(self) -> float | None:
+        """The entropy that the kernel is to tune the temperature to; None leaves it."""
+        return self.target_entropy if self.config.auto_entropy else None
+
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        noise = self.rng.normal((2, len(batch), self.spec.act_dim))
+        return self._learn_native(batch, noise, target_entropy=self._tuned_to)
+
+    def rounds(self, n_steps: int) -> Rounds:
+        return self._rounds(n_steps, target_entropy=self._tuned_to)
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of critics, policy and temperature; metrics as tensors ()."""

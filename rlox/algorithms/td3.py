@@ -14,7 +14,10 @@ import torch
 from rlox.algorithms.twin_critic import TwinCriticAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.config import TD3Config
+from rlox.kernels.nn.ac_learner import NativeTD3
+from rlox.loops import Rounds
 from rlox.networks import polyak_update
+from rlox.optimizers import flatten_
 from rlox.policies import DeterministicPolicy
 
 
@@ -41,6 +44,8 @@ class TD3(TwinCriticAlgorithm):
         super()._setup()
         self._saved["target_policy"] = self.target_policy
         self.policy.noise_std = self.config.exploration_noise
+        if self.native is not None:
+            self._use(NativeTD3, target_policy=flatten_(list(self.target_policy.parameters())))
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
@@ -63,6 +68,21 @@ class TD3(TwinCriticAlgorithm):
         self._move_target()
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, "policy_loss": policy_loss.detach(), "policy_grad_norm": policy_grad_norm}
+
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c = self.config
+        return self._learn_native(
+            batch,
+            self.rng.normal((len(batch), self.spec.act_dim)),
+            move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
+            target_noise=c.target_noise,
+            noise_clip=c.noise_clip,
+        )
+
+    def rounds(self, n_steps: int) -> Rounds:
+        names = ("policy_delay", "target_noise", "noise_clip", "exploration_noise")
+        return self._rounds(n_steps, names, updates=self.counters.updates)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
         """As `OnlineAlgorithm.predict`; always without noise, whatever `deterministic` says."""

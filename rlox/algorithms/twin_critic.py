@@ -15,8 +15,10 @@ from rlox.algorithms.base import load_weights_, weights_of
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.checkpoint import Checkpoint, load_checkpoint
+from rlox.kernels.nn.ac_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.loops import scheduled
+from rlox.loops import Rounds, scheduled
+from rlox.native import NativeAdam, NativeBoundedPolicy, bounded_obstacle
 from rlox.networks import TwinQNetwork
 from rlox.optimizers import FlatOptimizer, flatten_
 from rlox.policies import BoundedPolicy
@@ -33,13 +35,22 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
     critics, target : TwinQNetwork
         Online and target network; the target's parameters are views of one flat tensor, as the online ones are of
         their optimiser's.
-    optimizer, critic_optimizer : FlatOptimizer
+    optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
         Adam for the policy, and for both critics together.
     """
 
     actions = ("continuous",)
     Policy: ClassVar[type[BoundedPolicy]]
     outputs: ClassVar[str]  # what a network of the policy returns, for messages
+
+    native: NativeBoundedPolicy | None = None
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        return bounded_obstacle(self.config, policy)
+
+    def _kernel_size(self) -> int:
+        hidden, spec = self.config.hidden_sizes, self.spec
+        return sum(n_parameters(spec.obs_dim, spec.act_dim, hidden, self.Policy.outputs_per_action == 2))
 
     def _make_policy(self, policy: nn.Module | None) -> None:
         c, spec, where = self.config, self.spec, type(self).__name__
@@ -66,6 +77,8 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         policy.bound_(low, high)
         self._require_outputs(policy, self.Policy.outputs_per_action * spec.act_dim, self.outputs)
         self.policy = policy
+        if self.backend == "native":
+            self.native = NativeBoundedPolicy(policy)
         self.critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng)
 
     def _setup(self) -> None:
@@ -73,15 +86,65 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         # Copies come before the optimisers, which lay the online networks' parameters out anew.
         self.target = copy.deepcopy(self.critics).requires_grad_(False)
         self._target_block = flatten_(list(self.target.parameters()))
-        self._saved: dict[str, nn.Module | FlatOptimizer] = {"critics": self.critics, "target": self.target}
-        self._optimizers: list[FlatOptimizer] = []
-        self.optimizer = self._adam(self.policy.parameters())
-        self.critic_optimizer = self._saved["critic_optimizer"] = self._adam(self.critics.parameters())
+        self._saved: dict[str, nn.Module | FlatOptimizer | NativeAdam] = {
+            "critics": self.critics,
+            "target": self.target,
+        }
+        self._optimizers: list[FlatOptimizer | NativeAdam] = []
+        self.optimizer = self._adam("policy", self.policy.parameters())
+        self.critic_optimizer = self._saved["critic_optimizer"] = self._adam("critics", self.critics.parameters())
 
-    def _adam(self, parameters: Iterable[nn.Parameter]) -> FlatOptimizer:
+    def _adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
         """One more optimiser that follows the schedule of the learning rate."""
-        self._optimizers.append(FlatOptimizer(parameters, self.config.learning_rate, eps=1e-8))
+        rate = self.config.learning_rate
+        native = self.native is not None
+        self._optimizers.append(
+            NativeAdam(parameters, block, rate) if native else FlatOptimizer(parameters, rate, eps=1e-8)
+        )
         return self._optimizers[-1]
+
+    def _use(self, kernel: type, **blocks: torch.Tensor) -> None:
+        """Let `kernel` compute from now on, on the memory of the networks; `blocks` in its constructor's words."""
+        spec, c = self.spec, self.config
+        blocks = {"policy": self.optimizer.flat, "critics": self.critic_optimizer.flat, **blocks}
+        arrays = {name: block.detach().numpy() for name, block in {**blocks, "target": self._target_block}.items()}
+        net = kernel(
+            **arrays, obs_dim=spec.obs_dim, act_dim=spec.act_dim, hidden_sizes=c.hidden_sizes, activation=c.activation
+        )
+        for part in (self.native, *self._optimizers):
+            part.net = net
+
+    def _learn_native(self, batch: TransitionBatch, noise: np.ndarray, **options: Any) -> dict[str, float]:
+        """One update by the kernel."""
+        self._follow_schedule()
+        c = self.config
+        metrics, td_errors = self.native.net.update(
+            batch.array("obs"),
+            self.native.to_unit(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
+            noise,
+            batch.array("weights"),
+            learning_rate=self.optimizer.learning_rate,
+            tau=c.tau,
+            max_grad_norm=c.max_grad_norm,
+            **options,
+        )
+        if batch.indices is not None:
+            self.buffer.update_priorities(batch.indices, td_errors.astype(np.float64))
+        return metrics
+
+    def _rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
+        """As `rounds`, with what the kernel is told beside that of both algorithms."""
+        taken, table, update_s, returns, lengths = self._kernel_rounds(
+            n_steps, ("tau", "max_grad_norm", *names), **arguments
+        )
+        self.counters.env_steps += taken
+        self.counters.updates += len(table)
+        self._follow_schedule()
+        # A delayed policy tells nothing of an update that was not its own; a loss that is NaN is told by the critics.
+        columns = zip(METRICS, table.T, strict=False)
+        told = {name: x[~np.isnan(x)] if name.startswith("policy") else x for name, x in columns}
+        return Rounds(taken, returns, lengths, {name: x for name, x in told.items() if len(x)}, update_s)
 
     def _follow_schedule(self) -> None:
         c = self.config

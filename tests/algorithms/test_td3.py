@@ -40,27 +40,31 @@ class Paper(textbook.Textbook):
         textbook.agree(td3.target_policy.net, self.target_actor)
 
 
+@pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("delay", [1, 3])
-def test_updates_equal_the_papers(delay, weighted):
+def test_updates_equal_the_papers(backend, delay, weighted):
     clip = {"max_grad_norm": 0.5} if weighted else {}
     settings = {"policy_delay": delay, "target_noise": 0.4, "tau": 0.01, "learning_rate": 1e-3}
-    td3 = TD3(probes.Levers, seed=0, **settings, **clip, **SMALL)
+    td3 = TD3(probes.Levers, seed=0, backend=backend, **settings, **clip, **SMALL)
+    update = td3.update_native if backend == "native" else td3.update
     paper = Paper(textbook.shaken(td3))
     for i in range(20):
         batch = textbook.transitions(seed=i, weighted=weighted)
         paper.update(batch, textbook.coming_noise(td3, 32), i + 1)
-        td3.update(batch)
+        update(batch)
         td3.counters.updates += 1  # as the loop counts
         paper.compare(td3)
 
 
-def test_policy_and_targets_wait_for_the_critics():
-    td3 = TD3(probes.Levers, seed=0, policy_delay=3, **SMALL)
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_policy_and_targets_wait_for_the_critics(backend):
+    td3 = TD3(probes.Levers, seed=0, backend=backend, policy_delay=3, **SMALL)
+    update = td3.update_native if backend == "native" else td3.update
     moved = []
     for i in range(6):
         before = [copy.deepcopy(m.state_dict()) for m in (td3.critics, td3.policy, td3.target, td3.target_policy)]
-        metrics = td3.update(textbook.transitions(seed=i))
+        metrics = update(textbook.transitions(seed=i))
         td3.counters.updates += 1
         after = [m.state_dict() for m in (td3.critics, td3.policy, td3.target, td3.target_policy)]
         moved.append([not all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(before, after, strict=True)])
@@ -69,7 +73,7 @@ def test_policy_and_targets_wait_for_the_critics():
 
 
 def test_delayed_metrics_are_means_over_their_own_updates():
-    td3 = TD3(probes.Levers, seed=0, policy_delay=4, train_freq=10, gradient_steps=10, **SMALL)
+    td3 = TD3(probes.Levers, seed=0, backend="torch", policy_delay=4, train_freq=10, gradient_steps=10, **SMALL)
     told = []
     update = td3.update
 
@@ -90,7 +94,7 @@ def test_target_smoothing_evens_out_a_narrow_peak():
     """The target critics are replaced by a ridge at the target policy's action: noise makes its value smaller."""
 
     def target_value(**settings):
-        td3 = TD3(probes.Levers, seed=0, gamma=1.0, **settings, **SMALL)
+        td3 = TD3(probes.Levers, seed=0, backend="torch", gamma=1.0, **settings, **SMALL)
         batch = textbook.transitions(512)
         batch.rewards.zero_()
         batch.discounts.fill_(1.0)

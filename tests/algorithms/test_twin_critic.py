@@ -68,7 +68,7 @@ def test_actions_are_in_the_environments_units_everywhere_outside(kind):
         unit, actions = algorithm.policy.unit_mode(obs), algorithm.policy.mode(obs)
     torch.testing.assert_close(actions, textbook.LOW + (unit + 1) / 2 * (textbook.HIGH - textbook.LOW))
     torch.testing.assert_close(algorithm.policy.to_unit(actions), unit)
-    np.testing.assert_allclose(algorithm.predict(obs.numpy()), actions)
+    np.testing.assert_allclose(algorithm.predict(obs.numpy()), actions, rtol=1e-5)
 
 
 @BOTH
@@ -95,8 +95,6 @@ def test_unfit_input_is_refused_before_training(kind):
         kind("CartPole-v1")
     with pytest.raises(ValueError, match=r"the buffer's size must be at least batch_size \(256\)"):
         kind("Pendulum-v1", buffer_size=100)
-    with pytest.raises(ValueError, match=r"backend must be auto or torch here, got 'native': .* has no native update"):
-        kind("Pendulum-v1", backend="native")
 
 
 @BOTH
@@ -127,7 +125,7 @@ def test_a_network_of_ones_own(kind, tmp_path):
 
 @BOTH
 def test_memory_is_told_both_critics_errors(kind):
-    algorithm = kind(probes.Levers, seed=0, prioritized=True, **SMALL)
+    algorithm = kind(probes.Levers, seed=0, prioritized=True, backend="torch", **SMALL)
     algorithm.train(60)
     batch = algorithm.sample()
     told = []
