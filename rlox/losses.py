@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from rlox.policies import policy_outputs
+
+if TYPE_CHECKING:
+    from rlox.networks import TwinQNetwork
+    from rlox.policies import DeterministicPolicy, SquashedGaussianPolicy
 
 
 def ppo_clip(
@@ -143,3 +150,79 @@ class PPOLoss:
             "entropy": mean_entropy.detach(),
             **metrics,
         }
+
+
+def q_loss(
+    network: nn.Module,
+    target: nn.Module,
+    obs: torch.Tensor,
+    actions: torch.Tensor,
+    rewards: torch.Tensor,
+    next_obs: torch.Tensor,
+    discounts: torch.Tensor,
+    weights: torch.Tensor | None,
+    double: bool,
+    kind: str,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Error of the values of the actions taken against ``r + discount * value ahead``.
+
+    Mnih et al. 2015, doi:10.1038/nature14236. `network` and `target` return the values of all actions (B, n_actions),
+    `actions` (B,) are int64, `weights` (B,) importance weights or None, `kind` is ``huber`` or ``mse``. `double` is
+    double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
+
+    Returns
+    -------
+    loss : Tensor ()
+    metrics : dict
+        ``q_loss`` and ``q_value`` (), and ``td_errors`` (B,), absolute.
+    """
+    with torch.no_grad():
+        next_values = target(next_obs)
+        if double:
+            best = network(next_obs).argmax(-1, keepdim=True)
+            ahead = next_values.gather(-1, best).squeeze(-1)
+        else:
+            ahead = next_values.amax(-1)
+        targets = torch.addcmul(rewards, discounts, ahead)
+    values = network(obs).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    error = F.smooth_l1_loss if kind == "huber" else F.mse_loss
+    loss = error(values, targets) if weights is None else (weights * error(values, targets, reduction="none")).mean()
+    seen = values.detach()
+    return loss, {"q_loss": loss.detach(), "q_value": seen.mean(), "td_errors": (seen - targets).abs()}
+
+
+def twin_q_loss(
+    critics: TwinQNetwork,
+    obs: torch.Tensor,
+    actions: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor | None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Half the sum of both critics' mean squared errors against `targets` (B,), each transition by its weight.
+
+    Metrics as of `q_loss`, each the mean of both critics.
+    """
+    values = critics(obs, actions)
+    errors = values - targets
+    squares = errors.square() if weights is None else weights * errors.square()
+    loss = squares.mean()
+    td_errors = errors.detach().abs().mean(0)
+    return loss, {"q_loss": loss.detach(), "q_value": values.detach().mean(), "td_errors": td_errors}
+
+
+def soft_policy_loss(
+    policy: SquashedGaussianPolicy, critics: TwinQNetwork, obs: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``alpha * log pi - min(Q1, Q2)`` of actions sampled by `noise` (B, A) (Haarnoja et al. 2018, arXiv:1812.05905,
+    eq. 9); ``policy_loss`` and the ``entropy`` in nats."""
+    actions, log_probs = policy.unit_sample(obs, noise)
+    loss = (alpha * log_probs - torch.minimum(*critics(obs, actions))).mean()
+    return loss, {"policy_loss": loss.detach(), "entropy": -log_probs.detach().mean()}
+
+
+def deterministic_policy_loss(
+    policy: DeterministicPolicy, critics: TwinQNetwork, obs: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``-Q1`` of the policy's actions (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1); ``policy_loss``."""
+    loss = -critics.first(obs, policy.unit_mode(obs)).mean()
+    return loss, {"policy_loss": loss.detach()}

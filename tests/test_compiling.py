@@ -9,23 +9,35 @@ import numpy as np
 import pytest
 import torch
 
-from rlox import A2C, PPO
+from rlox import A2C, DQN, PPO, SAC, TD3
+
+ON = {"n_steps": 8, "n_envs": 2}
+OFF = {"n_envs": 2, "learning_starts": 24, "batch_size": 8}
+CASES = {
+    "ppo": (PPO, {**ON, "batch_size": 12, "clip_eps_schedule": "linear"}, 2),
+    "a2c": (A2C, ON, 1),
+    "dqn": (DQN, OFF, 1),
+    "sac": (SAC, OFF, 2),
+    "td3": (TD3, {**OFF, "prioritized": True}, 2),
+}
 
 
-@pytest.mark.parametrize(("cls", "sizes"), [(PPO, {"batch_size": 12, "clip_eps_schedule": "linear"}), (A2C, {})])
-def test_a_compiled_loss_trains_as_the_written_one_does(cls, sizes):
-    """Minibatches of 12 of 16 rows, so that the last one has another size; a schedule compiles nothing anew."""
+@pytest.mark.parametrize("case", CASES)
+def test_a_compiled_loss_trains_as_the_written_one_does(case):
+    """PPO: minibatches of 12 of 16 rows, so that the last one has another size; a schedule compiles nothing anew."""
+    cls, sizes, most = CASES[case]
+    env = "Pendulum-v1" if "continuous" in cls.actions and "discrete" not in cls.actions else "CartPole-v1"
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     trained = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for compile in (False, True):
-            one = cls("CartPole-v1", 2, 0, backend="torch", compile=compile, n_steps=8, hidden_sizes=[8], **sizes)
+            one = cls(env, seed=0, backend="torch", compile=compile, hidden_sizes=[8], **sizes)
             metrics = one.train(64)
             trained.append((np.concatenate([p.detach().numpy().ravel() for p in one.policy.parameters()]), metrics))
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert 1 <= graphs <= 2
+    assert 1 <= graphs <= most
     (plain, told), (compiled, told_compiled) = trained
     np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-4)
     assert {name for name in told if not name.startswith("time/")} == {

@@ -113,39 +113,27 @@ class DQN(OffPolicyAlgorithm):
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One gradient step; metrics as tensors ()."""
-        import torch
-        import torch.nn.functional as F
+        from rlox.losses import q_loss
 
         c = self.config
         self._prepare()
-        policy, target = self.policy, self.target
-        with torch.no_grad():
-            next_values = target(batch.next_obs)
-            if c.double_dqn:
-                # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
-                best = policy(batch.next_obs).argmax(-1, keepdim=True)
-                ahead = next_values.gather(-1, best).squeeze(-1)
-            else:
-                ahead = next_values.amax(-1)
-            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
-
-        values = policy(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
-        error = F.smooth_l1_loss if c.loss == "huber" else F.mse_loss
-        if batch.weights is None:
-            loss = error(values, targets)
-        else:
-            loss = (batch.weights * error(values, targets, reduction="none")).mean()
+        loss, metrics = self.compiled(q_loss)(
+            self.policy,
+            self.target,
+            batch.obs,
+            batch.actions,
+            batch.rewards,
+            batch.next_obs,
+            batch.discounts,
+            batch.weights,
+            c.double_dqn,
+            c.loss,
+        )
         grad_norm = self.optimizer.step(loss, c.max_grad_norm)
-        values = values.detach()
-        td_errors = (values - targets).abs_()
+        td_errors = metrics.pop("td_errors")
         if batch.indices is not None:
             self.buffer.update_priorities(batch.indices, td_errors.double().cpu().numpy())
-        return {
-            "q_loss": loss.detach(),
-            "q_value": values.mean(),
-            "td_error": td_errors.mean(),
-            "grad_norm": grad_norm,
-        }
+        return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""

@@ -17,6 +17,7 @@ from rlox.batch import TransitionBatch
 from rlox.config import SACConfig
 from rlox.kernels.nn.ac_learner import NativeSAC
 from rlox.loops import Rounds
+from rlox.losses import soft_policy_loss
 from rlox.policies import SquashedGaussianPolicy
 
 
@@ -76,21 +77,11 @@ class SAC(TwinCriticAlgorithm):
             targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
         metrics = self._fit_critics(batch, targets)
 
-        actions, log_probs = self.policy.unit_sample(batch.obs, noise)
+        loss, told = self.compiled(soft_policy_loss)(self.policy, self.critics, batch.obs, noise, alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
-        values = torch.minimum(*self.critics(batch.obs, actions))
-        policy_loss = (alpha * log_probs - values).mean()
-        policy_grad_norm = self.optimizer.step(policy_loss, c.max_grad_norm)
-
-        entropy = -log_probs.detach().mean()
+        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
-            self.alpha_optimizer.descend([entropy - self.target_entropy])
+            self.alpha_optimizer.descend([told["entropy"] - self.target_entropy])
         self._move_target()
-        return {
-            **metrics,
-            "policy_loss": policy_loss.detach(),
-            "policy_grad_norm": policy_grad_norm,
-            "entropy": entropy,
-            "alpha": alpha,
-        }
+        return {**metrics, **told, "policy_grad_norm": policy_grad_norm, "alpha": alpha}

@@ -16,6 +16,7 @@ from rlox.batch import TransitionBatch
 from rlox.config import TD3Config
 from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.loops import Rounds
+from rlox.losses import deterministic_policy_loss
 from rlox.networks import polyak_update
 from rlox.optimizers import flatten_
 from rlox.policies import DeterministicPolicy
@@ -62,12 +63,12 @@ class TD3(TwinCriticAlgorithm):
         if (self.counters.updates + 1) % c.policy_delay:
             return metrics
 
+        loss, told = self.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
         # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
-        policy_loss = -self.critics.first(batch.obs, self.policy.unit_mode(batch.obs)).mean()
-        policy_grad_norm = self.optimizer.step(policy_loss, c.max_grad_norm)
+        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
         self._move_target()
         polyak_update(self.policy, self.target_policy, c.tau)
-        return {**metrics, "policy_loss": policy_loss.detach(), "policy_grad_norm": policy_grad_norm}
+        return {**metrics, **told, "policy_grad_norm": policy_grad_norm}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""

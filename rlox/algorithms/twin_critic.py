@@ -18,6 +18,7 @@ from rlox.checkpoint import Checkpoint, load_checkpoint
 from rlox.kernels.nn.ac_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.loops import Rounds, scheduled
+from rlox.losses import twin_q_loss
 from rlox.native import NativeAdam, NativeBoundedPolicy, bounded_obstacle
 from rlox.networks import TwinQNetwork
 from rlox.optimizers import FlatOptimizer, flatten_
@@ -157,24 +158,15 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         return torch.from_numpy(self.rng.normal((*shape, self.spec.act_dim))).to(self.device)
 
     def _fit_critics(self, batch: TransitionBatch, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One step of both critics towards `targets` (B,); their metrics.
-
-        The loss is half the sum of both mean squared errors, each transition by its importance weight.
-        """
-        values = self.critics(batch.obs, self.policy.to_unit(batch.actions))
-        errors = values - targets
-        squares = errors.square() if batch.weights is None else batch.weights * errors.square()
-        loss = squares.mean()
+        """One step of both critics towards `targets` (B,); their metrics."""
+        loss, metrics = self.compiled(twin_q_loss)(
+            self.critics, batch.obs, self.policy.to_unit(batch.actions), targets, batch.weights
+        )
         grad_norm = self.critic_optimizer.step(loss, self.config.max_grad_norm)
-        td_errors = errors.detach().abs_().mean(0)
+        td_errors = metrics.pop("td_errors")
         if batch.indices is not None:
             self.buffer.update_priorities(batch.indices, td_errors.double().cpu().numpy())
-        return {
-            "q_loss": loss.detach(),
-            "q_value": values.detach().mean(),
-            "td_error": td_errors.mean(),
-            "grad_norm": grad_norm,
-        }
+        return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def _move_target(self) -> None:
         """The target critics go the share `tau` of the way to the online ones."""
