@@ -223,7 +223,7 @@ def data(
 def bench_train(
     cases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CASE", help="ppo, a2c, dqn, custom, solve, process, busy; all by default."),
+        typer.Argument(metavar="CASE", help="ppo, a2c, dqn, sac, custom, solve, process, busy; all by default."),
     ] = None,
     steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Environment steps of ppo, a2c and custom. As often as you like.")
@@ -248,7 +248,7 @@ def bench_train(
 
     \b
     ppo, a2c   the training call alone
-    dqn        the same, of 10,000 steps
+    dqn, sac   the same, of 10,000 steps
     custom     with a policy of one's own, by PyTorch
     solve      tuned PPO until the last 100 episodes average 475
     process    rlox train as a command, against scripts that do the same

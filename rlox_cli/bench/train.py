@@ -49,6 +49,8 @@ CASES = {
     "a2c": Case("A2C CartPole-v1, 8 envs x 5, 64-64 tanh", ("rlox", "rlox torch", "sb3", "original")),
     "dqn": Case("DQN CartPole-v1, 256-256, minibatches of 64, an update each step",
                 ("rlox", "rlox torch", "sb3", "original"), 10_000),
+    "sac": Case("SAC Pendulum-v1, 256-256, minibatches of 64, an update each step",
+                ("rlox", "rlox torch", "sb3", "original"), 10_000),
     "custom": Case("PPO with a policy of one's own in PyTorch", ("rlox torch", "sb3", "original")),
     "solve": Case("tuned PPO until the last 100 episodes average 475", ("rlox", "sb3"), 100_000),
     "process": Case("a whole process: imports, training, 10 x 20 evaluation episodes, log, saved model",
