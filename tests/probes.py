@@ -13,9 +13,11 @@ class ConstantReward(gymnasium.Env):
     """Reward 1 for ever, one observation, cut by a time limit only: V = 1 / (1 - gamma), every advantage is 0."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
 
     def __init__(self, limit: int = 10, continuous: bool = False):
-        self.action_space = CONTINUOUS if continuous else spaces.Discrete(2)
+        if continuous:
+            self.action_space = CONTINUOUS
         self.limit = limit
         self.t = 0
 
@@ -93,9 +95,11 @@ class ExplodingReward(gymnasium.Env):
     """The reward becomes NaN after `after` steps: what a broken simulator does."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
 
     def __init__(self, after: int = 1500, continuous: bool = False):
-        self.action_space = CONTINUOUS if continuous else spaces.Discrete(2)
+        if continuous:
+            self.action_space = CONTINUOUS
         self.after = after
         self.t = 0
 

@@ -257,15 +257,20 @@ def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
         assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_dqn_from_the_command_line(tmp_path):
+@pytest.mark.parametrize("kept", [True, False])
+def test_dqn_from_the_command_line(kept, tmp_path):
     rlox = [sys.executable, "-m", "rlox_cli.main"]
     small = ["total_timesteps=1500", "eval.n_points=1", "eval.n_episodes=3", "logger=none", "algo.train_freq=100"]
-    memory = ["buffer=mmap", "buffer.size=20_000", "buffer.hot_size=500"]
+    memory = ["buffer=mmap", "buffer.size=20_000", "buffer.hot_size=500", f"checkpoint.memory={str(kept).lower()}"]
     done = subprocess.run([*rlox, "train", "algo=dqn", *memory, *small], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "tuned settings: dqn/CartPole-v1" in done.stdout
     (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
-    assert not list(tmp_path.rglob("*.cold"))
+    assert len(list(run.glob("*.cold"))) == kept  # which the checkpoint relies on
+    if kept:
+        again = DQN.from_checkpoint(run / "checkpoints/last.safetensors")
+        assert len(again.buffer) == 1500
+        again.close()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows if "exploration/epsilon" in row]
     assert steps == list(range(100, 1501, 100))

@@ -336,6 +336,7 @@ def test_an_interrupted_step_does_not_mix_up_the_next_ones():
         with pytest.raises(Interrupt):
             vec.step_all([4, 4, 4, 4])
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     # The workers finish the step whose results nobody read; the next one is the second, everywhere.
     assert vec.step_all([0] * 4)["episode_length"].tolist() == [2] * 4
