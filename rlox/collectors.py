@@ -168,6 +168,9 @@ class _Collector:
         self.env.set_state(state)
         self._raw = self.env.observe()
 
+    def restore_note(self) -> str | None:
+        return None
+
     def close(self) -> None:
         """End foreign environments and their worker processes; native ones hold nothing."""
         if not self.exact:
