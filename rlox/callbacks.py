@@ -19,7 +19,6 @@ import numpy as np
 from rlox.evaluation import Evaluation
 from rlox.video import VideoWriter, render_fps
 
-
 SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; what is none of them is "other"
 
 

@@ -6,14 +6,14 @@ import sys
 
 import torch
 
-import rlox.algorithms.dqn
-import rlox.algorithms.ppo
-import rlox.algorithms.td3
-import rlox_cli.resume  # noqa: F401 (here and above: what a run imports)
+import rlox_cli.resume  # noqa: F401 (what a run imports)
+from rlox.algorithms import ALGORITHMS, resolve
 from rlox_cli.errors import Stopped
 from rlox_cli.train import main
 
 torch.set_num_threads(1)
+for entry in ALGORITHMS.values():
+    resolve(entry.cls)
 
 
 def train(folder, arguments):

@@ -5,12 +5,13 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import time
 
 import numpy as np
 import pytest
-
 import resume_children
+
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
@@ -21,14 +22,18 @@ CONTEXT.set_forkserver_preload(["resume_children"])
 ROUNDS = int(os.environ.get("RLOX_RESUME_ROUNDS", "1"))
 
 COMMON = ["tuned=off", "logger=none", "eval.n_points=3", "eval.n_episodes=1", "seed=3", "algo.hidden_sizes=[16]"]
-OFF_POLICY = ["total_timesteps=2400", "checkpoint.every_steps=200", "env.n_envs=2", "algo.batch_size=16"]
+OFF_POLICY = ["env.n_envs=2", "algo.batch_size=16", "algo.learning_starts=100"]
 RUNS = {
-    "ppo": ["env=CartPole-v1", "total_timesteps=60_000", "checkpoint.every_steps=2_000", "algo.n_steps=64"],
-    "a2c": ["env=Pendulum-v1", "total_timesteps=20_000", "checkpoint.every_steps=1_000", "algo.gamma=0.9"],
-    "dqn": ["env=CartPole-v1", *OFF_POLICY, "algo.learning_starts=100", "algo.target_update_freq=50"],
-    "sac": ["env=Pendulum-v1", *OFF_POLICY, "algo.learning_starts=100"],
-    "td3": ["env=Pendulum-v1", *OFF_POLICY, "algo.learning_starts=100", "algo.learning_rate_schedule=linear"],
+    "ppo": ["env=CartPole-v1", "algo.n_steps=64"],
+    "a2c": ["env=Pendulum-v1", "algo.gamma=0.9"],
+    "dqn": ["env=CartPole-v1", *OFF_POLICY, "algo.target_update_freq=50"],
+    "sac": ["env=Pendulum-v1", *OFF_POLICY],
+    "td3": ["env=Pendulum-v1", *OFF_POLICY, "algo.learning_rate_schedule=linear"],
 }
+# Environment steps: long enough to be killed in the middle of.
+TOTAL = {(algo, "torch"): 10_000 if algo in ("ppo", "a2c") else 1_000 for algo in RUNS}
+TOTAL |= {("ppo", "native"): 60_000, ("a2c", "native"): 100_000}
+TOTAL |= {(algo, "native"): 10_000 for algo in ("dqn", "sac", "td3")}
 # Something of what each algorithm can do beside: it all has to be restored.
 MORE = {
     "ppo": ["algo.learning_rate_schedule=linear", "algo.normalize_obs=true", "algo.normalize_rewards=true"],
@@ -61,16 +66,25 @@ def train(folder, *arguments):
     return (folder / "out.txt").read_text()
 
 
-def killed(folder, *arguments, within):
-    """Kill -9 at a random moment of the `within` seconds after the first checkpoint."""
+def newest_step(folder):
+    try:
+        with open(folder / "run/metrics.jsonl", "rb") as file:
+            file.seek(-min(4096, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return json.loads(file.read().split(b"\n")[-2])["step"]
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def killed(folder, *arguments, at):
+    """Kill -9 once it has a checkpoint and is past the step `at`; whether that came before its end."""
     process, last = start(folder, *arguments), folder / "run/checkpoints/last.safetensors"
     deadline = time.monotonic() + 60
-    while not last.exists() and process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    time.sleep(random.uniform(0, within))
+    while not (last.exists() and newest_step(folder) >= at) and process.is_alive() and time.monotonic() < deadline:
+        pass
+    time.sleep(random.uniform(0, 0.01))
     process.kill()
     process.join()
-    assert last.exists(), (folder / "out.txt").read_text()
+    assert process.exitcode in (0, -9), (folder / "out.txt").read_text()
     return process.exitcode == -9
 
 
@@ -101,14 +115,20 @@ def outcome(folder):
 @pytest.mark.parametrize(("algo", "buffer", "backend"), CASES, ids=lambda value: str(value))
 def test_killed_and_resumed_is_never_stopped(algo, buffer, backend, round_, tmp_path):
     more = [*MORE.get(algo, []), *([f"buffer={buffer}", *BUFFERS[buffer]] if buffer else [])]
-    command = [f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}", "hydra.run.dir=run"]
-    since = time.monotonic()
+    total = TOTAL[algo, backend]
+    command = [f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}", f"total_timesteps={total}"]
+    command += [f"checkpoint.every_steps={total // 16}", "hydra.run.dir=run"]
     train(tmp_path / "whole", *command)
-    took = time.monotonic() - since
-    stopped = killed(tmp_path / "again", *command, within=0.5 * took)
-    if stopped and random.random() < 0.5:
-        killed(tmp_path / "again", "resume=run", within=0.2 * took)
+    first, second = sorted(random.uniform(0.1, 0.8) * total for _ in range(2))
+    for _ in range(5):
+        if killed(tmp_path / "again", *command, at=first):
+            break
+        shutil.rmtree(tmp_path / "again")
+    killed(tmp_path / "again", "resume=run", at=second)
     train(tmp_path / "again", "resume=run")
+    rows = [json.loads(line) for line in (tmp_path / "again/run/metrics.jsonl").read_text().splitlines()]
+    starts = [row["step"] for row in rows if row.get("event") == "start"]
+    assert 0 < starts[1] < total, "it was not stopped in the middle"
     whole, again = outcome(tmp_path / "whole"), outcome(tmp_path / "again")
     assert again == whole
-    assert json.loads((tmp_path / "again/run/metrics.jsonl").read_text().splitlines()[-1])["status"] == "finished"
+    assert rows[-1]["status"] == "finished"
