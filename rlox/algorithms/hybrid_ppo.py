@@ -21,7 +21,7 @@ from rlox.logging import LoggerCallback
 class _Ahead:
     """A `CandleCollector` where PPO's loop has its `RolloutCollector`."""
 
-    exact = False  # the thread is one rollout ahead: what a checkpoint could hold is not what is learned from
+    restorable = False  # the thread is one rollout ahead: what a checkpoint could hold is not what is learned from
 
     def __init__(self, collector: CandleCollector, plain: Any):
         self.collector = collector
