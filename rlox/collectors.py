@@ -201,7 +201,7 @@ class _Collector:
         """
         if not state:
             self._lost = "the checkpoint holds no state of it"
-        elif not (_OBS not in state if self.native else self.env.fits(state)):
+        elif _OBS in state if self.native else not self.env.fits(state):
             self._lost = "the checkpoint's was made of other parts"
         elif self.restorable:
             self.set_state(state)
@@ -419,7 +419,6 @@ class RolloutCollector(_Collector):
         normalize_obs = normalizer is not None and normalizer.obs
         final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
         limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
-        before = self._raw  # what `reward_fn` is shown: never normalised
         try:
             with acting.context():
                 for t in range(len(actions)):
@@ -440,17 +439,16 @@ class RolloutCollector(_Collector):
                             "episode_length": episode_length[t],
                         },
                     )
+                    before, self._raw = self._raw, after.copy() if normalize_obs else after
                     if isinstance(self.reward_fn, NativeReward):
                         self.reward_fn.apply_(before, taken, rewards[t])
                     elif self.reward_fn is not None:
                         rewards[t] = self._shaped(before, taken, rewards[t])
-                    before = after
                     if normalizer is not None:
-                        before = after.copy() if normalize_obs else after
-                        normalizer.update(before)
+                        normalizer.update(self._raw)
                         rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
                         if normalize_obs:
-                            after[:] = normalizer.normalize(before)
+                            after[:] = normalizer.normalize(self._raw)
                     if frames is not None:
                         frames.append(after, terminated[t] | truncated[t])
                     if truncated[t].any():
@@ -464,7 +462,7 @@ class RolloutCollector(_Collector):
             raise ValueError(
                 f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
             ) from e
-        self._raw = before.copy()
+        self._raw = self._raw.copy()
         return np.concatenate(limits), np.concatenate(reached)
 
 
@@ -532,6 +530,7 @@ class ReplayCollector(_Collector):
         obs, out = self.observe(), self._out
         actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
         self.env.step_all(actions, out)
+        self._raw, out["obs"] = out["obs"], obs
         rewards = out["rewards"]
         if isinstance(self.reward_fn, NativeReward):
             self.reward_fn.apply_(obs, actions, rewards)
@@ -547,7 +546,6 @@ class ReplayCollector(_Collector):
             terminated,
             truncated,
         )
-        self._raw, out["obs"] = out["obs"], obs
         self._see(self._raw)
         ended = terminated | truncated
         return out["episode_return"][ended], out["episode_length"][ended]

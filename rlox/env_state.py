@@ -71,7 +71,7 @@ def _put_checked(checker: Any, state: Any) -> None:
 
 
 def _classic(size: int, bound: float = math.inf, **others: Any) -> _Part:
-    """Of an environment that keeps `size` numbers within `bound` in ``state``, and `others` as here in every episode."""
+    """Of an environment that keeps `size` numbers within `bound` in ``state``; while it plays, `others` are as here."""
 
     def put(env: Any, state: Any) -> None:
         name = f"the state of {type(env).__name__}"
@@ -273,7 +273,7 @@ class _Reader:
             raise ValueError(f"an array must have a known dtype and a shape, got {repr([dtype, shape])[:80]}")
         size = math.prod(dims) * kind.itemsize
         if size > left:
-            raise ValueError(f"an array of {dtype} {dims} must be of {size} bytes, got {left}")
+            raise ValueError(f"an array of {dtype} {dims} must have its {size} bytes in {_DATA}, got {left}")
         found = self._data[self._at : self._at + size]
         self._at += size
         # A copy; bytes that are no bool become one.

@@ -505,6 +505,7 @@ class ForeignVecEnv:
         self.n_envs = n_envs
         self._seed = seed
         self._started = False
+        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
 
     def __len__(self) -> int:
         return self.n_envs
@@ -550,8 +551,9 @@ class ForeignVecEnv:
         if seed is not None or not self._started:
             seeds = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs).tolist()
         obs = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+        self._at_rest = False
         self._reset(seeds, obs)
-        self._started = True
+        self._started = self._at_rest = True
         return obs
 
     def step_all(self, actions, out: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -584,13 +586,17 @@ class ForeignVecEnv:
             self.reset_all()
         if out is None:
             out = {key: np.empty(*like) for key, like in step_arrays(self.spec, self.n_envs).items()}
+        at_rest, self._at_rest = self._at_rest, False
         self._step(actions, out)
+        self._at_rest = at_rest
         return out
 
     def get_state(self) -> dict[str, np.ndarray] | None:
-        """Everything that the future of the episodes that are running depends on; None before there are any, or where
-        `why_not` says so."""
-        found = self._get_state() if self._started and self.why_not is None else None
+        """Everything that the future of the episodes that are running depends on.
+
+        None before there are any, after `close` or a step that failed, and where `why_not` says so.
+        """
+        found = self._get_state() if self._at_rest and self.why_not is None else None
         return None if found is None else env_state.pack(self._stacks, *found)
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
@@ -619,12 +625,14 @@ class ForeignVecEnv:
             states = env_state.unpack(state, self._stacks)
         except ValueError as e:
             raise ValueError(f"{type(self).__name__}.set_state: {e}") from e
-        self._started = False
+        self._started = self._at_rest = False
         self._set_state(states)
-        self._started = True
+        self._started = self._at_rest = True
 
     def close(self) -> None:
-        raise NotImplementedError
+        """End the environments; may be called again."""
+        self._at_rest = False
+        self._close()
 
 
 class GymVecEnv(ForeignVecEnv):
@@ -685,6 +693,6 @@ class GymVecEnv(ForeignVecEnv):
     def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
         self._group.step(actions, out)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if not self._borrowed:
             self._group.close()

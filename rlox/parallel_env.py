@@ -237,11 +237,11 @@ class ParallelGymVecEnv(ForeignVecEnv):
             f"{worker.rows.start} to {worker.rows.stop - 1} of {env_name(self.env_id)}{hint}"
         )
 
-    def close(self) -> None:
-        """Close the environments and end the workers; may be called again."""
+    def _close(self) -> None:
         self._finalizer()
 
     def _stop_after_failure(self) -> None:
+        self._at_rest = False
         if self._finalizer.detach() is not None:
             _stop(self._workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
 
