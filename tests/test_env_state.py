@@ -353,7 +353,7 @@ def test_any_change_of_bytes_is_refused_or_harmless(data):
     HOPPERS.step_all(np.zeros((2, 3)))
 
 
-def test_the_collector_refuses_other_observations(tmp_path):
+def test_the_collector_refuses_other_observations():
     ppo = PPO("Pendulum-v1", 2, 5, n_steps=32, hidden_sizes=[8], env_backend="gymnasium")
     ppo.train(64)
     state = ppo.collector.state()
@@ -373,42 +373,40 @@ def test_probes_have_no_pair():
     assert make_vec_env(probes.ConstantReward, 1, 0).why_not == "ConstantReward has no get_state() and set_state(state)"
 
 
-class Fragile(Wanderer):
-    """Fails where the first environment has moved and this one has not."""
+@pytest.mark.parametrize("cls", [PPO, SAC])
+def test_a_state_never_mixes_two_steps(cls):
+    """Where what comes after a step fails, observations and state are both of after it."""
+    made = []
 
+    def reward_fn(obs, actions, rewards):
+        made.append(rewards)
+        if len(made) == 20:
+            raise OSError("gone")
+        return rewards
+
+    options = {"n_steps": 32} if cls is PPO else {"learning_starts": 10_000}
+    algorithm = cls("Hopper-v5", 2, 5, reward_fn=reward_fn, normalize_obs=True, **options)
+    with pytest.raises(OSError, match="gone"):
+        algorithm.train(128)
+    state, vec = algorithm.collector.state(), algorithm.collector.env
+    seen = [env.unwrapped._get_obs() for env in vec.envs]
+    np.testing.assert_array_equal(state["env_obs"], np.asarray(seen, np.float32))
+
+
+class Fragile(Wanderer):
     def step(self, action):
-        if self.memory["map"][0, 0] == 9 and Fragile.fails:
+        if self.np_random.random() < 0.05:
             raise OSError("gone")
         return super().step(action)
 
 
-@pytest.mark.parametrize("cls", [PPO, SAC])
-def test_a_state_never_mixes_two_steps(cls, tmp_path):
-    """A failure between the environment's step and the learner's leaves state and observations of one time, or none."""
-    made, failing = [], True
-
-    def reward_fn(obs, actions, rewards):
-        if failing and len(made) == 20:
-            raise OSError("gone")
-        made.append(rewards)
-        return rewards
-
-    options = {"n_steps": 32} if cls is PPO else {"learning_starts": 10_000}
-    env = "Hopper-v5" if cls is SAC else "CartPole-v1"
-    algorithm = cls(env, 2, 5, env_backend="gymnasium", reward_fn=reward_fn, normalize_obs=True, **options)
-    with pytest.raises(OSError, match="gone"):
-        algorithm.train(128)
-    state, vec = algorithm.collector.state(), algorithm.collector.env
-    seen = [env.unwrapped.state if cls is PPO else env.unwrapped._get_obs() for env in vec.envs]
-    np.testing.assert_array_equal(state["env_obs"], np.asarray(seen, np.float32))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_step_that_failed_there_is_no_state(workers, tmp_path):
-    fragile = cloudpickle.loads(cloudpickle.dumps(Fragile))
-    fragile.fails = True
-    ppo = PPO(fragile, 2, 5, n_steps=32, hidden_sizes=[8], env_workers=workers)
+    """Some environments may have moved and others not; the weights can be saved all the same."""
+    ppo = PPO(Fragile, 2, 5, n_steps=8, hidden_sizes=[8], env_workers=workers)
+    ppo.collector.collect(ppo.actor, 1)
+    assert ppo.collector.state() is not None
     with pytest.raises((OSError, RuntimeError), match="gone"):
-        ppo.train(64)
+        ppo.train(4_000)
     assert ppo.collector.state() is None
     ppo.save(tmp_path / "a.safetensors")
