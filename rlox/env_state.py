@@ -76,9 +76,10 @@ def _classic(size: int, bound: float = math.inf, **others: Any) -> _Part:
     def put(env: Any, state: Any) -> None:
         name = f"the state of {type(env).__name__}"
         dtype = np.float32 if getattr(state, "dtype", None) == np.float32 else np.float64
-        env.state = _numbers(state, np.empty(size, dtype), name)
-        if not (np.isfinite(state) & (np.abs(state) <= bound)).all():
-            raise ValueError(f"{name} must be finite and within {bound}, got {state.tolist()}")
+        numbers = _numbers(state, np.empty(size, dtype), name)
+        if not (np.isfinite(numbers) & (np.abs(numbers) <= bound)).all():
+            raise ValueError(f"{name} must be finite and within {bound}, got {numbers.tolist()}")
+        env.state = numbers
         for attribute, value in others.items():
             setattr(env, attribute, value)
 

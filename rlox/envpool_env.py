@@ -236,8 +236,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
         for i, row in enumerate(rows):
             out[row] = self._adapter.observe(_item(raw, i))
 
-    def close(self) -> None:
-        """End EnvPool's threads; may be called again."""
+    def _close(self) -> None:
         if self._pool is not None:
             self._pool.close()
         self._pool = None

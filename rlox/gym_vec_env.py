@@ -411,7 +411,7 @@ class EnvGroup:
         if self.why_not is not None:
             return None
         try:
-            for env, total, length in zip(self.envs, self._returns, self._lengths, strict=True):
+            for self.at, (env, total, length) in enumerate(zip(self.envs, self._returns, self._lengths, strict=True)):
                 state = {"env": env_state.get_env_state(env), "return": total, "length": length}
                 nodes.append(env_state.encode(state, data))
         except env_state.UnsavableState as e:
@@ -427,15 +427,15 @@ class EnvGroup:
         ValueError
             If one is no state of the environment.
         """
-        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+        for self.at, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             if not isinstance(state, dict) or type(state.get("return")) is not float:
                 raise ValueError(f"{self.where}: a state must hold the return so far, got {repr(state)[:80]}")
             try:
-                self._lengths[i] = env_state.count(state.get("length"), "the length so far")
+                self._lengths[self.at] = env_state.count(state.get("length"), "the length so far")
                 env_state.set_env_state(env, state.get("env"))
             except ValueError as e:
                 raise ValueError(f"{self.where}: {e}") from e
-            self._returns[i] = state["return"]
+            self._returns[self.at] = state["return"]
 
     def reset(self, seeds: Sequence[int | None], obs_out: np.ndarray) -> None:
         """Start a new episode everywhere; write (n, …) first observations."""

@@ -452,8 +452,8 @@ class OnlineAlgorithm:
         Raises
         ------
         FileNotFoundError, ValueError
-            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint or a policy that does not
-            fit.
+            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
+            or a state of the environments that is damaged.
         """
         checkpoint = load_checkpoint(path)
         header = checkpoint.header
