@@ -411,8 +411,10 @@ class EnvGroup:
         if self.why_not is not None:
             return None
         try:
-            for self.at, (env, total, length) in enumerate(zip(self.envs, self._returns, self._lengths, strict=True)):
-                state = {"env": env_state.get_env_state(env), "return": total, "length": length}
+            for i, env in enumerate(self.envs):
+                self.at = i
+                running = {"return": self._returns[i], "length": self._lengths[i]}
+                state = {"env": env_state.get_env_state(env), **running}
                 nodes.append(env_state.encode(state, data))
         except env_state.UnsavableState as e:
             self.why_not = str(e)
@@ -427,15 +429,16 @@ class EnvGroup:
         ValueError
             If one is no state of the environment.
         """
-        for self.at, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            self.at = i
             if not isinstance(state, dict) or type(state.get("return")) is not float:
                 raise ValueError(f"{self.where}: a state must hold the return so far, got {repr(state)[:80]}")
             try:
-                self._lengths[self.at] = env_state.count(state.get("length"), "the length so far")
+                self._lengths[i] = env_state.count(state.get("length"), "the length so far")
                 env_state.set_env_state(env, state.get("env"))
             except ValueError as e:
                 raise ValueError(f"{self.where}: {e}") from e
-            self._returns[self.at] = state["return"]
+            self._returns[i] = state["return"]
 
     def reset(self, seeds: Sequence[int | None], obs_out: np.ndarray) -> None:
         """Start a new episode everywhere; write (n, …) first observations."""
