@@ -124,8 +124,13 @@ def played(env, n_steps=77, n=2, **options):
     return vec
 
 
-@pytest.mark.parametrize("env", [*MUJOCO, *CLASSIC, "rlox/CartPole-v1", Wanderer, delayed_wanderer])
-@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+@pytest.mark.parametrize(
+    ("env", "used"),
+    [
+        *((env, False) for env in (*MUJOCO, *CLASSIC, "rlox/CartPole-v1", Wanderer, delayed_wanderer)),
+        *((env, True) for env in ("Hopper-v5", "Ant-v5", "CartPole-v1", "rlox/CartPole-v1", delayed_wanderer)),
+    ],
+)
 def test_goes_on_bit_for_bit(env, used):
     n_steps = 200 if env in MUJOCO else 600
     options = {"kwargs": {"max_episode_steps": 180}} if isinstance(env, str) and not env.startswith("rlox/") else {}
