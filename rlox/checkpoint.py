@@ -8,7 +8,7 @@ policy          weights, by their ``state_dict`` names
 target          weights of a target network, likewise
 optimizer       moments and step counts
 normalization   running statistics of observations and rewards
-environment     state of native environments
+environment     state of native environments, and of foreign ones that can be restored (see `rlox.env_state`)
 statistics      returns and lengths of the last 100 episodes
 memory          off-policy, where it is saved: what of the replay memory changes as a whole, such as priorities; the
                 header names the files beside the checkpoint that hold the rest (see `rlox.replay_files`)

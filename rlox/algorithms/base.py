@@ -469,7 +469,9 @@ class OnlineAlgorithm:
         env_backend: str | None = None,
         **arguments: Any,
     ):
-        """Restore an algorithm; on a native environment `train` without arguments continues as if it had never stopped.
+        """Restore an algorithm; `train` without arguments continues as if it had never stopped, on native environments
+        and on those foreign ones that can be restored (see `rlox.env_state`). Others start with fresh episodes,
+        everything else is exact; ``collector.restore_note()`` says so, and why.
 
         Off-policy, the replay memory is restored when it is first used, from the files that stand beside the
         checkpoints of `rlox train` (and of ``save(path, memory=True)``), or by `load_buffer` from what `save_buffer`
@@ -481,7 +483,7 @@ class OnlineAlgorithm:
         path : path
             The checkpoint.
         env_id : str or callable, optional
-            By default the one it was trained on. Another one, and any foreign environment, starts with fresh episodes.
+            By default the one it was trained on. Another one starts with fresh episodes.
         policy : nn.Module, optional
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
         backend : str, optional
@@ -498,8 +500,8 @@ class OnlineAlgorithm:
         Raises
         ------
         FileNotFoundError, ValueError
-            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint or a policy that does not
-            fit.
+            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
+            or a state of the environments that is damaged.
         """
         checkpoint = load_checkpoint(path)
         header = checkpoint.header
@@ -576,11 +578,9 @@ class OnlineAlgorithm:
             import torch
 
             torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
-        exact = same_env and bool(tensors["environment"]) and self.collector.exact
+        exact = same_env and self.collector.restore(tensors["environment"])
         if self.normalizer is not None:
             self.normalizer.set_state(tensors["normalization"], returns=exact)
-        if exact:
-            self.collector.set_state(tensors["environment"])
 
     def close(self) -> None:
         """End the environments' worker processes, if there are any; what was learned stays usable."""
