@@ -101,6 +101,11 @@ def killed(folder, *arguments, at):
     return process.exitcode == -9
 
 
+def events(folder, kind):
+    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row.get("event") == kind]
+
+
 def outcome(folder):
     """SHA-256 of everything the run has come to, section by section, and its metrics without times."""
     path = folder / "run/checkpoints/last.safetensors"
@@ -129,22 +134,40 @@ def outcome(folder):
 def test_killed_and_resumed_is_never_stopped(algo, buffer, backend, round_, tmp_path):
     more = [*MORE.get(algo, []), *([f"buffer={buffer}", *BUFFERS[buffer]] if buffer else [])]
     total = TOTAL[algo, backend]
-    command = [f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}", f"total_timesteps={total}"]
-    command += [f"checkpoint.every_steps={total // 16}", "hydra.run.dir=run"]
-    train(tmp_path / "whole", *command)
+    same_when_killed(tmp_path, total, f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}")
+
+
+def same_when_killed(folder, total, *command):
+    """Two runs of `command`, one of them killed in the middle, perhaps twice: they must not differ in a bit."""
+    command = [*command, f"total_timesteps={total}", f"checkpoint.every_steps={total // 16}", "hydra.run.dir=run"]
+    whole, again = folder / "whole", folder / "again"
+    train(whole, *command)
     first, second = sorted(random.uniform(0.1, 0.8) * total for _ in range(2))
     for _ in range(5):
-        if killed(tmp_path / "again", *command, at=first):
+        if killed(again, *command, at=first):
             break
-        shutil.rmtree(tmp_path / "again")
-    killed(tmp_path / "again", "resume=run", at=second)
-    train(tmp_path / "again", "resume=run")
-    rows = [json.loads(line) for line in (tmp_path / "again/run/metrics.jsonl").read_text().splitlines()]
-    starts = [row["step"] for row in rows if row.get("event") == "start"]
+        shutil.rmtree(again)
+    killed(again, "resume=run", at=second)
+    train(again, "resume=run")
+    starts = [row["step"] for row in events(again, "start")]
     assert 0 < starts[1] < total, "it was not stopped in the middle"
-    whole, again = outcome(tmp_path / "whole"), outcome(tmp_path / "again")
-    assert again == whole
-    assert rows[-1]["status"] == "finished"
+    assert outcome(again) == outcome(whole)
+    assert events(again, "end")[-1]["status"] == "finished"
+
+
+def test_foreign_environments_that_can_be_restored(tmp_path):
+    pytest.importorskip("mujoco")
+    foreign = ["env=InvertedPendulum-v5", "env.n_envs=2", "algo.n_steps=64"]
+    same_when_killed(tmp_path, 5_000, "algo=ppo", *foreign, *COMMON, "backend=native")
+
+
+def test_foreign_environments_that_cannot(tmp_path):
+    wrapped = ["env=CartPole-v1", "env.backend=gymnasium", "env.wrappers=[RecordEpisodeStatistics]", "env.n_envs=2"]
+    command = ["algo=ppo", *wrapped, *COMMON, "total_timesteps=5_000", "checkpoint.every_steps=300"]
+    assert killed(tmp_path, *command, "hydra.run.dir=run", at=1_000)
+    said = train(tmp_path, "resume=run")
+    assert "CartPole-v1 cannot be restored (" in said
+    assert "it starts with fresh episodes, everything else is exact" in said
 
 
 SMALL = ["algo=ppo", "env=CartPole-v1", *RUNS["ppo"], *COMMON, "backend=native", "total_timesteps=10_000"]
@@ -163,11 +186,6 @@ def finished(tmp_path_factory):
 def mine(finished, tmp_path):
     shutil.copytree(finished / "run", tmp_path / "run")
     return tmp_path
-
-
-def events(folder, kind):
-    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row.get("event") == kind]
 
 
 def test_a_finished_run_says_so_and_stays_as_it_is(mine):
