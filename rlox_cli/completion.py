@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from glob import glob
+
 
 def complete(incomplete: str) -> list[str]:
-    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``)."""
+    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``), and run
+    folders behind ``resume=``."""
+    if incomplete.startswith("resume="):
+        typed = incomplete.partition("=")[2]
+        return sorted(f"resume={os.path.dirname(path)}" for path in glob(f"{typed}*/**/metrics.jsonl", recursive=True))
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins
@@ -18,4 +25,5 @@ def complete(incomplete: str) -> list[str]:
         loader = GlobalHydra.instance().config_loader()
         plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
         found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
-    return sorted(item for item in found if not item.rstrip("=").endswith("_schema"))
+    found = [item for item in found if not item.rstrip("=").endswith("_schema")]
+    return sorted([*found, *(["resume="] if "resume=".startswith(incomplete) else [])])

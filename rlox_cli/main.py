@@ -50,12 +50,16 @@ def train(
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
     rlox train max_time=30m eval.stop_at=475       'logger=[mlflow,csv]'
     rlox train init_from=outputs/…/checkpoints/best.safetensors
+    rlox train resume=outputs/…                    rlox train resume=outputs/… total_timesteps=500_000
     rlox train experiment=ppo-smoke                rlox train -m experiment=cartpole-seeds
     rlox train --import my_package env=Mine-v0
 
     Tuned settings for (algorithm, environment) are applied where they ship (`rlox ls tuned`) and announced; tuned=off
     turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ with its
     configuration, metrics and checkpoints; Ctrl-C stops it with everything saved.
+
+    resume=RUN (a run folder, or a checkpoint in one) goes on with a run that was stopped or killed, as if it had not
+    been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run.
 
     \b
     Flags (all but the first are Hydra's; all of those: --hydra-help):

@@ -184,6 +184,9 @@ def test_completion_of_overrides(tmp_path):
     assert complete("experiment=ppo") == ["experiment=ppo-smoke"]
     assert "algo.clip_eps=" in complete("algo.clip")
     assert complete("env=Cart") == ["env=CartPole-v1"]
+    (tmp_path / "outputs/day/run").mkdir(parents=True)
+    (tmp_path / "outputs/day/run/metrics.jsonl").touch()
+    assert complete("resume=out") == ["resume=outputs/day/run"]
 
 
 BAD_INPUT = [
