@@ -18,7 +18,7 @@ from rlox.algorithms.base import OnlineAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.buffers import Buffer, buffer_class, buffer_config, buffer_names, make_buffer
 from rlox.callbacks import Callback
-from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
 from rlox.collectors import ReplayCollector
 from rlox.config import BufferConfig, MmapBufferConfig
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -233,8 +233,15 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        saved = header["buffer"]
-        return {} if "buffer" in given or saved["name"] not in buffer_names() else {"buffer": saved}
+        saved = header.get("buffer", {})
+        if "buffer" in given or saved.get("name", "uniform") not in buffer_names():
+            return {}
+        try:
+            config = buffer_config(saved)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"{cls.__name__}.from_checkpoint: the buffer in the file's header: {one_line(e)}") from e
+        # Where files are written, this machine's user decides.
+        return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
         super()._restore(checkpoint, same_env)
@@ -244,7 +251,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         entry = checkpoint.header.get("memory")
         if entry is None or self._own_state()[0]["buffer"] != checkpoint.header["buffer"] or self._buffer is not None:
             return
-        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry):
+        own = getattr(self.buffer_config, "folder", None)
+        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, own):
             warnings.warn(
                 f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
                 RuntimeWarning,

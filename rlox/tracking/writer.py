@@ -146,7 +146,8 @@ class Job:
             if time.monotonic() - self._uploaded_at < UPLOAD_EVERY:
                 return False
         for kind, (end, file) in new.items():
-            for path in self._snapshot(self.run / file):
+            # The name comes out of the record, and what is uploaded must be this run's.
+            for path in self._snapshot(stores.inside(self.run, file)):
                 self._session.upload(kind, path)
             self.state.artifacts[kind] = end
             self._save()
