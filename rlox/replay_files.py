@@ -201,8 +201,10 @@ def _set(
         return
     own = buffer.get_state()
     # A memory to which nothing has been pushed does not know yet how long its rows will be.
-    _require_pieces(entry, pieces, {name: own[name] for name in _BIG if name in own and (name != "rows" or len(buffer))})
-    rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else own["rows"]
+    _require_pieces(
+        entry, pieces, {name: own[name] for name in _BIG if name in own and (name != "rows" or len(buffer))}
+    )
+    rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else own["rows"][:0]
     arrays = {**arrays, "rows": rows[max(0, len(rows) - buffer.capacity) :]}
     if "next_frame" in values:
         slots, end = buffer.frame_slots, values["next_frame"]

@@ -61,7 +61,7 @@ def main(
     algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
         path,
         env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
-        env_wrappers=env["wrappers"] or None,
+        env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
     )
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic)
     summary = evaluation.summary()
@@ -95,6 +95,10 @@ def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _wrapper_names(env: dict[str, Any]) -> list[str]:
+    return [wrapper if isinstance(wrapper, str) else next(iter(wrapper)) for wrapper in env["wrappers"]]
+
+
 def _tell(what: str, episode: Evaluation) -> None:
     print(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", file=sys.stderr)
 
@@ -106,8 +110,7 @@ def _needed_modules(header: dict[str, Any]) -> Iterator[str]:
     for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
         if module := name.rpartition(":")[0]:
             yield module
-    for wrapper in env["wrappers"]:
-        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper), "")
+    for name in _wrapper_names(env):
         if module := name.rpartition(":")[0] or name.rpartition(".")[0]:
             yield module
     if env["id"] not in NATIVE_ENVS or env["kwargs"] or env["wrappers"]:

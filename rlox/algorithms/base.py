@@ -162,8 +162,8 @@ class OnlineAlgorithm:
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
         if device not in DEVICES:
             raise ValueError(f"{where}: device must be one of {', '.join(DEVICES)}, got {device!r}")
-        self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         self._require_saved_sizes()
+        self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         self._make_policy(policy)
         self.device = "cpu" if self.native is not None else _choose_device(device, self.policy, where)
         self.collector.device = self.device
@@ -493,6 +493,11 @@ class OnlineAlgorithm:
                 f"{cls.__name__}.from_checkpoint: the wrappers {names} of {path} name a module to import; "
                 "if you trust it, pass env_wrappers=[...]"
             )
+        if env_wrappers is None and "RecordVideo" in names:
+            raise ValueError(
+                f"{cls.__name__}.from_checkpoint: the wrapper RecordVideo of {path} writes to a folder of the file's "
+                "choice; if you trust it, pass env_wrappers=[...]"
+            )
         # gymnasium imports the part before the colon, and a file must not decide what code runs. Its wrappers of old
         # gym take the id as an argument.
         for name in (env["id"], env["kwargs"].get("env_id")):
@@ -512,29 +517,34 @@ class OnlineAlgorithm:
         algorithm = cls.__new__(cls)
         # Before anything is made that the file decides the size of.
         algorithm._saved_shapes = _weight_shapes(checkpoint) if _makes_perceptrons(cls) else None
-        algorithm.__init__(
-            env["id"] if env_id is None else env_id,
-            env["n_envs"],
-            header["seed"],
-            policy,
-            logger,
-            callbacks,
-            device=device,
-            backend=cls._saved_backend(header, device) if backend is None else backend,
-            threads=header["threads"],
-            env_kwargs=env["kwargs"],
-            reward_fn=reward_fn,
-            env_wrappers=wrappers,
-            env_workers=env["workers"],
-            env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
-            **{**header["config"], **cls._saved_arguments(header, arguments), **arguments},
-        )
+        try:
+            algorithm.__init__(
+                env["id"] if env_id is None else env_id,
+                env["n_envs"],
+                header["seed"],
+                policy,
+                logger,
+                callbacks,
+                device=device,
+                backend=cls._saved_backend(header, device) if backend is None else backend,
+                threads=header["threads"],
+                env_kwargs=env["kwargs"],
+                reward_fn=reward_fn,
+                env_wrappers=wrappers,
+                env_workers=env["workers"],
+                env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
+                **{**header["config"], **cls._saved_arguments(header, arguments), **arguments},
+            )
+        except (MemoryError, TypeError, ValueError) as e:
+            # What the caller adds to the file may be at fault as well, and keeps its kind of error.
+            kind = TypeError if arguments and isinstance(e, TypeError) else ValueError
+            raise kind(f"{cls.__name__}.from_checkpoint: {path}: {one_line(e, 1000)}") from e
         algorithm._lost_reward_fn = None if reward_fn is not None else saved_reward
         try:
             algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
             algorithm.close()
-            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} cannot be restored: {e}") from e
+            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} cannot be restored: {one_line(e, 1000)}") from e
         return algorithm
 
     @staticmethod
@@ -597,6 +607,10 @@ def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
     """A ValueError where a header asks for more environments than its tensors, or good sense, account for."""
     env, saved = checkpoint.header["env"], checkpoint.tensors["environment"].get("keys")
     n, workers = env["n_envs"], env["workers"]
+    statistics = checkpoint.tensors["statistics"]
+    for name in ("episode_returns", "episode_lengths"):
+        if name not in statistics or statistics[name].ndim != 1:
+            raise ValueError(f"{where} is damaged: {name} must be there, one number for each episode")
     if saved is not None and (saved.shape, saved.dtype) != ((n,), np.uint64):
         raise ValueError(f"{where} is damaged: n_envs must be that of its environments' state, {saved.shape}, got {n}")
     if trusted:

@@ -69,8 +69,12 @@ def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
         raise _corrupt(path, offset, "have a number as time", line)
     if "event" in row and not all(k in row for k in _EVENTS.get(str(row["event"]), ("event?",))):
         raise _corrupt(path, offset, f"be a whole event, one of {', '.join(_EVENTS)}", line)
-    if not all(holds(row[key]) for key, holds in _FIELDS.items() if key in row and "event" in row):
-        raise _corrupt(path, offset, f"hold a fitting {', '.join(_FIELDS)}", line)
+    if "event" in row:
+        wrong = [key for key, holds in _FIELDS.items() if key in row and not holds(row[key])]
+    else:
+        wrong = [key for key, value in row.items() if value is not None and not isinstance(value, (int, float))]
+    if wrong:
+        raise _corrupt(path, offset, f"hold a fitting {wrong[0][:40]!r}", line)
     return row
 
 
