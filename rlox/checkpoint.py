@@ -18,9 +18,9 @@ critics         weights of SAC's and TD3's critics; theirs are ``target_policy``
                 ``alpha_optimizer`` and ``temperature`` as well
 =============== =============================================================================================
 
-A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable. Against malice it
-guards nothing: whoever writes a file computes it. So sizes are looked at before anything of that size is made, and every
-value of the header is checked here, before another module sees it.
+A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable, but not against
+malice: whoever writes a file computes it. So sizes are looked at before anything of that size is made, and what the
+header holds is checked here, before another module sees it.
 """
 
 from __future__ import annotations
@@ -172,6 +172,12 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _are_settings(value: Any) -> bool:
+    """Whether `value` maps names to what kernels can take: no integer has more than 64 bits."""
+    items = [x for item in value.values() for x in (item if isinstance(item, list) else [item])] if value else []
+    return all(abs(x) < 2**63 for x in items if isinstance(x, int))
+
+
 _COUNTERS = {item.name for item in fields(Counters) if item.type == "int"}
 
 
@@ -205,9 +211,9 @@ def _are_generators(value: Any) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "algorithm": (_is_name, "be a name"),
     "backend": (_is_name, "be a name"),
-    "buffer": (lambda x: _is_object(x) and _is_name(x.get("name")), "be an object with a name"),
+    "buffer": (lambda x: _is_object(x) and _is_name(x.get("name")) and _are_settings(x), "be settings with a name"),
     "callbacks": (_is_object, "be an object"),
-    "config": (_is_object, "be an object"),
+    "config": (lambda x: _is_object(x) and _are_settings(x), "be settings"),
     "counters": (_are_counters, f"hold counts by the names {', '.join(sorted(_COUNTERS))}"),
     "env": (_is_env, "hold id, n_envs >= 1, kwargs, wrappers and workers"),
     "file": (_is_name, "be a name"),
@@ -223,10 +229,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _integer(text: str) -> int:
-    value = int(text) if len(text) <= 20 else 2**64
-    if not -(2**63) <= value < 2**64:
-        raise ValueError("an integer of more than 64 bits")
-    return value
+    # An environment's seed may have 128 bits.
+    if len(text) > 40:
+        raise ValueError("an integer of more than 40 digits")
+    return int(text)
 
 
 def _real(text: str) -> float:
@@ -242,7 +248,7 @@ def parse_json(text: str) -> Any:
     Raises
     ------
     ValueError
-        Also for what is too deep or too much, integers of more than 64 bits, and numbers that are not finite.
+        Also for what is too deep or too much, integers of more than 40 digits, and numbers that are not finite.
     """
     if sum(map(text.count, "[{,")) > _MOST_PARTS:
         raise ValueError(f"more than {_MOST_PARTS:,} parts")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import zipfile
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from rlox.tracking import read_rows
 from rlox.tracking.record import Record
 from rlox.tracking.store import inside, read_config
 from rlox.tracking.writer import Job
+from rlox_cli.show import list_things
 
 
 def flat_of(checkpoint):
@@ -122,8 +125,8 @@ def test_foreign_files_are_refused_and_nothing_in_them_runs(saved, tmp_path):
     refused(tmp_path / "fifo.safetensors")
 
 
-def raw_files(folder, marker):
-    """safetensors whose own header lies; (path, ...)."""
+def raw_files(folder):
+    """Files whose own header lies, or whose JSON is too much."""
     f32 = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
     for name, length in {"exbi": 2**60, "negative": 2**64 - 1, "gibi": 2**30}.items():
         (folder / f"{name}.safetensors").write_bytes(struct.pack("<Q", length) + b"{}      ")
@@ -145,7 +148,6 @@ def raw_files(folder, marker):
         "null": "null",
     }.items():
         forge(folder / f"{name}.safetensors", text, {"policy/w": np.zeros(3)})
-    return sorted(folder.glob("*.safetensors"))
 
 
 # What is changed in the header of a good checkpoint; each must be refused with the file's name.
@@ -186,6 +188,7 @@ HEADERS = {
     "config-wide": {"config.hidden_sizes": [10**9]},
     "config-wider": {"config.hidden_sizes": [8, 10**9]},
     "config-many": {"config.hidden_sizes": [8] * 100_000 + [10**6]},
+    "config-digits": {"config.n_steps": 2**64},
     "config-surrogate": {"config.activation": "\ud800"},
     "generators": {"generators": 3},
     "generators-none": {"generators": {}},
@@ -194,6 +197,23 @@ HEADERS = {
     "generators-more": {"generators.action": {"key": 1, "position": 0, "x": 1}},
     "seed": {"seed": -1},
     "threads": {"threads": 10**6},
+}
+
+OFF_POLICY_HEADERS = {
+    "wide": {"config.hidden_sizes": [10**9]},
+    "wider": {"config.hidden_sizes": [8, 10**9]},
+    "buffer": {"buffer": ["uniform"]},
+    "buffer-name": {"buffer.name": 3},
+    "buffer-target": {"buffer._target_": "os.system"},
+    "buffer-size": {"buffer.size": "x"},
+    "memory": {"memory": []},
+    "memory-files": {"memory": {"values": {}, "files": [{"name": 3}], "start": 0}},
+}
+# What costs nothing until training: there it is an error of its own.
+TRAINING = {
+    "n_steps": (PPO, {"config.n_steps": 2**40}),
+    "buffer-size": (SAC, {"buffer.size": 2**50}),
+    "mmap-size": (SAC, {"buffer": {"name": "mmap", "size": 2**50, "hot_size": 10, "n_step": 1}}),
 }
 
 
@@ -207,26 +227,35 @@ def changed(header, changes):
 
 @pytest.fixture(scope="module")
 def hostile(saved, tmp_path_factory):
-    """All files that PPO must refuse."""
+    """All files that PPO, or SAC where the name says so, must refuse."""
     folder = tmp_path_factory.mktemp("hostile")
     good = load_checkpoint(saved / "ppo/checkpoints/last.safetensors")
     for name, changes in HEADERS.items():
         forge(folder / f"{name}.safetensors", json.dumps(changed(good.header, changes)), flat_of(good))
-    # One environment's state short: what follows from n_envs alone.
+    # Without the environments' state, which says how many there were.
     flat = {name: x for name, x in flat_of(good).items() if not name.startswith("environment/")}
     sections = {**good.header["sections"], "environment": []}
     header = changed(good.header, {"env.n_envs": 10**12, "sections": sections})
     forge(folder / "env-n-alone.safetensors", json.dumps(header), flat)
-    raw_files(folder, folder / "ran")
+    # A tensor as long as the header says, but of one input: four megabytes that ask for much more.
+    flat = {**flat_of(good), "policy/wide": np.zeros((1_000_000, 1), np.float32)}
+    sections = {**good.header["sections"], "policy": sorted([*good.header["sections"]["policy"], "wide"])}
+    header = changed(good.header, {"config.hidden_sizes": [10**6], "sections": sections})
+    forge(folder / "config-amplifies.safetensors", json.dumps(header), flat)
+    raw_files(folder)
+    good = load_checkpoint(saved / "sac/checkpoints/last.safetensors")
+    for name, changes in OFF_POLICY_HEADERS.items():
+        forge(folder / f"sac-{name}.safetensors", json.dumps(changed(good.header, changes)), flat_of(good))
     return folder
 
 
 # Loads each file in a process of its own, forked from one that has everything imported already.
 MEASURE = """
 import json, os, resource, sys, time
-from rlox.algorithms import PPO
-PPO.from_checkpoint(sys.argv[1]).close()
-for path in sys.argv[2:]:
+from rlox.algorithms import PPO, SAC
+for cls, good in zip((PPO, SAC), sys.argv[1:3]):
+    cls.from_checkpoint(good).close()
+for path in sys.argv[3:]:
     sys.stdout.flush()
     if os.fork():
         os.wait()
@@ -234,7 +263,7 @@ for path in sys.argv[2:]:
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before, started, kind, text = peak(), time.process_time(), "none", ""
     try:
-        PPO.from_checkpoint(path)
+        (SAC if "/sac-" in path else PPO).from_checkpoint(path)
     except BaseException as e:
         kind, text = type(e).__name__, str(e)
     print(json.dumps([path, kind, text, time.process_time() - started, peak() - before]), flush=True)
@@ -245,7 +274,8 @@ for path in sys.argv[2:]:
 def test_hostile_headers_are_refused_at_once_and_take_no_memory(hostile, saved):
     paths = sorted(hostile.glob("*.safetensors"))
     assert len(paths) > 50
-    command = [sys.executable, "-c", MEASURE, saved / "ppo/checkpoints/last.safetensors", *paths]
+    good = [saved / run / "checkpoints/last.safetensors" for run in ("ppo", "sac")]
+    command = [sys.executable, "-c", MEASURE, *good, *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == [str(path) for path in paths]
@@ -258,6 +288,34 @@ def test_hostile_headers_are_refused_at_once_and_take_no_memory(hostile, saved):
         assert megabytes < 50, (path, megabytes)
     assert "antigravity" not in sys.modules
     assert not (hostile.parent / "elsewhere").exists()
+
+
+@pytest.mark.filterwarnings("ignore:from_checkpoint. the replay memory starts empty")
+@pytest.mark.parametrize("case", TRAINING)
+def test_what_would_be_made_in_training_is_too_large_there(case, saved, tmp_path):
+    cls, changes = TRAINING[case]
+    good = load_checkpoint(saved / cls.name / "checkpoints/last.safetensors")
+    path = forge(tmp_path / "a.safetensors", json.dumps(changed(good.header, changes)), flat_of(good))
+    algorithm = cls.from_checkpoint(path)
+    with pytest.raises((ValueError, MemoryError), match=r"must fit in memory|Unable to allocate"):
+        algorithm.train(100)
+    algorithm.close()
+
+
+def test_where_a_memory_writes_the_user_says_and_no_file(saved, tmp_path):
+    own, others = tmp_path / "own", tmp_path / "others"
+    own.mkdir()
+    others.mkdir()
+    good = load_checkpoint(saved / "sac/checkpoints/last.safetensors")
+    mmap = {"name": "mmap", "size": 100, "hot_size": 10, "n_step": 1}
+    header = {key: value for key, value in good.header.items() if key != "memory"}
+    for given, folder in (({}, None), ({"buffer": {**mmap, "folder": str(own)}}, own)):
+        text = json.dumps({**header, "buffer": {**mmap, "folder": str(others)}})
+        sac = SAC.from_checkpoint(forge(tmp_path / "a.safetensors", text, flat_of(good)), **given)
+        assert folder in (None, Path(sac.buffer.cold_path).parent)
+        sac.train(50)
+        assert list(others.iterdir()) == []
+        sac.close()
 
 
 def test_what_a_header_says_beside_is_never_looked_at(saved, tmp_path):
@@ -312,7 +370,7 @@ def test_a_memory_that_its_header_describes_wrongly_is_refused_and_stays_as_it_w
         entry = changed(entry, MEMORY[case]) if isinstance(MEMORY[case], dict) else MEMORY[case]
     buffer = SAC.from_checkpoint(saved / "sac/checkpoints/last.safetensors").buffer
     before = buffer.get_state()
-    with pytest.raises(ValueError, match="replay memory|ReplayBuffer") as caught:
+    with pytest.raises(ValueError, match=r"replay memory|ReplayBuffer") as caught:
         replay_files.load(buffer, saved / "sac/checkpoints/memory", entry, good.tensors["memory"])
     assert len(str(caught.value)) < 1000
     after = buffer.get_state()
@@ -327,7 +385,7 @@ def test_pieces_of_another_kind_are_refused(rows, saved, tmp_path):
     flat = {} if rows is None else {"memory/rows": rows}
     forge(tmp_path / source.name, json.dumps({**piece.header, "sections": sections}), flat)
     buffer = ReplayBuffer(200, 3, 1)
-    with pytest.raises(ValueError, match="replay memory|ReplayBuffer"):
+    with pytest.raises(ValueError, match=r"replay memory|ReplayBuffer"):
         replay_files.load(buffer, tmp_path, good.header["memory"], {})
     assert len(buffer) == 0
 
@@ -352,21 +410,21 @@ def test_a_cold_file_is_looked_for_beside_the_run_or_where_the_user_said_and_oth
     with pytest.raises(ValueError, match="cold file"):
         replay_files.load(buffer, memory, entry, arrays)
     # Files of the user's own under the name that the header says: whole afterwards, to the last byte.
-    whole = open(saved_path, "rb").read()
+    whole = Path(saved_path).read_bytes()
     damaged = {"text": b"dear diary\n" * 500, "magic": b"RLOXCOLD" + bytes(9000), "cut": whole[:5000], "none": b""}
     for content in damaged.values():
         for folder in (run, own):
             (folder / "diary.txt").write_bytes(content)
         (elsewhere / "diary.txt").write_bytes(content)
         bad = {**entry, "values": {**entry["values"], "cold_path": str(elsewhere / "diary.txt")}}
-        with pytest.raises(ValueError, match="cold_path|cold file"):
+        with pytest.raises(ValueError, match=r"cold_path|cold file"):
             replay_files.load(buffer, memory, bad, arrays)
         for folder in (run, own, elsewhere):
             assert (folder / "diary.txt").read_bytes() == content
     (run / name).symlink_to(saved_path)
     with pytest.raises(ValueError, match="cold file"):
         replay_files.load(buffer, memory, entry, arrays)
-    assert open(saved_path, "rb").read() == whole
+    assert Path(saved_path).read_bytes() == whole
     assert len(buffer) == 0
     buffer.close()
     assert (own / "diary.txt").exists()
@@ -379,7 +437,7 @@ def test_a_cold_file_is_looked_for_beside_the_run_or_where_the_user_said_and_oth
 
 
 YAML = {
-    "laughs": "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in zip("abcdefghij", "bcdefghijk")),
+    "laughs": "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in pairwise("abcdefghijk")),
     "anchor": "a: &x 1\n",
     "merge": "a: &x {b: 1}\nc:\n  <<: *x\n",
     "python": "a: !!python/object/apply:os.system ['touch ran']\n",
@@ -391,7 +449,8 @@ YAML = {
     "large": "a: " + "x" * 300_000,
     "digits": "a: " + "1" * 10_000,
     "date": "a: 2020-01-01\n",
-    "key": "1: a\n",
+    "key": "? [a]\n: b\n",
+    "logger-key": "logger: {1: {}}\n",
     "interpolation": "a: ${oc.env:HOME}\n",
     "interpolated-key": "${oc.env:HOME}: a\n",
     "control": "a: \x07\n",
@@ -417,11 +476,12 @@ def test_a_config_of_a_run_is_plain_data_or_refused(case, tmp_path, monkeypatch)
         path.symlink_to("/dev/zero")
     else:
         path.write_bytes(YAML[case].encode() if case in YAML else b"a: \xff\xfe\n")
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ValueError, match=r"config\.yaml") as caught:
         read_config(tmp_path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert len(str(caught.value)) < 1000
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
 
 
@@ -480,6 +540,19 @@ def test_nothing_outside_a_run_is_uploaded(way, tmp_path):
         inside(run, file)
 
 
+def test_a_run_that_is_damaged_hides_no_other(tmp_path, capsys):
+    configs = {"good": "algo: {name: ppo}\nenv: {id: X-v0}\nseed: 0\n", "bad": YAML["laughs"], "other": "a: 1\n"}
+    for name, text in configs.items():
+        Record(tmp_path / name).close()
+        (tmp_path / name / "config.yaml").write_text(text)
+    list_things("runs", tmp_path)
+    said = capsys.readouterr()
+    assert "good" in said.out
+    assert "bad" not in said.out
+    assert "bad is left out: " in said.err
+    assert "other is left out: " in said.err
+
+
 ROWS = {
     "run_id": {"event": "start", "run_id": "x/../../victim"},
     "query": {"event": "start", "run_id": "x' or 1 = 1"},
@@ -506,7 +579,9 @@ def test_the_command_line_says_it_in_a_paragraph(hostile, saved, tmp_path):
     marker = tmp_path / "ran"
     foreign_files(tmp_path, marker)
     wrong = [tmp_path / "torch.safetensors", *(hostile / f"{x}.safetensors" for x in ("config-target", "deep"))]
-    wrong += [hostile / "env-n-alone.safetensors"]
+    wrong += [hostile / "env-n-alone.safetensors", tmp_path / "episodes.safetensors"]
+    good = load_checkpoint(saved / "ppo/checkpoints/last.safetensors")
+    forge(wrong[-1], json.dumps({**good.header, "evaluation": {"n_episodes": 10**12}}), flat_of(good))
     for path in wrong:
         command = [sys.executable, "-m", "rlox_cli.main", "eval", path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

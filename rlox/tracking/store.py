@@ -126,8 +126,6 @@ def _parsed(text: str) -> Any:
 def _require_plain(data: Any) -> None:
     if isinstance(data, dict):
         for key, value in data.items():
-            if not isinstance(key, str):
-                raise ValueError(f"the key {key!r}, which is no text")
             _require_plain(key)
             _require_plain(value)
     elif isinstance(data, list):
@@ -145,8 +143,8 @@ def read_config(run: Path) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If there is none, or it holds what rlox does not write: anchors, tags, interpolations, keys that are no texts,
-        more than 256 KiB or 32 levels; or settings of a logger that are none, such as a file out of the run folder.
+        If there is none, or it holds what rlox does not write: anchors, tags, interpolations, dates, more than 256 KiB
+        or 32 levels; or settings of a logger that are none, such as a file out of the run folder.
     """
     path = run / "config.yaml"
     try:
@@ -157,7 +155,8 @@ def read_config(run: Path) -> dict[str, Any]:
             f"name a folder that `rlox train` made"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ValueError(f"rlox.tracking: {path} must be YAML as rlox writes it, got {e}; restore the file") from e
+        why = " ".join(str(e).split())
+        raise ValueError(f"rlox.tracking: {path} must be YAML as rlox writes it, got {why}; restore the file") from e
     loggers = config.get("logger") or {} if isinstance(config, dict) else None
     if not isinstance(loggers, dict):
         raise ValueError(

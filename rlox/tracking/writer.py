@@ -160,6 +160,8 @@ class Job:
         The trainer replaces a checkpoint by renaming a new file over it; a hard link keeps showing
         the one version, without a copy of what may be gigabytes.
         """
+        if not path.is_file():
+            return
         folder = self.run / stores.MIRRORS / f"{self.name}.upload"
         shutil.rmtree(folder, ignore_errors=True)  # of a writer that was killed
         folder.mkdir()
