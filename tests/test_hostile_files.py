@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -139,6 +140,7 @@ def raw_files(folder):
     forge_raw(folder / "reverse.safetensors", {**meta, "a": {**f32, "data_offsets": [16, 0]}}, bytes(16))
     for name, text in {
         "deep": "[" * 1_000_000,
+        "deep-within-parts": "[" * 100_000,
         "many": f"[{'{},' * 1_000_000}0]",
         "digits": f'{{"format_version": {"1" * 1_000_000}}}',
         "nan": '{"format_version": NaN}',
@@ -162,6 +164,7 @@ HEADERS = {
     "sections-others": {"sections": {"policy": ["w"]}},
     "counters": {"counters": [1]},
     "counters-attribute": {"counters.recent_returns": 3},
+    "counters-more": {"counters.surprise": 3},
     "counters-class": {"counters.__class__": 3},
     "counters-text": {"counters.env_steps": "3"},
     "counters-negative": {"counters.env_steps": -1},
@@ -411,7 +414,15 @@ def test_a_cold_file_is_looked_for_beside_the_run_or_where_the_user_said_and_oth
         replay_files.load(buffer, memory, entry, arrays)
     # Files of the user's own under the name that the header says: whole afterwards, to the last byte.
     whole = Path(saved_path).read_bytes()
-    damaged = {"text": b"dear diary\n" * 500, "magic": b"RLOXCOLD" + bytes(9000), "cut": whole[:5000], "none": b""}
+    deep = b"[" * 4000
+    header = struct.pack("<8sIII", b"RLOXCOLD", 1, len(deep), zlib.crc32(deep)) + deep
+    damaged = {
+        "deep": header.ljust(9000),
+        "text": b"dear diary\n" * 500,
+        "magic": b"RLOXCOLD" + bytes(9000),
+        "cut": whole[:5000],
+        "none": b"",
+    }
     for content in damaged.values():
         for folder in (run, own):
             (folder / "diary.txt").write_bytes(content)

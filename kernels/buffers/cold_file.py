@@ -54,7 +54,10 @@ def read_header(fd: int, path: str) -> dict:
     text = page[_PREFIX.size : _PREFIX.size + length]
     if len(text) != length or zlib.crc32(text) != crc:
         raise ValueError(f"{_WHERE}: cold_path must have an intact header, got {path!r}, whose checksum is wrong")
-    header = json.loads(text)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
     counts = ("pid", "created", "stride", "block_rows", "n_blocks", "serial")
     if not (
         isinstance(header, dict)
