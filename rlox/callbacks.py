@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+import numpy as np
+
+from rlox.evaluation import Evaluation
 from rlox.video import VideoWriter, render_fps
-
-if TYPE_CHECKING:
-    from rlox.evaluation import Evaluation
-
 
 SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; what is none of them is "other"
 
@@ -36,8 +36,15 @@ class Callback:
 
     section = "other"
 
-    def on_training_start(self, **info: Any) -> None:
-        """Before the first rollout. info: algorithm."""
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this callback, for a training that is resumed: finite JSON values under texts."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned. Called before `on_training_start`."""
+
+    def on_training_start(self, **info: Any) -> bool | None:
+        """Before the first rollout. info: algorithm. Return False to train nothing."""
 
     def on_rollout_end(self, **info: Any) -> None:
         """After each rollout, or each round of off-policy collection, before the update. info: algorithm, batch (what
@@ -58,12 +65,17 @@ class Callback:
     def on_collection_error(self, **info: Any) -> None:
         """When an environment raised while experience was gathered, before training ends. info: algorithm, error."""
 
+    def on_training_error(self, **info: Any) -> None:
+        """When an exception (no interrupt) has ended the training, in place of `on_training_end`. info: algorithm,
+        error."""
+
     def on_training_end(self, **info: Any) -> None:
         """After the last update, also when a callback stopped training; not after an exception. info: algorithm."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one; every hook reaches every callback, in order.
+    """Several callbacks as one; every hook reaches every callback, in order, but those that save (of the section
+    ``checkpoint``) come last, so that what they save has seen what the others have.
 
     Attributes
     ----------
@@ -80,17 +92,41 @@ class CallbackList(Callback):
         self.training_s = 0.0
         self._inner = 0.0  # seconds of the hooks that the present one has set off
         self._at = 0.0  # until when training_s has counted
+        self._saved: dict[str, dict[str, Any]] = {}  # states that wait for the callbacks they are of
         self.extend(callbacks or ())
 
     def extend(self, callbacks: Iterable[Callback]) -> None:
-        """Add `callbacks` behind those that are there; a TypeError for anything else."""
+        """Add `callbacks` behind those that are there, each with its saved state; a TypeError for anything else."""
         callbacks = list(callbacks)
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(
                     f"CallbackList: callbacks must be rlox.callbacks.Callback, got {type(callback).__name__}"
                 )
-        self.callbacks += callbacks
+        self.callbacks = sorted([*self.callbacks, *callbacks], key=lambda one: one.section == "checkpoint")
+        self.set_state(self._saved)
+
+    def _named(self) -> dict[str, Callback]:
+        """Each callback by its class, ``Name``, ``Name#2`` and so on."""
+        named: dict[str, Callback] = {}
+        seen: Counter[str] = Counter()
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] += 1
+            named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = callback
+        return named
+
+    def state(self) -> dict[str, Any]:
+        """The states of all that have one, by name; also those that were restored for callbacks not there (yet)."""
+        states = {name: callback.state() for name, callback in self._named().items()}
+        return {**self._saved, **{name: state for name, state in states.items() if state}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Give each callback its state; the others' wait until `extend` brings them."""
+        self._saved = dict(state)
+        for name, callback in self._named().items():
+            if name in self._saved:
+                callback.set_state(self._saved.pop(name))
 
     def listens(self, hook: str) -> bool:
         """Whether any callback defines the hook of this name."""
@@ -119,9 +155,10 @@ class CallbackList(Callback):
         self.training_s += now - self._at
         self._at = now
 
-    def on_training_start(self, **info: Any) -> None:
+    def on_training_start(self, **info: Any) -> bool:
+        """False if any callback says that nothing is to be trained; the others are still called."""
         self._at = time.perf_counter()
-        self._call("on_training_start", info)
+        return all(answer is not False for answer in self._call("on_training_start", info))
 
     def on_rollout_end(self, **info: Any) -> None:
         self._call("on_rollout_end", info)
@@ -141,9 +178,22 @@ class CallbackList(Callback):
     def on_collection_error(self, **info: Any) -> None:
         self._call("on_collection_error", info)
 
+    def on_training_error(self, **info: Any) -> None:
+        self._call("on_training_error", info)
+        self._lap()
+
     def on_training_end(self, **info: Any) -> None:
         self._call("on_training_end", info)
         self._lap()
+
+
+def _finite(value: float) -> float | None:
+    """A score as JSON has it: null for none."""
+    return value if math.isfinite(value) else None
+
+
+def _number(best: float | None) -> float:
+    return -math.inf if best is None else best
 
 
 class EarlyStoppingCallback(Callback):
@@ -167,6 +217,12 @@ class EarlyStoppingCallback(Callback):
         self.threshold = threshold
         self.best = -math.inf
         self.waited = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"best": _finite(self.best), "waited": self.waited}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = _number(state["best"]), state["waited"]
 
     def on_step(self, *, reward: float, **info: Any) -> bool:
         if math.isnan(reward):
@@ -230,24 +286,51 @@ class EvalCallback(Callback):
         self.stopped: str | None = None
         self._due: list[int] = []
 
-    def on_training_start(self, *, algorithm, **info: Any) -> None:
+    def state(self) -> dict[str, Any]:
+        played = [
+            {
+                "step": step,
+                "returns": [_finite(value) for value in e.returns.tolist()],
+                "lengths": e.lengths.tolist(),
+                "seed": e.seed,
+                "deterministic": e.deterministic,
+            }
+            for step, e in self.evaluations
+        ]
+        return {"best": _finite(self.best), "waited": self.waited, "evaluations": played}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = _number(state["best"]), state["waited"]
+        self.evaluations = [
+            (
+                e["step"],
+                Evaluation(np.array(e["returns"], float), np.array(e["lengths"]), e["seed"], e["deterministic"]),
+            )
+            for e in state["evaluations"]
+        ]
+
+    def on_training_start(self, *, algorithm, **info: Any) -> bool:
         c = algorithm.counters
         points = [c.horizon_start + round(c.horizon_steps * (i + 1) / self.n_points) for i in range(self.n_points)]
         self._due = [point for point in points if point > c.env_steps]
-        self.waited, self.stopped = 0, None
+        if c.env_steps == c.horizon_start:
+            self.waited, self.stopped = 0, None
+        else:
+            # One that goes on, perhaps from right where it was stopped, or with other limits.
+            self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.env_steps else None
+        return self.stopped is None
 
     def on_step(self, *, step: int, algorithm, **info: Any) -> bool:
         if self._due and step >= self._due[0]:
             self._due = [point for point in self._due if point > step]
             self.evaluate(algorithm)
             # At the horizon there is nothing left to stop.
-            if step < algorithm.counters.horizon_start + algorithm.counters.horizon_steps:
+            if step < algorithm.counters.end:
                 self.stopped = self._reason()
         return self.stopped is None
 
     def on_training_end(self, *, algorithm, **info: Any) -> None:
-        c = algorithm.counters
-        if c.env_steps >= c.horizon_start + c.horizon_steps:
+        if algorithm.counters.env_steps >= algorithm.counters.end:
             self.evaluate(algorithm)
 
     def evaluate(self, algorithm) -> None:
@@ -361,7 +444,7 @@ class ProgressCallback(Callback):
 
     def on_training_start(self, *, algorithm, **info: Any) -> None:
         self._shown_at = time.monotonic()
-        self._goal = algorithm.counters.horizon_start + algorithm.counters.horizon_steps
+        self._goal = algorithm.counters.end
 
     def on_step(self, *, step: int, reward: float, metrics: dict[str, float], **info: Any) -> bool:
         self._state = f"{metrics['time/steps_per_second']:,.0f} steps/s, return {reward:.1f}"
@@ -494,6 +577,15 @@ class AdviceCallback(Callback):
         self._entropy_start: float | None = None
         self._grad_norms: deque[float] = deque(maxlen=_RECENT)
 
+    def state(self) -> dict[str, Any]:
+        norms = [norm for norm in self._grad_norms if math.isfinite(norm)]
+        return {"told": self.told, "streaks": self._streaks, "entropy_start": self._entropy_start, "grad_norms": norms}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.told, self._streaks = list(state["told"]), dict(state["streaks"])
+        self._entropy_start = state["entropy_start"]
+        self._grad_norms.extend(state["grad_norms"])
+
     def on_step(self, *, metrics: dict[str, float], algorithm, **info: Any) -> bool:
         for advice in _ADVICE:
             value = metrics.get(advice.metric, math.nan)
@@ -525,8 +617,28 @@ class AdviceCallback(Callback):
                 self.tell(text)
 
 
+class _Write(threading.Thread):
+    """A checkpoint on its way to the disk."""
+
+    def __init__(self, write: Callable[[], None], **info: Any):
+        # Of no use to a process that is told to stop at once; the file that was there stays until the new one is whole.
+        super().__init__(name="rlox-checkpoint", daemon=True)
+        self.info = info
+        self.error: BaseException | None = None
+        self._write = write
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except BaseException as e:
+            self.error = e
+
+
 class CheckpointCallback(Callback):
     """Keep ``last.safetensors`` (every `every_s` seconds and at the end) and ``best.safetensors`` (by evaluation).
+
+    Training waits for a copy to be made; a thread writes it while training goes on, and ``on_checkpoint`` is called
+    when it is safely on disk. A `last` that is due while the one before is still being written comes right after it.
 
     Parameters
     ----------
@@ -538,26 +650,51 @@ class CheckpointCallback(Callback):
         The resolved configuration of the run, kept in the header.
     memory : bool
         Whether ``last`` has the replay memory beside it, in ``memory/`` (off-policy).
+    every_steps : int, optional
+        Environment steps between two saves of ``last``, whichever comes first.
+
+    Raises
+    ------
+    OSError
+        Out of the training, at its next update, where a checkpoint could not be written.
     """
 
     section = "checkpoint"
 
     def __init__(
-        self, folder: str | Path, every_s: float = 60.0, run: dict[str, Any] | None = None, memory: bool = True
+        self,
+        folder: str | Path,
+        every_s: float = 60.0,
+        run: dict[str, Any] | None = None,
+        memory: bool = True,
+        every_steps: int | None = None,
     ):
         self.folder = Path(folder)
         self.every_s = every_s
         self.run = run
         self.memory = memory
+        self.every_steps = every_steps
         self.best = -math.inf
         self._saved_at = 0.0
         self._saved_step: int | None = None
+        self._writes: dict[str, _Write] = {}  # by kind
 
-    def on_training_start(self, **info: Any) -> None:
+    def state(self) -> dict[str, Any]:
+        return {"best": _finite(self.best)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.best = _number(state["best"])
+
+    def on_training_start(self, *, algorithm, **info: Any) -> None:
         self._saved_at = time.monotonic()
+        if self._saved_step is None:
+            self._saved_step = algorithm.counters.env_steps
 
     def on_step(self, *, algorithm, **info: Any) -> bool:
-        if time.monotonic() - self._saved_at >= self.every_s:
+        self._tell(algorithm)
+        steps = algorithm.counters.env_steps - self._saved_step
+        due = time.monotonic() - self._saved_at >= self.every_s or steps >= (self.every_steps or math.inf)
+        if due and steps and "last" not in self._writes:
             self.save_last(algorithm)
         return True
 
@@ -573,17 +710,38 @@ class CheckpointCallback(Callback):
         with suppress(OSError):
             self.save_last(algorithm)
 
+    def on_training_error(self, *, algorithm, **info: Any) -> None:
+        with suppress(OSError):
+            self._tell(algorithm, wait=True)
+
     def on_training_end(self, *, algorithm, **info: Any) -> None:
         self.save_last(algorithm)
+        self._tell(algorithm, wait=True)
 
     def save_last(self, algorithm) -> None:
-        """Write ``last.safetensors`` now, unless it already holds this step."""
-        if self._saved_step != algorithm.counters.env_steps:
+        """Begin to write ``last.safetensors`` now, unless it already holds this step."""
+        if self._saved_step != algorithm.counters.env_steps or not (self.folder / "last.safetensors").is_file():
             self._save(algorithm, "last", memory=self.memory)
             self._saved_step = algorithm.counters.env_steps
         self._saved_at = time.monotonic()
 
     def _save(self, algorithm, kind: str, **header: Any) -> None:
         path = self.folder / f"{kind}.safetensors"
-        algorithm.save(path, run=self.run, **header)
-        algorithm.callbacks.on_checkpoint(step=algorithm.counters.env_steps, kind=kind, path=path, algorithm=algorithm)
+        if kind in self._writes:
+            self._writes[kind].join()
+            self._tell(algorithm)
+        write = algorithm.snapshot(path, run=self.run, **header)
+        self._writes[kind] = _Write(write, step=algorithm.counters.env_steps, kind=kind, path=path)
+        self._writes[kind].start()
+
+    def _tell(self, algorithm, wait: bool = False) -> None:
+        """See after what is being written: say what is there, raise what went wrong."""
+        for kind, write in list(self._writes.items()):
+            if wait:
+                write.join()
+            if write.is_alive():
+                continue
+            del self._writes[kind]
+            if write.error is not None:
+                raise write.error
+            algorithm.callbacks.on_checkpoint(**write.info, algorithm=algorithm)

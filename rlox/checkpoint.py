@@ -8,12 +8,13 @@ policy          weights, by their ``state_dict`` names
 target          weights of a target network, likewise
 optimizer       moments and step counts
 normalization   running statistics of observations and rewards
-environment     state of native environments
+environment     state of native environments, and of foreign ones that can be restored (see `rlox.env_state`)
 statistics      returns and lengths of the last 100 episodes
 memory          off-policy, where it is saved: what of the replay memory changes as a whole, such as priorities; the
                 header names the files beside the checkpoint that hold the rest (see `rlox.replay_files`)
 generators      (header) key and position of every random stream; tensors only for a foreign generator
-counters        (header) environment steps, updates, episodes, the schedules' horizon
+counters        (header) environment steps, updates, episodes, the training's end and that of its schedules
+callbacks       (header) what each callback goes on from, such as the best score so far
 critics         weights of SAC's and TD3's critics; theirs are ``target_policy``, ``critic_optimizer``,
                 ``alpha_optimizer`` and ``temperature`` as well
 =============== =============================================================================================
@@ -52,6 +53,11 @@ TENSOR_SECTIONS = (
     "statistics",
     "generators",
 )
+# NumPy's dtypes as safetensors calls them; little-endian, as the machines are that the kernels are built for.
+_DTYPES = {
+    **{"f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8"},
+    **{"u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8", "b1": "BOOL"},
+}
 # What every header must hold for `from_checkpoint`.
 HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
 # A header has some ten kilobytes, and the text of one this long, or of so many parts, is not even parsed.
@@ -103,8 +109,6 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
     OSError
         If the folder cannot be written or the disk is full; `path` is then as it was.
     """
-    from safetensors.numpy import save
-
     path = Path(path)
     flat = {
         f"{section}/{name}": np.asarray(array, order="C")
@@ -121,12 +125,22 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
     }
     # default=str: an odd value among env_kwargs must not cost the training its checkpoint.
     text = json.dumps(header, allow_nan=False, default=str)
-    data = save(flat, {"rlox": text, "sha256": _digest(text, flat)})
+    # What safetensors' own `save` would give, without its two copies of everything.
+    index: dict[str, Any] = {"__metadata__": {"rlox": text, "sha256": _digest(text, flat)}}
+    ordered = sorted(flat.items(), key=lambda item: (-item[1].itemsize, item[0]))  # each aligned to its own size
+    end = 0
+    for name, array in ordered:
+        start, end = end, end + array.nbytes
+        index[name] = {"dtype": _DTYPES[array.dtype.str[1:]], "shape": array.shape, "data_offsets": [start, end]}
+    head = json.dumps(index, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
-            file.write(data)
+            file.write(len(head).to_bytes(8, "little") + head)
+            for _, array in ordered:
+                file.write(memoryview(array).cast("B") if array.size else b"")
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -34,6 +34,9 @@ def sign(obs: np.ndarray, actions: np.ndarray, raw_rewards: np.ndarray) -> np.nd
 
 REWARDS = {"sign": sign}
 
+# In the state of foreign environments: the observations that the next actions answer.
+_OBS = "env_obs"
+
 
 def reward_name(reward_fn: Callable[..., np.ndarray]) -> str:
     """What a checkpoint calls `reward_fn`: one of `REWARDS` by ``rlox:NAME``, which no function's own name can be."""
@@ -146,6 +149,7 @@ class _Collector:
         self._name = env_name(env_id)
         # (N, *obs_shape), where the next step starts, as the environment says it.
         self._raw: np.ndarray | None = None
+        self._lost: str | None = None  # why a checkpoint's episodes did not go on here, though such ones can
 
     def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
         shaped = np.asarray(self.reward_fn(obs, actions, raw))
@@ -160,25 +164,74 @@ class _Collector:
         )
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """Exact snapshot of native environments; None for foreign ones, which start fresh episodes after a restore."""
-        return self.env.get_state() if self.exact and self._raw is not None else None
+        """Exact snapshot of the environments; None before they have started, or where they are not `restorable`."""
+        found = None if self._raw is None else self.env.get_state()
+        return found if self.native or found is None else {**found, _OBS: self._raw.copy()}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` returned."""
-        self.env.set_state(state)
-        self._raw = self.env.observe()
+        """Continue from what `state` returned.
 
-    def close(self) -> None:
-        """End foreign environments and their worker processes; native ones hold nothing."""
-        if not self.exact:
-            self.env.close()
+        Raises
+        ------
+        ValueError, TypeError
+            If it is no state of such environments, or damaged.
+        """
+        if self.native:
+            self.env.set_state(state)
+            self._raw = self.env.observe()
+        else:
+            obs, shape = state.get(_OBS), (self.n_envs, *self.spec.obs_shape)
+            if not isinstance(obs, np.ndarray) or obs.dtype != self.spec.obs_dtype or obs.shape != shape:
+                got = getattr(obs, "shape", obs)
+                raise ValueError(
+                    f"{type(self).__name__}.set_state: {_OBS} must be an array {shape} of "
+                    f"{np.dtype(self.spec.obs_dtype)}, got {got}"
+                )
+            self.env.set_state(state)
+            self._raw = obs.copy()
+        self._lost = None
+
+    def restore(self, state: dict[str, np.ndarray]) -> bool:
+        """`set_state`, where `state` is of environments such as these; returns whether it was, or they start afresh.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If it is damaged.
+        """
+        if not state:
+            self._lost = "the checkpoint holds no state of it"
+        elif _OBS in state if self.native else not self.env.fits(state):
+            self._lost = "the checkpoint's was made of other parts"
+        elif self.restorable:
+            self.set_state(state)
+            return True
+        return False
 
     @property
-    def exact(self) -> bool:
-        """Whether the environments can be saved and restored exactly."""
+    def native(self) -> bool:
+        """Whether kernels step the environments."""
         from rlox.kernels.envs.vec_env import VecEnv
 
         return isinstance(self.env, VecEnv)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the environments can be saved and restored exactly."""
+        return self.native or self.env.why_not is None
+
+    def restore_note(self) -> str | None:
+        """For the user: that, and why, the environments do not go on where the saved ones were; None where they do."""
+        reason = self._lost if self.restorable else self.env.why_not
+        if reason is None:
+            return None
+        episodes = "a fresh episode" if self.n_envs == 1 else "fresh episodes"
+        return f"{self._name} cannot be restored ({reason}): it starts with {episodes}, everything else is exact"
+
+    def close(self) -> None:
+        """End foreign environments and their worker processes; native ones hold nothing."""
+        if not self.native:
+            self.env.close()
 
 
 class _NativeRollout:
@@ -304,7 +357,7 @@ class RolloutCollector(_Collector):
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
         results = (rewards, terminated, truncated, episode_return, episode_length)
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
-        if native and self.exact and compiled and normalizer is None:
+        if native and self.native and compiled and normalizer is None:
             limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
             self._raw = obs[n_steps].copy()
             if self.reward_fn is not None:
@@ -371,7 +424,6 @@ class RolloutCollector(_Collector):
         normalize_obs = normalizer is not None and normalizer.obs
         final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
         limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
-        before = self._raw  # what `reward_fn` is shown: never normalised
         try:
             with acting.context():
                 for t in range(len(actions)):
@@ -392,17 +444,16 @@ class RolloutCollector(_Collector):
                             "episode_length": episode_length[t],
                         },
                     )
+                    before, self._raw = self._raw, after.copy() if normalize_obs else after
                     if isinstance(self.reward_fn, NativeReward):
                         self.reward_fn.apply_(before, taken, rewards[t])
                     elif self.reward_fn is not None:
                         rewards[t] = self._shaped(before, taken, rewards[t])
-                    before = after
                     if normalizer is not None:
-                        before = after.copy() if normalize_obs else after
-                        normalizer.update(before)
+                        normalizer.update(self._raw)
                         rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
                         if normalize_obs:
-                            after[:] = normalizer.normalize(before)
+                            after[:] = normalizer.normalize(self._raw)
                     if frames is not None:
                         frames.append(after, terminated[t] | truncated[t])
                     if truncated[t].any():
@@ -416,7 +467,7 @@ class RolloutCollector(_Collector):
             raise ValueError(
                 f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
             ) from e
-        self._raw = before.copy()
+        self._raw = self._raw.copy()
         return np.concatenate(limits), np.concatenate(reached)
 
 
@@ -484,6 +535,7 @@ class ReplayCollector(_Collector):
         obs, out = self.observe(), self._out
         actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
         self.env.step_all(actions, out)
+        self._raw, out["obs"] = out["obs"], obs
         rewards = out["rewards"]
         if isinstance(self.reward_fn, NativeReward):
             self.reward_fn.apply_(obs, actions, rewards)
@@ -499,7 +551,6 @@ class ReplayCollector(_Collector):
             terminated,
             truncated,
         )
-        self._raw, out["obs"] = out["obs"], obs
         self._see(self._raw)
         ended = terminated | truncated
         return out["episode_return"][ended], out["episode_length"][ended]

@@ -402,13 +402,15 @@ class EvalConfig(Config):
 
 @dataclass
 class CheckpointConfig(Config):
-    """When `checkpoints/last.safetensors` is replaced; it is also written at the end."""
+    """When `checkpoints/last.safetensors` is replaced, beside training; it is also written at the end."""
 
     every_s: float = 60.0  # seconds between two saves
+    every_steps: int | None = None  # environment steps between two saves, whichever comes first; null: seconds alone
     memory: bool = True  # the replay memory too, in checkpoints/memory (off-policy): each save writes what is new
 
     def rules(self):
         yield "every_s", self.every_s > 0, "be > 0"
+        yield "every_steps", self.every_steps is None or self.every_steps >= 1, "be >= 1, or null"
 
 
 @dataclass
@@ -482,6 +484,7 @@ class RunConfig(Config):
 
     seed: int = 0  # decides initialisation, environments, sampling and shuffling
     total_timesteps: int = 100_000  # environment steps, over all environments together
+    schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, as it was at the start
     max_time: str | None = None  # stop after this long, saved and evaluated: 90s, 30m, 2h; null: off
     init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
     imports: list[str] = field(default_factory=list)  # modules to import first, for environments of your own (--import)
@@ -500,6 +503,7 @@ class RunConfig(Config):
     def rules(self):
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
         yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
+        yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
         timed = self.max_time is None or bool(self.max_seconds)
         yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"

@@ -147,6 +147,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
 
     def __init__(self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None):
         super().__init__(env_id, n_envs, seed)
+        self.why_not = "EnvPool keeps their state to itself"
         check_envpool_id(env_id)
         self.kwargs = {"num_threads": 1, **(kwargs or {})}
         for key, why in _OWN_KWARGS.items():
@@ -235,8 +236,7 @@ class EnvPoolVecEnv(ForeignVecEnv):
         for i, row in enumerate(rows):
             out[row] = self._adapter.observe(_item(raw, i))
 
-    def close(self) -> None:
-        """End EnvPool's threads; may be called again."""
+    def _close(self) -> None:
         if self._pool is not None:
             self._pool.close()
         self._pool = None

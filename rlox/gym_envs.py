@@ -258,3 +258,14 @@ class NativeEnv(gymnasium.Env):
         if terminated or truncated:
             self._running, self._next = False, out["obs"]
         return out["final_obs"][0], float(out["rewards"][0]), terminated, truncated, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the future depends on, for `set_state` of any `NativeEnv` of this id."""
+        return {"env": self._env.get_state(), "running": self._running}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue exactly from what `get_state` returned (see `rlox.VecEnv.set_state`)."""
+        self._env.set_state(state["env"])
+        self._running = bool(state["running"])
+        started = self._env.get_state()["episodes"].all()
+        self._next = self._env.observe() if started and not self._running else None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox import env_state
 from rlox.config import nearest
 from rlox.envs import EnvSpec, env_name, foreign_id, native_env_ids
 from rlox.kernels.rng import Rng
@@ -401,6 +402,43 @@ class EnvGroup:
             self.adapter.spec = replace(self.adapter.spec, n_stacked=self.envs[0].stack_size)
         self._returns = [0.0] * n
         self._lengths = [0] * n
+        self.stacks = [env_state.stack_of(e) for e in self.envs]
+        self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)  # why they cannot be restored
+
+    def get_state(self) -> tuple[list[Any], bytes] | None:
+        """What `env_state.encode` makes of each environment and its running episode; None where `why_not` says so."""
+        nodes, data = [], bytearray()
+        if self.why_not is not None:
+            return None
+        try:
+            for i, env in enumerate(self.envs):
+                self.at = i
+                running = {"return": self._returns[i], "length": self._lengths[i]}
+                state = {"env": env_state.get_env_state(env), **running}
+                nodes.append(env_state.encode(state, data))
+        except env_state.UnsavableState as e:
+            self.why_not = str(e)
+            return None
+        return nodes, bytes(data)
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        """Go on from what `env_state.unpack` found for each environment.
+
+        Raises
+        ------
+        ValueError
+            If one is no state of the environment.
+        """
+        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            self.at = i
+            if not isinstance(state, dict) or type(state.get("return")) is not float:
+                raise ValueError(f"{self.where}: a state must hold the return so far, got {repr(state)[:80]}")
+            try:
+                self._lengths[i] = env_state.count(state.get("length"), "the length so far")
+                env_state.set_env_state(env, state.get("env"))
+            except ValueError as e:
+                raise ValueError(f"{self.where}: {e}") from e
+            self._returns[i] = state["return"]
 
     def reset(self, seeds: Sequence[int | None], obs_out: np.ndarray) -> None:
         """Start a new episode everywhere; write (n, …) first observations."""
@@ -455,9 +493,13 @@ class ForeignVecEnv:
     ----------
     spec : EnvSpec
         Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are its own.
+    why_not : str, optional
+        Why the environments cannot be saved and restored exactly (see `rlox.env_state`); None where they can.
     """
 
     spec: EnvSpec
+    why_not: str | None
+    _stacks: list[list[str]]
 
     def __init__(self, env_id: Any, n_envs: int, seed: int):
         if n_envs < 1:
@@ -466,6 +508,7 @@ class ForeignVecEnv:
         self.n_envs = n_envs
         self._seed = seed
         self._started = False
+        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
 
     def __len__(self) -> int:
         return self.n_envs
@@ -511,8 +554,9 @@ class ForeignVecEnv:
         if seed is not None or not self._started:
             seeds = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs).tolist()
         obs = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+        self._at_rest = False
         self._reset(seeds, obs)
-        self._started = True
+        self._started = self._at_rest = True
         return obs
 
     def step_all(self, actions, out: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -545,11 +589,53 @@ class ForeignVecEnv:
             self.reset_all()
         if out is None:
             out = {key: np.empty(*like) for key, like in step_arrays(self.spec, self.n_envs).items()}
+        at_rest, self._at_rest = self._at_rest, False
         self._step(actions, out)
+        self._at_rest = at_rest
         return out
 
+    def get_state(self) -> dict[str, np.ndarray] | None:
+        """Everything that the future of the episodes that are running depends on.
+
+        None before there are any, after `close` or a step that failed, and where `why_not` says so.
+        """
+        found = self._get_state() if self._at_rest and self.why_not is None else None
+        return None if found is None else env_state.pack(self._stacks, *found)
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` is of environments such as these, so that `set_state` is worth trying.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged.
+        """
+        return self.why_not is None and env_state.fits(state, self._stacks)
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
+
+        Raises
+        ------
+        ValueError
+            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
+        """
+        if self.why_not is not None:
+            raise ValueError(
+                f"{type(self).__name__}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}"
+            )
+        try:
+            states = env_state.unpack(state, self._stacks)
+        except ValueError as e:
+            raise ValueError(f"{type(self).__name__}.set_state: {e}") from e
+        self._started = self._at_rest = False
+        self._set_state(states)
+        self._started = self._at_rest = True
+
     def close(self) -> None:
-        raise NotImplementedError
+        """End the environments; may be called again."""
+        self._at_rest = False
+        self._close()
 
 
 class GymVecEnv(ForeignVecEnv):
@@ -595,6 +681,14 @@ class GymVecEnv(ForeignVecEnv):
         self._group = EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv")
         self.envs = self._group.envs
         self.spec = self._group.adapter.spec
+        self.why_not, self._stacks = self._group.why_not, self._group.stacks
+
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        found, self.why_not = self._group.get_state(), self._group.why_not
+        return found
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._group.set_state(states)
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         self._group.reset(seeds, obs)
@@ -602,6 +696,6 @@ class GymVecEnv(ForeignVecEnv):
     def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
         self._group.step(actions, out)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if not self._borrowed:
             self._group.close()

@@ -21,15 +21,21 @@ class Counters:
     env_steps: int = 0  # environment steps, over all environments together
     updates: int = 0  # calls of the algorithm's update
     episodes: int = 0  # episodes completed
-    horizon_start: int = 0  # env_steps at which the current train() began
-    horizon_steps: int = 0  # steps it was asked for; schedules end there
+    horizon_start: int = 0  # env_steps at which the current training began
+    horizon_steps: int = 0  # steps it was asked for
+    schedule_steps: int = 0  # steps after which its schedules end; another number where it was extended
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # undiscounted, of whole episodes
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))  # steps
 
     @property
     def progress(self) -> float:
-        """Fraction of the horizon that is done, in [0, 1]."""
-        return min(1.0, (self.env_steps - self.horizon_start) / max(1, self.horizon_steps))
+        """Fraction of the schedules' length that is done, in [0, 1]."""
+        return min(1.0, (self.env_steps - self.horizon_start) / max(1, self.schedule_steps))
+
+    @property
+    def end(self) -> int:
+        """env_steps at which the current training ends."""
+        return self.horizon_start + self.horizon_steps
 
     def ended(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Take in the episodes that ended, (E,) undiscounted returns and (E,) steps."""
@@ -124,12 +130,10 @@ def on_policy(algorithm) -> dict[str, float]:
     """
     c, callbacks = algorithm.counters, algorithm.callbacks
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
-    end = c.horizon_start + c.horizon_steps
     native = algorithm.backend == "native"
-    callbacks.on_training_start(algorithm=algorithm)
-    go_on = True
+    go_on = callbacks.on_training_start(algorithm=algorithm)
     since, since_steps = time.perf_counter(), c.env_steps
-    while go_on and c.env_steps < end:
+    while go_on and c.env_steps < c.end:
         started = time.perf_counter()
         try:
             batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
@@ -178,14 +182,13 @@ def off_policy(algorithm) -> dict[str, float]:
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
-    end = c.horizon_start + c.horizon_steps
+    end = c.end
     tell_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
-    callbacks.on_training_start(algorithm=algorithm)
+    go_on = callbacks.on_training_start(algorithm=algorithm)
     fused = algorithm.fused()
-    go_on = True
     since, since_steps = clock(), c.env_steps
     while go_on and c.env_steps < end:
         started, round_start = clock(), c.env_steps

@@ -23,7 +23,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ _ALIVE_EVERY = 0.5  # seconds between two looks at whether the others still live
 _CLOSE_WITHIN = 3.0  # seconds that environments have to close, before their worker is killed
 _CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same, when the caller waits for the reason
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS")
-_STEP, _RESET, _SETTLE, _DONE, _FAILED = b"s", b"r", b"=", b".", b"!"
+_STEP, _RESET, _SAVE, _RESTORE, _SETTLE, _DONE, _DATA, _FAILED = b"s", b"r", b"g", b"p", b"=", b".", b"d", b"!"
+_WITH_FRAME = (_DATA, _FAILED)  # replies that a pickled value follows
 _NO_SEED = -1
 
 
@@ -45,6 +46,7 @@ class _Worker:
     rows: slice  # its environments
     process: subprocess.Popen
     sock: socket.socket
+    unread: bytearray = field(default_factory=bytearray)  # what has come of replies
 
 
 class ParallelGymVecEnv(ForeignVecEnv):
@@ -98,8 +100,10 @@ class ParallelGymVecEnv(ForeignVecEnv):
                 for index, (rows, order) in enumerate(orders):
                     self._workers.append(_start(index, rows, memory))
                     _send(self._workers[-1].sock, order)
-                specs = [self._hello(worker) for worker in self._workers]
+                specs, reasons, stacks = zip(*[self._hello(worker) for worker in self._workers], strict=True)
                 self.spec = specs[0]
+                self.why_not = next(filter(None, reasons), None)
+                self._stacks = [stack for share in stacks for stack in share]
                 if any(spec != self.spec for spec in specs):
                     raise ValueError(
                         "ParallelGymVecEnv: all environments must have the same spaces, got "
@@ -125,46 +129,63 @@ class ParallelGymVecEnv(ForeignVecEnv):
         for key, array in out.items():
             array[...] = self._shared[key]
 
-    def _command(self, command: bytes) -> None:
-        """Let every worker do it; return when all have."""
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        shares, reasons = zip(*self._command(_SAVE, _DATA), strict=True)
+        self.why_not = next(filter(None, reasons), None)
+        if self.why_not is not None:
+            return None
+        return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._command(_RESTORE, _DONE, [pickle.dumps(states[worker.rows]) for worker in self._workers])
+
+    def _command(self, command: bytes, reply: bytes = _DONE, frames: Sequence[bytes] | None = None) -> list[Any]:
+        """Let every worker do it, each with its one of `frames`; return what they answer when all have."""
         self._require_open()
         try:
             if self._unsettled:
                 self._exchange(_SETTLE, _SETTLE)
             self._unsettled = True
-            self._exchange(command, _DONE)
+            answers = self._exchange(command, reply, frames)
             self._unsettled = False
         except RuntimeError:
             self._stop_after_failure()
             raise
+        return answers
 
     def _require_open(self) -> None:
         if not self._finalizer.alive:
             raise RuntimeError(f"ParallelGymVecEnv: {env_name(self.env_id)} is closed; make another one")
 
-    def _exchange(self, command: bytes, reply: bytes) -> None:
+    def _exchange(self, command: bytes, reply: bytes, frames: Sequence[bytes] | None = None) -> list[Any]:
         for worker in self._workers:
+            data = command if frames is None else command + _framed(frames[worker.index])
             try:
-                worker.sock.sendall(command)
+                worker.sock.sendall(data)
             except (BrokenPipeError, ConnectionResetError):
                 raise self._death(worker) from None
+            except BaseException:
+                if frames is not None:  # a part of one would be taken for the next command
+                    self._stop_after_failure()
+                raise
+        answers = []
         for worker in self._workers:
-            while (got := self._read(worker, 1)) != reply:
+            got, value = self._message(worker)
+            while got != reply:
                 # Anything else answers a command before an interrupt.
                 if got == _FAILED:
-                    self._raise_failure(worker)
+                    self._raise_failure(worker, *value)
+                got, value = self._message(worker)
+            answers.append(value)
+        return answers
 
-    def _hello(self, worker: _Worker) -> EnvSpec:
-        if self._read(worker, 1) == _FAILED:
-            self._raise_failure(worker)
-        return self._frame(worker)
+    def _hello(self, worker: _Worker) -> tuple[EnvSpec, str | None, list[list[str]]]:
+        got, value = self._message(worker)
+        if got == _FAILED:
+            self._raise_failure(worker, *value)
+        return value
 
-    def _frame(self, worker: _Worker) -> Any:
-        (size,) = struct.unpack("<Q", self._read(worker, 8))
-        return pickle.loads(self._read(worker, size))
-
-    def _raise_failure(self, worker: _Worker) -> None:
-        kind, message, row, trace = self._frame(worker)
+    def _raise_failure(self, worker: _Worker, kind: type | None, message: str, row: int, trace: str) -> None:
         where = (
             f"ParallelGymVecEnv: environment {worker.rows.start + row} ({env_name(self.env_id)}) failed in worker "
             f"{worker.index} (pid {worker.process.pid}):\n{trace}"
@@ -173,11 +194,24 @@ class ParallelGymVecEnv(ForeignVecEnv):
             raise RuntimeError(where)
         raise kind(message) from RuntimeError(where)
 
-    def _read(self, worker: _Worker, size: int) -> bytes:
-        read = b""
-        while len(read) < size:
+    def _message(self, worker: _Worker) -> tuple[bytes, Any]:
+        """The next reply and the value that comes with it; an interrupt meanwhile takes no part of it away."""
+        unread = worker.unread
+        self._await(worker, 1)
+        kind, size, value = bytes(unread[:1]), 1, None
+        if kind in _WITH_FRAME:
+            self._await(worker, 9)
+            size = 9 + struct.unpack_from("<Q", unread, 1)[0]
+            self._await(worker, size)
+            value = pickle.loads(unread[9:size])
+        del unread[:size]
+        return kind, value
+
+    def _await(self, worker: _Worker, size: int) -> None:
+        """Wait until `size` bytes of its replies are there."""
+        while (missing := size - len(worker.unread)) > 0:
             try:
-                part = worker.sock.recv(size - len(read))
+                part = worker.sock.recv(missing)
             except TimeoutError:
                 # Another worker may have died, or this one, while a child of its own holds the socket.
                 for other in self._workers:
@@ -188,8 +222,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
                 part = b""
             if not part:
                 raise self._death(worker)
-            read += part
-        return read
+            worker.unread += part
 
     def _death(self, worker: _Worker) -> RuntimeError:
         try:
@@ -204,11 +237,11 @@ class ParallelGymVecEnv(ForeignVecEnv):
             f"{worker.rows.start} to {worker.rows.stop - 1} of {env_name(self.env_id)}{hint}"
         )
 
-    def close(self) -> None:
-        """Close the environments and end the workers; may be called again."""
+    def _close(self) -> None:
         self._finalizer()
 
     def _stop_after_failure(self) -> None:
+        self._at_rest = False
         if self._finalizer.detach() is not None:
             _stop(self._workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
 
@@ -289,7 +322,11 @@ def _stop(workers: list[_Worker], owner: int, within: float) -> None:
 def _send(sock: socket.socket, data: bytes, kind: bytes = b"") -> None:
     # Whoever is gone will be noticed when an answer is awaited.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        sock.sendall(kind + struct.pack("<Q", len(data)) + data)
+        sock.sendall(kind + _framed(data))
+
+
+def _framed(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
 
 
 def _layout(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
@@ -332,8 +369,15 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
                 elif command == _RESET:
                     seeds = [None if seed == _NO_SEED else seed for seed in arrays["seeds"].tolist()]
                     group.reset(seeds, arrays["obs"])
-            except Exception:
-                _send(sock, pickle.dumps((None, "", group.at, traceback.format_exc())), _FAILED)
+                elif command == _RESTORE:
+                    group.set_state(pickle.loads(_receive(sock)))
+                elif command == _SAVE:
+                    _send(sock, pickle.dumps((group.get_state(), group.why_not)), _DATA)
+                    continue
+            except Exception as e:
+                # A state that does not fit is what the caller must hear of; the rest is told with its traceback.
+                kind = ValueError if command == _RESTORE and isinstance(e, ValueError) else None
+                _send(sock, pickle.dumps((kind, str(e), group.at, traceback.format_exc())), _FAILED)
             else:
                 sock.sendall(_SETTLE if command == _SETTLE else _DONE)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -375,7 +419,7 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
         _receive(sock)
         raise EOFError from e
     spec = group.adapter.spec
-    _send(sock, pickle.dumps(spec), _DONE)
+    _send(sock, pickle.dumps((spec, group.why_not, group.stacks)), _DATA)
     try:
         _receive(sock)
     except (EOFError, ConnectionResetError):

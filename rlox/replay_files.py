@@ -3,13 +3,17 @@
 A save writes the transitions that came since the one before into a new file of ``memory/``, and returns what the
 checkpoint is to hold: the names of all files it needs, and the little that changes as a whole (priorities). Only when
 that checkpoint is in place are files removed that it does not name. So whatever moment a process is killed at, the
-checkpoint on disk finds its files.
+checkpoint on disk finds its files. Files whose transitions have all made room for newer ones are dropped, and small
+ones are joined.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,25 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoi
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 
-# So many files at most; the next save then begins anew with a single one.
-_MOST_FILES = 32
 _BIG = ("rows", "frames")
+# The newest files are joined as soon as there are so many of a size class, as long as that takes no more memory than
+# this; a file of class k holds what (about) 8**k saves have written.
+_JOINED = 8
+_JOINED_BYTES = 128 * 2**20
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Values for a header, and arrays."""
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     return {name: value for name, value in state.items() if name not in arrays}, arrays
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A copy of what is to be written of a memory at one moment."""
+
+    write: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]  # the header's entry, and its tensors
+    tidy: Callable[[], None]  # removes what the checkpoint, once it is in place, does not need
 
 
 class ReplayFiles:
@@ -38,12 +52,24 @@ class ReplayFiles:
     ----------
     folder : path
         Where the files go; made when it is first needed.
+    entry : dict, optional
+        What `save` returned in another process, with the memory that `load` made of it: to go on with its files.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike, entry: dict[str, Any] | None = None, buffer: Buffer | None = None):
         self.folder = Path(folder)
         self._run = secrets.token_hex(4)
-        self._files: list[dict[str, Any]] = []
+        self._lock = threading.Lock()  # of the disk: a checkpoint may be written while another is asked for
+        self._begin_anew()
+        known = entry is not None and entry["files"] and all("joined" in file for file in entry["files"])
+        if known and isinstance(buffer, ReplayBuffer) and len(buffer):
+            values, arrays = _split(buffer.get_state(entry["values"]["count"] - 1, 0))
+            self._files = list(entry["files"])
+            self._upto = (values["count"], values.get("next_frame", 0))
+            self._newest = arrays["rows"][-1].tobytes()
+
+    def _begin_anew(self) -> None:
+        self._files: list[dict[str, Any]] = []  # oldest first; those of a save that is being written among them
         self._upto = (0, 0)  # transitions and frames that they hold
         self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
 
@@ -55,43 +81,101 @@ class ReplayFiles:
         OSError
             As `rlox.checkpoint.save_checkpoint`.
         """
+        self._taken = self.take(buffer)
+        return self._taken.write()
+
+    def tidy(self) -> None:
+        """Remove what the checkpoint of the last `save`, which is now in place, does not need."""
+        self._taken.tidy()
+
+    def take(self, buffer: Buffer) -> Taken:
+        """Copy what is new, for another thread to write while the memory goes on."""
         if isinstance(buffer, MmapReplayBuffer):
             # Its own file keeps what the two newest states name.
             values, arrays = _split(buffer.get_state(include_cold=False))
-            return {"values": values, "files": []}, arrays
+            return self._taken_of([], values, arrays, None)
         if not isinstance(buffer, ReplayBuffer):
             values, arrays = _split(buffer.get_state())
-            self._files = [self._write(f"{secrets.token_hex(4)}", arrays)]
-            return {"values": values, "files": self._files}, {}
+            self._files = []
+            return self._taken_of([self._named(secrets.token_hex(4))], values, {}, arrays)
         count, frame = self._upto
         # One row more than is new: a memory that was cleared or exchanged shows by it.
         values, arrays = _split(buffer.get_state(max(0, count - 1), frame))
         rows, now = arrays["rows"], (values["count"], values.get("next_frame", 0))
-        continues = count and len(rows) == now[0] - count + 1 and rows[0].tobytes() == self._newest
-        if continues and len(self._files) < _MOST_FILES:
+        if count and len(rows) == now[0] - count + 1 and rows[0].tobytes() == self._newest:
             arrays["rows"] = rows[1:]
         else:
-            count, self._files = 0, []
+            self._begin_anew()
+            count = 0
             values, arrays = _split(buffer.get_state(0, 0))
         news = {name: arrays.pop(name) for name in _BIG if name in arrays}
-        if len(news["rows"]):
-            entry = self._write(f"{count:012d}-{now[0]:012d}", news)
-            self._files = [*self._files, {**entry, "next_frame": now[1]}]
+        gone = (now[0] - buffer.capacity, now[1] - getattr(buffer, "frame_slots", 0))
+        files = [file for file in self._files if file["count"] > gone[0] or file["next_frame"] > gone[1]]
+        if not len(news["rows"]):
+            news = None
+        else:
+            size = sum(x.nbytes for x in news.values())
+            entry = {**self._named(f"{count:012d}-{now[0]:012d}"), "count": now[0], "next_frame": now[1]}
+            files.append({**entry, "bytes": size, "joined": 0})
             self._newest = news["rows"][-1].tobytes()
         self._upto = now
-        return {"values": values, "files": self._files}, arrays
+        return self._taken_of(files, values, arrays, news)
 
-    def _write(self, stem: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        name = f"{stem}-{self._run}.safetensors"
+    def _named(self, stem: str) -> dict[str, Any]:
+        return {"name": f"{stem}-{self._run}.safetensors"}
+
+    def _taken_of(
+        self,
+        files: list[dict[str, Any]],
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        news: dict[str, np.ndarray] | None,
+    ) -> Taken:
+        """`news` are for the last of `files`, which all hold the memory together."""
+        self._files = files
+        named: list[dict[str, Any]] = []
+
+        def write() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+            with self._lock:
+                try:
+                    if news is not None:
+                        self._write(files[-1]["name"], news)
+                    if lost := [file["name"] for file in files if not (self.folder / file["name"]).is_file()]:
+                        raise FileNotFoundError(
+                            2, f"replay memory: {self.folder / lost[0]} must be there; the next save writes all anew"
+                        )
+                    named[:] = self._joined(files)
+                    if self._files is files:
+                        self._files = named
+                except BaseException:
+                    self._begin_anew()
+                    raise
+            return {"values": values, "files": named}, arrays
+
+        def tidy() -> None:
+            with self._lock:
+                needed = {file["name"] for file in (*named, *self._files)}
+                for path in self.folder.glob("*.safetensors"):
+                    if path.name not in needed:
+                        path.unlink(missing_ok=True)
+
+        return Taken(write, tidy)
+
+    def _write(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         save_checkpoint(self.folder / name, Checkpoint({"file": name}, {"memory": arrays}))
-        return {"name": name}
 
-    def tidy(self) -> None:
-        """Remove what the checkpoint that has just been written does not need."""
-        needed = {entry["name"] for entry in self._files}
-        for path in self.folder.glob("*.safetensors"):
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
+    def _joined(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """`files` with the newest of them joined, where there are enough of a size class."""
+        while len(last := files[-_JOINED:]) == _JOINED and len({file.get("joined") for file in last}) == 1:
+            size = sum(file["bytes"] for file in last)
+            if size > _JOINED_BYTES:
+                break
+            pieces = [load_checkpoint(self.folder / file["name"], ("file",)).tensors["memory"] for file in last]
+            first, newest = last[0]["name"].split("-")[0], last[-1]
+            entry = {**newest, **self._named(f"{first}-{newest['count']:012d}-joined")}
+            self._write(entry["name"], {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
+            files = [*files[:-_JOINED], {**entry, "bytes": size, "joined": newest["joined"] + 1}]
+        return files
 
 
 def _require_entry(entry: Any) -> None:

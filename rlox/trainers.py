@@ -12,7 +12,7 @@ class Trainer:
 
     algorithm: Any
 
-    def train(self, total_timesteps: int) -> dict[str, float]:
+    def train(self, total_timesteps: int | None = None) -> dict[str, float]:
         """Train for `total_timesteps` environment steps; returns the last metrics (see `OnlineAlgorithm.train`)."""
         return self.algorithm.train(total_timesteps)
 

@@ -210,7 +210,7 @@ def _sweep(overrides: list[str], config_name: str) -> list[list[str]]:
     fixed = [item.input_line for item in parsed if not item.is_sweep_override()]
     if any(item.get_key_element() == "hydra/sweeper" for item in parsed):
         return [fixed]
-    params = _composed(fixed, config_name, "").hydra.sweeper.get("params") or {}
+    params = composed(fixed, config_name, "").hydra.sweeper.get("params") or {}
     given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
     parsed = [*given, *parsed]  # what is typed replaces a preset's
     return [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
@@ -218,14 +218,14 @@ def _sweep(overrides: list[str], config_name: str) -> list[list[str]]:
 
 def _compose_one(overrides: list[str], config_name: str, number: int | None) -> Job:
     where = "" if number is None else f"job {number} of the sweep ({' '.join(overrides)}): "
-    cfg = _composed(overrides, config_name, where)
+    cfg = composed(overrides, config_name, where)
     try:
         return _validated(cfg, overrides)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as e:
         raise UsageError(where + explain(e)) from e
 
 
-def _composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
+def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
     try:
         return compose(config_name, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint, one_line
 from rlox.evaluation import Evaluation
-from rlox.kernels.envs import NATIVE_ENVS
 from rlox.video import VideoWriter, render_fps
-from rlox_cli.errors import UsageError
-from rlox_cli.imports import import_modules
+from rlox_cli.imports import import_modules, needed_modules, require_typed
 
 _MOST_EPISODES = 100_000  # that a file may ask for by itself
 
@@ -103,31 +100,9 @@ def _tell(what: str, episode: Evaluation) -> None:
     print(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", file=sys.stderr)
 
 
-def _needed_modules(header: dict[str, Any]) -> Iterator[str]:
-    """The modules that an environment of the user's came from."""
-    env = header["env"]
-    # Wrappers of old gym take the id as an argument.
-    for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
-        if module := name.rpartition(":")[0]:
-            yield module
-    for name in _wrapper_names(env):
-        if module := name.rpartition(":")[0] or name.rpartition(".")[0]:
-            yield module
-    if env["id"] not in NATIVE_ENVS or env["kwargs"] or env["wrappers"]:
-        typed = _object(header, "run").get("imports")
-        yield from map(str, typed if isinstance(typed, list) else ())
-
-
 def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
     """A file must not decide what code runs: its modules are imported only where they were typed."""
-    missing = [m for m in dict.fromkeys(_needed_modules(header)) if not any(f"{m}.".startswith(f"{t}.") for t in typed)]
-    if missing:
-        flags = " ".join(f"--import {module}" for module in missing)
-        missing, flags = map(one_line, (", ".join(missing), flags))
-        raise UsageError(
-            f"{path} was trained with code of your own ({missing}), which a file may not load by itself; "
-            f"if you trust it, add {flags}"
-        )
+    require_typed(needed_modules(header["env"], _object(header, "run")), typed, path)
 
 
 def best_of(folder: Path) -> Path:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
+from rlox.kernels.envs import NATIVE_ENVS
 from rlox.plugins import REWARD_GROUP, load, offers
 from rlox_cli.errors import UsageError
 
@@ -59,6 +62,39 @@ def import_modules(names: Iterable[str]) -> None:
             ) from e
         except Exception as e:  # the user's own code
             raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
+
+
+def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
+    """The modules that an environment of the user's came from: `env` as a checkpoint or a configuration has it."""
+    # Wrappers of old gym take the id as an argument.
+    for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
+        if module := name.rpartition(":")[0]:
+            yield module
+    for wrapper in env["wrappers"]:
+        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper), "")
+        if module := name.rpartition(":")[0] or name.rpartition(".")[0]:
+            yield module
+    if env["id"] not in NATIVE_ENVS or env["kwargs"] or env["wrappers"]:
+        imports = run.get("imports")
+        yield from map(str, imports if isinstance(imports, list) else ())
+
+
+def require_typed(modules: Iterable[str], typed: Iterable[str], path: Path) -> None:
+    """A file must not decide what code runs: its modules are imported only where they were typed.
+
+    Raises
+    ------
+    UsageError
+        With the flags that are missing.
+    """
+    typed = list(typed)
+    missing = [m for m in dict.fromkeys(modules) if not any(f"{m}.".startswith(f"{t}.") for t in typed)]
+    if missing:
+        names, flags = one_line(", ".join(missing)), one_line(" ".join(f"--import {module}" for module in missing))
+        raise UsageError(
+            f"{path} was trained with code of your own ({names}), which a file may not load by itself; "
+            f"if you trust it, add {flags}"
+        )
 
 
 def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:

@@ -8,7 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from rlox.callbacks import (
     TimeLimitCallback,
     TimingCallback,
 )
-from rlox.checkpoint import versions
+from rlox.checkpoint import load_checkpoint, versions
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
 from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
@@ -80,6 +81,8 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
     plain["algo"] = {"name": algo, **plain["algo"]}
     if plain["init_from"] is not None:
         plain["init_from"] = os.path.abspath(plain["init_from"])
+    if plain["buffer"] is not None and plain["buffer"].get("folder") is not None:
+        plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
     mlflow = plain["logger"]["mlflow"]
     if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
         # The mirror runs in another process and later: a path must not hang on today's working directory.
@@ -105,48 +108,118 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         Whatever went wrong; the record says so, and saved checkpoints are untouched.
     """
     if (folder / "metrics.jsonl").exists():
-        raise ValueError(f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir")
-    plain = resolved(config, algo)
+        raise ValueError(
+            f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir, or go on with that "
+            f"run: rlox train resume={shown(folder)}"
+        )
     algorithm = resolve(ALGORITHMS[algo].cls)(
         config.env.id,
         config.env.n_envs,
         config.seed,
-        device=config.device,
-        backend=config.backend,
-        threads=config.threads,
-        compile=config.compile,
         env_kwargs=config.env.kwargs,
-        env_wrappers=config.env.wrappers,
-        env_workers=config.env.workers,
-        env_backend=config.env.backend,
-        reward_fn=resolve_reward(config.env.reward_fn, config.imports),
+        **_arguments(config, folder),
+    )
+    if config.init_from is not None:
+        algorithm.init_from(config.init_from)
+    return _carry_out(algorithm, config, algo, folder, console)
+
+
+def resume(
+    config: RunConfig, algo: str, checkpoint: Path, console: Console, changed: Mapping[str, Any] | None = None
+) -> Outcome:
+    """Go on with the run that `checkpoint` lies in, as if it had not been stopped; as `run`.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run's own, with what is to be `changed`: ``{key: [old, new]}``.
+    """
+    folder = checkpoint.parent.parent
+    identity = _identity(checkpoint)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "from_checkpoint:")
+        algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
+            checkpoint, env_id=config.env.id, **_arguments(config, folder)
+        )
+    for warning in warned:
+        console.print(str(warning.message), soft_wrap=True, markup=False)
+    if (note := algorithm.collector.restore_note()) is not None:
+        console.print(note, soft_wrap=True, markup=False)
+    return _carry_out(algorithm, config, algo, folder, console, changed or {}, (checkpoint, identity))
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Of a file that is never changed in place, only replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """What an algorithm's constructor and its `from_checkpoint` are both given."""
+    return {
+        "device": config.device,
+        "backend": config.backend,
+        "threads": config.threads,
+        "compile": config.compile,
+        "env_wrappers": config.env.wrappers,
+        "env_workers": config.env.workers,
+        "env_backend": config.env.backend,
+        "reward_fn": resolve_reward(config.env.reward_fn, config.imports),
         **_memory(config.buffer, folder),
         **dataclasses.asdict(config.algo),
-    )
+    }
+
+
+def _carry_out(
+    algorithm,
+    config: RunConfig,
+    algo: str,
+    folder: Path,
+    console: Console,
+    changed: Mapping[str, Any] | None = None,
+    resumed: tuple[Path, tuple[int, int, int]] | None = None,
+) -> Outcome:
+    """The training itself, from its beginning or from where `resumed`, a checkpoint and its identity, left it."""
+    plain = resolved(config, algo)
     # The path that ran, so that this file gives the same run elsewhere.
     plain["backend"] = algorithm.backend
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
-    if config.init_from is not None:
-        algorithm.init_from(config.init_from)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    if resumed is None:
+        _write_config(folder, plain)
     stop = StopOnSignal()
     timing = TimingCallback()
     plan = config.eval
     evaluations = EvalCallback(plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience)
     time_limit = TimeLimitCallback(config.max_seconds or math.inf, evaluations)
     advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False))
-    checkpoints = CheckpointCallback(folder / "checkpoints", config.checkpoint.every_s, plain, config.checkpoint.memory)
+    saving = config.checkpoint
+    checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
     label = f"{algo} {config.env.id} seed {config.seed}"
-    with Record(folder, versions=versions()) as record, stop.installed():
+    start = algorithm.counters.env_steps
+    with (
+        Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed) as record,
+        stop.installed(),
+    ):
+        if resumed is not None:
+            if _identity(resumed[0]) != resumed[1]:
+                record.end(start, "failed", "another process trained in this folder at the same time")
+                raise RuntimeError(f"{shown(resumed[0])} was replaced by another process while it was read; try again")
+            _write_config(folder, plain)
+            _remove_partial(folder / "checkpoints")
         tracking.start_mirrors(folder)
         started = time.perf_counter()
         try:
             with ProgressCallback(console, label, config.total_timesteps) as progress:
                 algorithm.callbacks.extend(
-                    [timing, RecordLogger(record), evaluations, time_limit, checkpoints, advice, progress, stop]
+                    [timing, RecordLogger(record), evaluations, time_limit, advice, progress, stop, checkpoints]
                 )
-                algorithm.train(config.total_timesteps)
+                if resumed is None:
+                    algorithm.train(config.total_timesteps, schedule_timesteps=config.schedule_timesteps)
+                else:
+                    checkpoints.best = max(checkpoints.best, _best_score(folder))
+                    algorithm.train(until=config.total_timesteps, schedule_timesteps=config.schedule_timesteps)
         except BaseException as e:
             # On a full disk this fails as well; what is to be told is the first error.
             with suppress(OSError):
@@ -166,20 +239,43 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
     final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
-        console.print(f"stopped at step {steps:,}; everything up to it is saved")
+        console.print(
+            f"stopped at step {steps:,}; everything up to it is saved. Go on: rlox train resume={shown(folder)}",
+            soft_wrap=True,
+        )
         _describe(folder, config, best is not None, console)
         raise Stopped(stop.signal_number)
     if early:
         console.print(f"stopped early: {early}", soft_wrap=True)
     console.print(
-        f"trained {label}: {steps:,} steps in {seconds:.1f} s, final evaluation "
-        f"{final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, best {best:.1f}",
+        f"trained {label}: {steps:,} steps in {seconds:.1f} s{f' (from {start:,})' if resumed else ''}, final "
+        f"evaluation {final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, "
+        f"best {best:.1f}",
         soft_wrap=True,
     )
     _describe(folder, config, True, console)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in timing.summary().items() if name != "total_s")
     console.print(f"  {'time':<12} {shares}")
     return Outcome(folder, steps, seconds, final, best)
+
+
+def _write_config(folder: Path, plain: dict[str, Any]) -> None:
+    """Replace ``config.yaml`` in one go."""
+    partial = folder / f".config.yaml.{os.getpid()}.partial"
+    partial.write_text(yaml.safe_dump(plain, sort_keys=False))
+    os.replace(partial, folder / "config.yaml")
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what a killed process has not finished writing; the record's lock is held."""
+    for path in folder.rglob(".*.partial"):
+        path.unlink(missing_ok=True)
+
+
+def _best_score(folder: Path) -> float:
+    """The mean return that ``best.safetensors`` was kept for: it may be newer than what is resumed from."""
+    path = folder / "checkpoints" / "best.safetensors"
+    return load_checkpoint(path).header["evaluation"]["mean_return"] if path.is_file() else -math.inf
 
 
 def _last_good(folder: Path) -> str:

@@ -21,12 +21,16 @@ def main(args: list[str]) -> None:
     """Run what `args` (Hydra overrides and flags, as typed) ask for."""
     modules, args = take_imports(args)
     flags, overrides = split_args(args)
-    if modules:
+    if modules and not any(override.startswith("resume=") for override in overrides):
         if any(override.lstrip("+").startswith("imports=") for override in overrides):
             raise UsageError("--import must not stand beside imports=[…], which it sets; type one of them")
         import_modules(modules)
         overrides.append(f"imports=[{','.join(modules)}]")
     console = make_console()
+    if runs := [override for override in overrides if override.startswith("resume=")]:
+        others = [override for override in overrides if override not in runs]
+        _resume(runs[-1].partition("=")[2], flags, others, modules, console)
+        return
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
@@ -41,12 +45,20 @@ def main(args: list[str]) -> None:
         if job.OUTCOMES:
             if multirun:
                 _table(console)
-            _finish_mirrors(console)
+            _finish_mirrors([outcome.folder for outcome in job.OUTCOMES], console)
     if job.FAILURES:
         *others, last = job.FAILURES
         for e in others:
             print(f"rlox train: {paragraph(e)}", file=sys.stderr)
         raise last
+
+
+def _resume(run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console) -> None:
+    from rlox_cli.resume import main
+
+    outcome = main(run, flags, overrides, modules, console)
+    if outcome is not None:
+        _finish_mirrors([outcome.folder], console)
 
 
 def _announce(jobs: list[Job], multirun: bool, console: Console) -> None:
@@ -72,12 +84,11 @@ def _table(console: Console) -> None:
     console.print(table)
 
 
-def _finish_mirrors(console: Console) -> None:
+def _finish_mirrors(folders: list[Path], console: Console) -> None:
     """Wait until the trackers hold the runs; a tracker that is not there costs a line, never a run."""
     from rlox import tracking
     from rlox_cli.runner import shown
 
-    folders = [outcome.folder for outcome in job.OUTCOMES]
     with console.status("mirroring to the trackers (Ctrl-C: leave it to the background)"):
         try:
             reports = tracking.wait(folders, _WAIT_S)

@@ -32,6 +32,7 @@ FLOORS = {
         1,
     ),
     "rlox.gym_vec_env": 1,
+    "rlox.env_state": 1,
     "rlox.gym_envs": 1,
     "rlox.gym_registration": 1,
     "rlox.parallel_env": 1,

@@ -6,17 +6,16 @@ import os
 import random
 import signal
 import sqlite3
-import struct
 import subprocess
 import sys
 import textwrap
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from tracker_files import wandb_history
 
 from rlox import tracking
 from rlox.tracking import Record, durable_rows, is_alive, read_rows, start_mirrors, status, sync, wait
@@ -460,37 +459,6 @@ def test_dead_server(tmp_path, db, monkeypatch):
 
 
 # --- mirrors: Weights & Biases -----------------------------------------------------------------------------------
-
-
-def wandb_records(path):
-    """The records of a .wandb file: a LevelDB log (32 KiB blocks, 7-byte chunk headers) of protobufs."""
-    from wandb.proto.wandb_internal_pb2 import Record as Message
-
-    data, position, whole = Path(path).read_bytes(), 7, b""
-    while position + 7 <= len(data):
-        left = 32768 - position % 32768
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        whole += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # full, or the last part
-            message = Message()
-            message.ParseFromString(whole)
-            yield message
-            whole = b""
-
-
-def wandb_history(run):
-    (path,) = (run / "wandb").glob("offline-run-*/*.wandb")
-    records = list(wandb_records(path))
-    history = [
-        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}
-        for r in records
-        if r.WhichOneof("record_type") == "history"
-    ]
-    return history, records
 
 
 @needs_wandb

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -283,8 +284,24 @@ class OnlineAlgorithm:
         """One update; scalar metrics, still tensors."""
         raise NotImplementedError
 
-    def train(self, total_timesteps: int) -> dict[str, float]:
+    def train(
+        self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+    ) -> dict[str, float]:
         """Train for `total_timesteps` more environment steps, rounded up to whole rollouts or rounds.
+
+        Without `total_timesteps` it goes on with the training that was stopped, or that a checkpoint was saved in the
+        middle of, to the end that was set for it then, as if there had been no pause.
+
+        Parameters
+        ----------
+        total_timesteps : int, optional
+            A new training of so many steps.
+        until : int, optional
+            Another end for the training that is gone on with, in environment steps since the algorithm was made. Its
+            schedules end where they would have ended.
+        schedule_timesteps : int, optional
+            Steps after which schedules (learning rate, exploration, …) have come to their end, counted from the
+            training's beginning; by default `total_timesteps`.
 
         Returns
         -------
@@ -296,18 +313,38 @@ class OnlineAlgorithm:
         ------
         FloatingPointError
             If a loss or gradient is no longer finite.
+        ValueError
+            For a number below 1, both `total_timesteps` and `until`, or neither where nothing was begun.
         """
-        if total_timesteps < 1:
-            raise ValueError(f"{type(self).__name__}.train: total_timesteps must be >= 1, got {total_timesteps}")
+        where, c = f"{type(self).__name__}.train", self.counters
+        for name, value in (
+            ("total_timesteps", total_timesteps),
+            ("until", until),
+            ("schedule_timesteps", schedule_timesteps),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"{where}: {name} must be >= 1, got {value}")
+        if total_timesteps is not None and until is not None:
+            raise ValueError(f"{where}: total_timesteps must not stand beside until; the first begins a new training")
+        if total_timesteps is None and not c.horizon_steps:
+            raise ValueError(f"{where}: total_timesteps must be given, for there is no training to go on with")
         if self._lost_reward_fn is not None:
             raise ValueError(
                 f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
                 "a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
             )
-        self.counters.horizon_start = self.counters.env_steps
-        self.counters.horizon_steps = total_timesteps
+        if total_timesteps is not None:
+            c.horizon_start, c.horizon_steps, c.schedule_steps = c.env_steps, total_timesteps, total_timesteps
+        if until is not None:
+            c.horizon_steps = until - c.horizon_start
+        if schedule_timesteps is not None:
+            c.schedule_steps = schedule_timesteps
         with torch_threads(self.threads), unchecked_distributions():
-            return type(self).loop(self)
+            try:
+                return type(self).loop(self)
+            except Exception as e:
+                self.callbacks.on_training_error(algorithm=self, error=e)
+                raise
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
         """Action for one observation (D,), or actions for a batch (B, D).
@@ -375,7 +412,14 @@ class OnlineAlgorithm:
         `memory`: off-policy, the replay memory too, in files of ``memory/`` beside it that hold what is new since the
         last time; `from_checkpoint` finds them there.
         """
-        save_checkpoint(path, self._checkpoint(**header))
+        self.snapshot(path, memory, **header)()
+
+    def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
+        """Copy what `save` is to write, and return the function that writes it.
+
+        Training may go on before that is called, or while another thread runs it.
+        """
+        return partial(save_checkpoint, path, self._checkpoint(**header))
 
     def _checkpoint(self, **header: Any) -> Checkpoint:
         c = self.counters
@@ -399,6 +443,7 @@ class OnlineAlgorithm:
             "reward_fn": self._lost_reward_fn if reward_fn is None else reward_name(reward_fn),
             "counters": c.scalars(),
             "generators": generators,
+            "callbacks": self.callbacks.state(),
             "versions": versions(),
             **header,
         }
@@ -415,7 +460,10 @@ class OnlineAlgorithm:
             "generators": self._torch_generator(),
         }
         own_info, own_tensors = self._own_state()
-        return Checkpoint({**info, **own_info}, {**tensors, **own_tensors})
+        tensors.update(own_tensors)
+        # Copies, since most are views of what training changes.
+        owned = {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in tensors.items()}
+        return Checkpoint({**info, **own_info}, owned)
 
     def _torch_generator(self) -> dict[str, np.ndarray]:
         if self.native is not None:
@@ -445,7 +493,9 @@ class OnlineAlgorithm:
         env_backend: str | None = None,
         **arguments: Any,
     ):
-        """Restore an algorithm; on a native environment it continues as if it had never stopped.
+        """Restore an algorithm; `train` without arguments continues as if it had never stopped, on native environments
+        and on those foreign ones that can be restored (see `rlox.env_state`). Others start with fresh episodes,
+        everything else is exact; ``collector.restore_note()`` says so, and why.
 
         Off-policy, the replay memory is restored when it is first used, from the files that stand beside the
         checkpoints of `rlox train` (and of ``save(path, memory=True)``), or by `load_buffer` from what `save_buffer`
@@ -457,7 +507,7 @@ class OnlineAlgorithm:
         path : path
             The checkpoint.
         env_id : str or callable, optional
-            By default the one it was trained on. Another one, and any foreign environment, starts with fresh episodes.
+            By default the one it was trained on. Another one starts with fresh episodes.
         policy : nn.Module, optional
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
         backend : str, optional
@@ -474,8 +524,8 @@ class OnlineAlgorithm:
         Raises
         ------
         FileNotFoundError, ValueError
-            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint or a policy that does not
-            fit.
+            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
+            or a state of the environments that is damaged.
         """
         checkpoint = load_checkpoint(path)
         header = checkpoint.header
@@ -527,13 +577,17 @@ class OnlineAlgorithm:
                 callbacks,
                 device=device,
                 backend=cls._saved_backend(header, device) if backend is None else backend,
-                threads=header["threads"],
                 env_kwargs=env["kwargs"],
                 reward_fn=reward_fn,
                 env_wrappers=wrappers,
-                env_workers=env["workers"],
                 env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
-                **{**header["config"], **cls._saved_arguments(header, arguments), **arguments},
+                **{
+                    "threads": header["threads"],
+                    "env_workers": env["workers"],
+                    **header["config"],
+                    **cls._saved_arguments(header, arguments),
+                    **arguments,
+                },
             )
         except (MemoryError, TypeError, ValueError) as e:
             # What the caller adds to the file may be at fault as well, and keeps its kind of error.
@@ -561,8 +615,9 @@ class OnlineAlgorithm:
         header, tensors = checkpoint.header, checkpoint.tensors
         self._load_weights(tensors["policy"], "from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
-        for name, value in header["counters"].items():
+        for name, value in {"schedule_steps": header["counters"]["horizon_steps"], **header["counters"]}.items():
             setattr(self.counters, name, value)
+        self.callbacks.set_state(header.get("callbacks", {}))
         self.counters.recent_returns.extend(tensors["statistics"]["episode_returns"].tolist())
         self.counters.recent_lengths.extend(tensors["statistics"]["episode_lengths"].tolist())
         self.collector.rng.set_state(header["generators"]["action"])
@@ -571,11 +626,9 @@ class OnlineAlgorithm:
             import torch
 
             torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
-        exact = same_env and bool(tensors["environment"]) and self.collector.exact
+        exact = same_env and self.collector.restore(tensors["environment"])
         if self.normalizer is not None:
             self.normalizer.set_state(tensors["normalization"], returns=exact)
-        if exact:
-            self.collector.set_state(tensors["environment"])
 
     def close(self) -> None:
         """End the environments' worker processes, if there are any; what was learned stays usable."""

@@ -21,8 +21,6 @@ from rlox.logging import LoggerCallback
 class _Ahead:
     """A `CandleCollector` where PPO's loop has its `RolloutCollector`."""
 
-    exact = False  # the thread is one rollout ahead: what a checkpoint could hold is not what is learned from
-
     def __init__(self, collector: CandleCollector, plain: Any):
         self.collector = collector
         self.rng, self.env, self.reward_fn = plain.rng, plain.env, None
@@ -34,7 +32,7 @@ class _Ahead:
         return RolloutBatch(**found)
 
     def state(self) -> None:
-        return None
+        return None  # the thread is one rollout ahead: what could be said is not what is learned from
 
     def close(self) -> None:
         self.collector.stop()

@@ -131,8 +131,9 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
         if self._saved_memory is not None:
             saved, self._saved_memory = self._saved_memory, None
-            folder = saved.folder / _MEMORY
-            replay_files.load(self._buffer, folder, saved.header["memory"], saved.tensors.get("memory", {}))
+            folder, entry = saved.folder / _MEMORY, saved.header["memory"]
+            replay_files.load(self._buffer, folder, entry, saved.tensors.get("memory", {}))
+            self._files = replay_files.ReplayFiles(folder, entry, self._buffer)
         return self._buffer
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
@@ -165,7 +166,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
         if changed:
             return f"{type(self).__name__} changes {changed[0]}"
-        if type(self.collector) is not ReplayCollector or not self.collector.exact:
+        if type(self.collector) is not ReplayCollector or not self.collector.native:
             return "the environment is not native"
         if self.collector.reward_fn is not None:
             return "there is a reward_fn"
@@ -205,7 +206,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             n_rounds,
             env_steps=counters.env_steps,
             horizon_start=counters.horizon_start,
-            horizon_steps=counters.horizon_steps,
+            horizon_steps=counters.schedule_steps,
             update_from=self.memory_start + c.learning_starts,
             annealed=c.learning_rate_schedule == "linear",
             **{name: getattr(c, name) for name in names},
@@ -258,18 +259,22 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             return
         self._saved_memory, self.memory_start = checkpoint, entry["start"]
 
-    def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
-        checkpoint = self._checkpoint(**header)
+    def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
         if not memory:
-            save_checkpoint(path, checkpoint)
-            return
-        folder = Path(path).parent / _MEMORY
+            return super().snapshot(path, **header)
+        checkpoint, folder, start = self._checkpoint(**header), Path(path).parent / _MEMORY, self.memory_start
+        buffer = self.buffer
         if self._files is None or self._files.folder != folder:
             self._files = replay_files.ReplayFiles(folder)
-        entry, checkpoint.tensors["memory"] = self._files.save(self.buffer)
-        checkpoint.header["memory"] = {**entry, "start": self.memory_start}
-        save_checkpoint(path, checkpoint)
-        self._files.tidy()
+        taken = self._files.take(buffer)
+
+        def write() -> None:
+            entry, checkpoint.tensors["memory"] = taken.write()
+            checkpoint.header["memory"] = {**entry, "start": start}
+            save_checkpoint(path, checkpoint)
+            taken.tidy()
+
+        return write
 
     def save_buffer(self, path: str | os.PathLike) -> None:
         """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.

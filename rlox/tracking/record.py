@@ -5,8 +5,8 @@
     {"segment": 0, "step": 1024, "time": 1732147200.123, "episode/return": 21.3, "loss/policy": null}
 
 (null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
-``versions``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"`` (``status``, ``message``). A resume
-opens the next *segment*; its start row's ``step`` is the step it resumed from.
+``versions``; where a resume changed settings ``changed``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
+(``status``, ``message``). A resume opens the next *segment*; its start row's ``step`` is the step it resumed from.
 """
 
 from __future__ import annotations
@@ -197,6 +197,8 @@ class Record:
         Versions of the packages that made the run, kept in the start row.
     resume_step
         Step of the checkpoint this segment continues from; None: from the beginning.
+    changed
+        Settings that are others than before, ``{key: [old, new]}``, kept in the start row.
 
     Raises
     ------
@@ -210,6 +212,7 @@ class Record:
         *,
         versions: Mapping[str, str] | None = None,
         resume_step: int | None = None,
+        changed: Mapping[str, Any] | None = None,
     ):
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -229,11 +232,8 @@ class Record:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             self._run_id, self._segment = self._recover()
             self._step = 0 if resume_step is None else int(resume_step)
-            self._write(
-                "start",
-                self._step,
-                {"run_id": self._run_id, "pid": os.getpid(), "versions": dict(versions or {})},
-            )
+            start = {"run_id": self._run_id, "pid": os.getpid(), "versions": dict(versions or {})}
+            self._write("start", self._step, {**start, "changed": dict(changed)} if changed else start)
         except BaseException:
             self.close()
             raise

@@ -1,0 +1,354 @@
+"""State of gymnasium environments: which can be saved and restored exactly, and how it travels in a checkpoint.
+
+An environment is restorable where each layer of it, its wrappers and what they hold, is one of these:
+
+- Classic control, and MuJoCo's environments of gymnasium, v4 and v5; the generator that the innermost layer draws from
+  (``np_random``, a PCG64) is saved with every environment.
+- gymnasium's TimeLimit, OrderEnforcing, PassiveEnvChecker, ClipAction, RescaleAction and FlattenObservation.
+- Any layer whose class has a pair of methods ``get_state()`` and ``set_state(state)``. The first returns what decides
+  that layer's future besides ``np_random``; the second, called on one that was made in the same way and may not have
+  been reset, makes it go on from there, bit for bit. It is of an episode that is running. Values are None, booleans,
+  numbers, text, NumPy arrays and scalars of numbers or booleans, and lists and dicts (by text) of these; a tuple comes
+  back as a list, an array without dimensions as a scalar. A wrapper's pair is about the wrapper alone.
+
+A subclass counts as its own class. Whatever holds anything else starts with fresh episodes. Saved, a group of
+environments is two arrays of bytes: JSON, and the contents of all arrays that it names, one after the other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_JSON, _DATA = "env_json", "env_data"
+_DTYPES = {np.dtype(t).name: np.dtype(t) for t in (*"bhilqBHILQefd", np.bool_)}
+_MUJOCO_CLASS = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v[45]\.\w+")
+# What a step reads of MuJoCo's results before it computes them anew: where bodies were at the end of the step before,
+# which `mj_step` leaves as it was before its last integration, so that no `mj_forward` gives it back.
+_MUJOCO_RESULTS = ("xpos", "xipos")
+
+
+class UnsavableState(Exception):
+    """What an environment holds at the moment has no place in a checkpoint; says why."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """How one layer's own state is read and put back; `put` raises ValueError for one that it cannot have given."""
+
+    get: Callable[[Any], Any]
+    put: Callable[[Any, Any], None]
+
+
+def _numbers(value: Any, like: np.ndarray, name: str) -> np.ndarray:
+    if not isinstance(value, np.ndarray) or value.dtype != like.dtype or value.shape != like.shape:
+        got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)[:80]
+        raise ValueError(f"{name} must be an array of {like.dtype} {like.shape}, got {got}")
+    return value
+
+
+def count(value: Any, name: str) -> int:
+    """`value`, if it is an integer that counts something; else a ValueError that names it."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be an integer >= 0, got {repr(value)[:80]}")
+    return value
+
+
+def _put_elapsed(limit: Any, state: Any) -> None:
+    limit._elapsed_steps = count(state, "the steps of TimeLimit")
+
+
+def _put_checked(checker: Any, state: Any) -> None:
+    # It looks at the first reset and the first steps, and changes nothing; these were the saved run's.
+    checker.checked_reset = checker.checked_step = checker.checked_data_reuse = True
+
+
+def _classic(size: int, bound: float = math.inf, **others: Any) -> _Part:
+    """Of an environment that keeps `size` numbers within `bound` in ``state``; while it plays, `others` are as here."""
+
+    def put(env: Any, state: Any) -> None:
+        name = f"the state of {type(env).__name__}"
+        dtype = np.float32 if getattr(state, "dtype", None) == np.float32 else np.float64
+        numbers = _numbers(state, np.empty(size, dtype), name)
+        if not (np.isfinite(numbers) & (np.abs(numbers) <= bound)).all():
+            raise ValueError(f"{name} must be finite and within {bound}, got {numbers.tolist()}")
+        env.state = numbers
+        for attribute, value in others.items():
+            setattr(env, attribute, value)
+
+    return _Part(lambda env: np.array(env.state), put)
+
+
+def _get_mujoco(env: Any) -> dict[str, np.ndarray]:
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(env.model, kind))
+    mujoco.mj_getState(env.model, env.data, state, kind)
+    return {"integration": state, **{name: getattr(env.data, name).copy() for name in _MUJOCO_RESULTS}}
+
+
+def _put_mujoco(env: Any, state: Any) -> None:
+    import mujoco
+
+    name = f"the state of {type(env).__name__}"
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    likes = {"integration": np.empty(mujoco.mj_stateSize(env.model, kind))}
+    likes.update({field: getattr(env.data, field) for field in _MUJOCO_RESULTS})
+    if not isinstance(state, dict) or set(state) != set(likes):
+        raise ValueError(f"{name} must hold {', '.join(likes)}, got {repr(state)[:80]}")
+    for field, like in likes.items():
+        _numbers(state[field], like, f"{name}, of this MuJoCo and model: {field}")
+    mujoco.mj_setState(env.model, env.data, state["integration"], kind)
+    for field in _MUJOCO_RESULTS:
+        likes[field][...] = state[field]
+
+
+def _put_pair(layer: Any, state: Any) -> None:
+    try:
+        layer.set_state(state)
+    except Exception as e:
+        raise ValueError(f"set_state of {type(layer).__name__} refuses what is saved: {e}") from e
+
+
+_STATELESS = _Part(lambda layer: None, lambda layer, state: None)
+_PAIR = _Part(lambda layer: layer.get_state(), _put_pair)
+_MUJOCO = _Part(_get_mujoco, _put_mujoco)
+_WRAPPERS, _CLASSIC = "gymnasium.wrappers.", "gymnasium.envs.classic_control."
+_KNOWN = {
+    f"{_WRAPPERS}common.TimeLimit": _Part(lambda limit: int(limit._elapsed_steps), _put_elapsed),
+    f"{_WRAPPERS}common.OrderEnforcing": _Part(lambda layer: None, lambda layer, _: setattr(layer, "_has_reset", True)),
+    f"{_WRAPPERS}common.PassiveEnvChecker": _Part(lambda layer: None, _put_checked),
+    f"{_WRAPPERS}transform_action.ClipAction": _STATELESS,
+    f"{_WRAPPERS}transform_action.RescaleAction": _STATELESS,
+    f"{_WRAPPERS}transform_observation.FlattenObservation": _STATELESS,
+    f"{_CLASSIC}cartpole.CartPoleEnv": _classic(4, steps_beyond_terminated=None),
+    f"{_CLASSIC}pendulum.PendulumEnv": _classic(2, last_u=None),
+    # Its angles are wrapped by a loop, which a great number would keep busy for ever.
+    f"{_CLASSIC}acrobot.AcrobotEnv": _classic(4, 100.0),
+    f"{_CLASSIC}mountain_car.MountainCarEnv": _classic(2),
+    f"{_CLASSIC}continuous_mountain_car.Continuous_MountainCarEnv": _classic(2),
+}
+
+
+def _layers(env: Any) -> list[Any]:
+    """The environment as it is used, what that wraps, and so on inwards."""
+    import gymnasium
+
+    found = [env]
+    while isinstance(found[-1], gymnasium.Wrapper):
+        found.append(found[-1].env)
+    return found
+
+
+def _path(layer: Any) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _takes(function: Any, n: int) -> bool:
+    """Whether `function` can be called with `n` arguments; gymnasium's MujocoEnv has a ``set_state(qpos, qvel)``."""
+    try:
+        inspect.signature(function).bind(*[None] * n)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _part(layer: Any) -> _Part | None:
+    path, cls = _path(layer), type(layer)
+    if path in _KNOWN:
+        return _KNOWN[path]
+    if _MUJOCO_CLASS.fullmatch(path):
+        return _MUJOCO
+    getter, setter = getattr(cls, "get_state", None), getattr(cls, "set_state", None)
+    return _PAIR if _takes(getter, 1) and _takes(setter, 2) else None
+
+
+def stack_of(env: Any) -> list[str]:
+    """Names of the classes that `env` is built of, from outside to inside: a state fits only an equal stack."""
+    return [_path(layer) for layer in _layers(env)]
+
+
+def why_not(env: Any) -> str | None:
+    """Why `env` cannot be restored exactly; None where it can."""
+    for layer in _layers(env):
+        if _part(layer) is None:
+            return f"{type(layer).__name__} has no get_state() and set_state(state)"
+    return None
+
+
+def get_env_state(env: Any) -> dict[str, Any]:
+    """Everything that the future of `env` depends on, which has been reset; `why_not` must be None.
+
+    Raises
+    ------
+    UnsavableState
+        If its generator is no PCG64.
+    """
+    layers = _layers(env)
+    generator, bits = getattr(layers[-1], "_np_random", None), None
+    if generator is not None:
+        bits = generator.bit_generator.state if hasattr(generator, "bit_generator") else {}
+        if bits.get("bit_generator") != "PCG64":
+            raise UnsavableState(f"the np_random of {type(layers[-1]).__name__} is no PCG64 generator")
+    return {"layers": [_part(layer).get(layer) for layer in layers], "np_random": bits}
+
+
+def set_env_state(env: Any, state: Any) -> None:
+    """Let `env`, which need not have been reset, go on from what `get_env_state` returned.
+
+    Raises
+    ------
+    ValueError
+        If it is no state of such an environment; names what does not fit.
+    """
+    layers = _layers(env)
+    parts = state.get("layers") if isinstance(state, dict) else None
+    if not isinstance(parts, list) or len(parts) != len(layers):
+        raise ValueError(f"the state of {env} must have {len(layers)} layers, got {repr(parts)[:80]}")
+    for layer, part in zip(layers, parts, strict=True):
+        _part(layer).put(layer, part)
+    if state.get("np_random") is not None:
+        layers[-1].np_random = _generator(state["np_random"])
+
+
+def _generator(state: Any) -> np.random.Generator:
+    try:
+        inner = state["state"]
+        numbers = [inner["state"], inner["inc"], state["has_uint32"], state["uinteger"]]
+        fits = all(type(x) is int and 0 <= x < 2**n for x, n in zip(numbers, (128, 128, 1, 32), strict=True))
+        fits = fits and state["bit_generator"] == "PCG64" and inner["inc"] % 2 == 1
+    except (TypeError, KeyError):
+        fits = False
+    if not fits:
+        raise ValueError(f"np_random must be the state of a PCG64 generator, got {repr(state)[:200]}")
+    bits = np.random.PCG64(0)
+    bits.state = state
+    return np.random.Generator(bits)
+
+
+def encode(value: Any, data: bytearray) -> Any:
+    """`value` as JSON can say it; the contents of its arrays are appended to `data`.
+
+    Raises
+    ------
+    UnsavableState
+        For anything but what the contract names (see the module).
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.name not in _DTYPES:
+            raise UnsavableState(f"its state holds an array of {array.dtype}")
+        data += array.astype(_DTYPES[array.dtype.name], order="C", copy=False).tobytes()
+        return {"array": [array.dtype.name, list(array.shape)]}
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise UnsavableState(f"its state holds a dict with a key that is no text: {list(value)[:5]}")
+        return {"dict": {str(key): encode(item, data) for key, item in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return [encode(item, data) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnsavableState(f"its state holds a {type(value).__name__}")
+
+
+class _Reader:
+    """Takes what `encode` has appended, in order; allocates no more than there is."""
+
+    def __init__(self, data: np.ndarray):
+        self._data = data
+        self._at = 0
+
+    def array(self, dtype: Any, shape: Any) -> Any:
+        left = len(self._data) - self._at
+        dims = shape if isinstance(shape, list) and len(shape) <= 32 else [-1]
+        kind = _DTYPES.get(dtype) if isinstance(dtype, str) else None
+        if kind is None or not all(type(d) is int and 0 <= d < 2**31 for d in dims):
+            raise ValueError(f"an array must have a known dtype and a shape, got {repr([dtype, shape])[:80]}")
+        size = math.prod(dims) * kind.itemsize
+        if size > left:
+            raise ValueError(f"an array of {dtype} {dims} must have its {size} bytes in {_DATA}, got {left}")
+        found = self._data[self._at : self._at + size]
+        self._at += size
+        # A copy; bytes that are no bool become one.
+        found = found.astype(np.bool_) if kind == np.bool_ else found.copy().view(kind)
+        return found.reshape(dims)[()]
+
+    def decode(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        (kind, inner), *others = node.items() or [("", None)]
+        if kind == "dict" and isinstance(inner, dict) and not others:
+            return {key: self.decode(item) for key, item in inner.items()}
+        if kind == "array" and isinstance(inner, list) and len(inner) == 2 and not others:
+            return self.array(*inner)
+        raise ValueError(f"a part of the state must be a dict or an array, got {repr(node)[:80]}")
+
+    def finish(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError(f"{_DATA} must be of {self._at} bytes, got {len(self._data)}")
+
+
+def pack(stacks: Sequence[list[str]], nodes: Sequence[Any], data: bytes) -> dict[str, np.ndarray]:
+    """What `encode` made of each environment's state, in order, as arrays (B,) uint8 of a checkpoint."""
+    text = json.dumps({"stacks": list(stacks), "envs": list(nodes)})
+    return {_JSON: np.frombuffer(text.encode(), np.uint8), _DATA: np.frombuffer(bytearray(data), np.uint8)}
+
+
+def fits(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> bool:
+    """Whether `state` is `pack`'s, of environments that are built of the same classes.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged.
+    """
+    return _JSON in state and _read(state)["stacks"] == list(stacks)
+
+
+def unpack(state: dict[str, np.ndarray], stacks: Sequence[list[str]]) -> list[Any]:
+    """Each environment's state.
+
+    Raises
+    ------
+    ValueError
+        If `state` is no state of such environments, or damaged; names what is wrong.
+    """
+    content = _read(state)
+    if content["stacks"] != list(stacks):
+        raise ValueError(f"the state must be of {len(stacks)} x {stacks[0]}, got {repr(content['stacks'])[:200]}")
+    if not isinstance(content["envs"], list) or len(content["envs"]) != len(stacks):
+        raise ValueError(f"the state must be of {len(stacks)} environments, got {repr(content['envs'])[:80]}")
+    reader = _Reader(_bytes(state, _DATA))
+    try:
+        found = reader.decode(content["envs"])
+    except RecursionError as e:
+        raise ValueError(f"{_JSON} must not be nested so deeply") from e
+    reader.finish()
+    return found
+
+
+def _bytes(state: dict[str, np.ndarray], name: str) -> np.ndarray:
+    array = state.get(name)
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError(f"{name} must be an array (B,) of uint8, got {getattr(array, 'dtype', type(array).__name__)}")
+    return array
+
+
+def _read(state: dict[str, np.ndarray]) -> dict[str, Any]:
+    try:
+        content = json.loads(_bytes(state, _JSON).tobytes().decode())
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"{_JSON} must be JSON: {e}") from e
+    if not isinstance(content, dict) or set(content) != {"stacks", "envs"}:
+        raise ValueError(f"{_JSON} must hold stacks and envs, got {repr(content)[:80]}")
+    return content

@@ -1,0 +1,358 @@
+"""`rlox train resume=`: what is killed and goes on ends as what was never stopped."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import resume_children
+import yaml
+from tracker_files import wandb_history
+
+from rlox import PPO, tracking
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.callbacks import Callback, EvalCallback
+from rlox.checkpoint import load_checkpoint
+from rlox.tracking import durable_rows
+from rlox_cli.errors import UsageError
+from rlox_cli.resume import main as resume
+from rlox_cli.terminal import make_console
+from rlox_cli.train import main
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["resume_children"])
+# How often each pair of runs is made; a soak sets it: 5 rounds are 110 runs that are killed.
+ROUNDS = int(os.environ.get("RLOX_RESUME_ROUNDS", "1"))
+
+COMMON = ["tuned=off", "logger=none", "eval.n_points=3", "eval.n_episodes=1", "seed=3", "algo.hidden_sizes=[16]"]
+OFF_POLICY = ["env.n_envs=2", "algo.batch_size=16", "algo.learning_starts=100"]
+RUNS = {
+    "ppo": ["env=CartPole-v1", "algo.n_steps=64"],
+    "a2c": ["env=Pendulum-v1", "algo.gamma=0.9"],
+    "dqn": ["env=CartPole-v1", *OFF_POLICY, "algo.target_update_freq=50"],
+    "sac": ["env=Pendulum-v1", *OFF_POLICY],
+    "td3": ["env=Pendulum-v1", *OFF_POLICY, "algo.learning_rate_schedule=linear"],
+}
+# Environment steps: long enough to be killed in the middle of.
+TOTAL = {(algo, "torch"): 10_000 if algo in ("ppo", "a2c") else 1_000 for algo in RUNS}
+TOTAL |= {("ppo", "native"): 60_000, ("a2c", "native"): 100_000}
+TOTAL |= {(algo, "native"): 10_000 for algo in ("dqn", "sac", "td3")}
+# Something of what each algorithm can do beside: it all has to be restored.
+MORE = {
+    "ppo": ["algo.learning_rate_schedule=linear", "algo.normalize_obs=true", "algo.normalize_rewards=true"],
+    "dqn": ["buffer.n_step=3", "algo.dueling=true"],
+}
+BUFFERS = {
+    "uniform": ["buffer.size=1000"],
+    "prioritized": ["buffer.size=1000"],
+    "mmap": ["buffer.size=1000", "buffer.hot_size=128"],
+}
+CASES = [
+    (algo, buffer, backend)
+    for algo in RUNS
+    for buffer in (BUFFERS if algo in ("dqn", "sac", "td3") else [None])
+    for backend in ("native", "torch")
+]
+
+
+def start(folder, *arguments):
+    folder.mkdir(exist_ok=True)
+    process = CONTEXT.Process(target=resume_children.train, args=(folder, list(arguments)))
+    process.start()
+    return process
+
+
+def train(folder, *arguments):
+    process = start(folder, *arguments)
+    process.join(120)
+    assert process.exitcode == 0, (folder / "out.txt").read_text()
+    return (folder / "out.txt").read_text()
+
+
+def newest_step(folder):
+    try:
+        with open(folder / "run/metrics.jsonl", "rb") as file:
+            file.seek(-min(4096, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return json.loads(file.read().split(b"\n")[-2])["step"]
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def killed(folder, *arguments, at):
+    """Kill -9 once it has a checkpoint and is past the step `at`; whether that came before its end."""
+    process, last = start(folder, *arguments), folder / "run/checkpoints/last.safetensors"
+    deadline = time.monotonic() + 60
+    while not (last.exists() and newest_step(folder) >= at) and process.is_alive() and time.monotonic() < deadline:
+        pass
+    time.sleep(random.uniform(0, 0.01))
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -9), (folder / "out.txt").read_text()
+    return process.exitcode == -9
+
+
+def outcome(folder):
+    """SHA-256 of everything the run has come to, section by section, and its metrics without times."""
+    path = folder / "run/checkpoints/last.safetensors"
+    checkpoint = load_checkpoint(path)
+    header = checkpoint.header
+    sections = {name: arrays for name, arrays in checkpoint.tensors.items() if name != "memory"}
+    if "memory" in header:
+        # Which files hold it depends on when it was saved, what it holds does not.
+        algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(path)
+        sections["memory"] = {name: x for name, x in algorithm.buffer.get_state().items() if isinstance(x, np.ndarray)}
+        algorithm.close()
+    digests = {
+        section: hashlib.sha256(b"".join(name.encode() + arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
+        for section, arrays in sections.items()
+    }
+    kept = {name: header[name] for name in ("counters", "generators", "callbacks")}
+    rows = [
+        {name: x for name, x in row.items() if name not in ("segment", "time") and not name.startswith("time/")}
+        for row in durable_rows(folder / "run")
+    ]
+    return digests, kept, rows
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+@pytest.mark.parametrize(("algo", "buffer", "backend"), CASES, ids=lambda value: str(value))
+def test_killed_and_resumed_is_never_stopped(algo, buffer, backend, round_, tmp_path):
+    more = [*MORE.get(algo, []), *([f"buffer={buffer}", *BUFFERS[buffer]] if buffer else [])]
+    total = TOTAL[algo, backend]
+    command = [f"algo={algo}", *RUNS[algo], *COMMON, *more, f"backend={backend}", f"total_timesteps={total}"]
+    command += [f"checkpoint.every_steps={total // 16}", "hydra.run.dir=run"]
+    train(tmp_path / "whole", *command)
+    first, second = sorted(random.uniform(0.1, 0.8) * total for _ in range(2))
+    for _ in range(5):
+        if killed(tmp_path / "again", *command, at=first):
+            break
+        shutil.rmtree(tmp_path / "again")
+    killed(tmp_path / "again", "resume=run", at=second)
+    train(tmp_path / "again", "resume=run")
+    rows = [json.loads(line) for line in (tmp_path / "again/run/metrics.jsonl").read_text().splitlines()]
+    starts = [row["step"] for row in rows if row.get("event") == "start"]
+    assert 0 < starts[1] < total, "it was not stopped in the middle"
+    whole, again = outcome(tmp_path / "whole"), outcome(tmp_path / "again")
+    assert again == whole
+    assert rows[-1]["status"] == "finished"
+
+
+SMALL = ["algo=ppo", "env=CartPole-v1", *RUNS["ppo"], *COMMON, "backend=native", "total_timesteps=10_000"]
+SMALL += ["checkpoint.every_steps=1_000", "hydra.run.dir=run"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder that holds a finished run, which tests may look at, and copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    train(folder, *SMALL, "algo.learning_rate_schedule=linear")
+    return folder
+
+
+@pytest.fixture
+def mine(finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    return tmp_path
+
+
+def events(folder, kind):
+    rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row.get("event") == kind]
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(mine):
+    before = {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()}
+    said = train(mine, "resume=run")
+    assert "run is finished: 10,240 steps. To train on: rlox train resume=run total_timesteps=20480" in said
+    assert {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()} == before
+
+
+def test_more_steps_extend_it_and_its_schedules_stay(mine):
+    before = load_checkpoint(mine / "run/checkpoints/last.safetensors")
+    said = train(mine, "resume=run/checkpoints/last.safetensors", "total_timesteps=12_000", "algo.clip_eps=0.1")
+    assert "resuming run at step 10,240 of 12,000" in said
+    assert "changed: total_timesteps 10000 -> 12000" in said
+    assert events(mine, "start")[1]["changed"] == {"total_timesteps": [10_000, 12_000], "algo.clip_eps": [0.2, 0.1]}
+    assert yaml.safe_load((mine / "run/config.yaml").read_text())["total_timesteps"] == 12_000
+    # The step size has fallen to 0: nothing more is learned, unless the schedules are told to go on as well.
+    more = load_checkpoint(mine / "run/checkpoints/last.safetensors")
+    assert more.header["counters"]["env_steps"] == 12_288
+    np.testing.assert_array_equal(more.tensors["policy"]["actor.0.weight"], before.tensors["policy"]["actor.0.weight"])
+    train(mine, "resume=run", "total_timesteps=14_000", "schedule_timesteps=20_000")
+    after = load_checkpoint(mine / "run/checkpoints/last.safetensors")
+    assert not np.array_equal(after.tensors["policy"]["actor.0.weight"], before.tensors["policy"]["actor.0.weight"])
+
+
+def test_the_same_in_the_library(tmp_path):
+    sizes = {"n_steps": 32, "hidden_sizes": [8], "learning_rate_schedule": "linear"}
+    whole = PPO("CartPole-v1", 2, 0, callbacks=[EvalCallback(4, 1)], **sizes)
+    whole.train(1_024)
+
+    class Stop(Callback):
+        def on_step(self, *, step, **info):
+            return step < 400
+
+    half = PPO("CartPole-v1", 2, 0, callbacks=[EvalCallback(4, 1), Stop()], **sizes)
+    half.train(1_024)
+    half.save(tmp_path / "half.safetensors")
+    again = EvalCallback(4, 1)
+    rest = PPO.from_checkpoint(tmp_path / "half.safetensors", callbacks=[again])
+    rest.train()
+    assert rest.counters == whole.counters
+    np.testing.assert_array_equal(rest.native.net.parameters, whole.native.net.parameters)
+    played = whole.callbacks.callbacks[0].evaluations
+    assert [(step, e.returns.tolist()) for step, e in again.evaluations] == [(s, e.returns.tolist()) for s, e in played]
+    with pytest.raises(ValueError, match="total_timesteps must not stand beside until"):
+        rest.train(10, until=20)
+    with pytest.raises(ValueError, match="no training to go on with"):
+        PPO("CartPole-v1").train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["resume=nowhere"], "resume=nowhere does not exist; name a run folder"),
+        (["resume=."], "must be a run folder, or a checkpoint in the checkpoints/ of one"),
+        (["resume=run", "seed=1"], r"seed must stay what it was \(3\) in a run that is resumed, got 1; a new run can"),
+        (["resume=run", "env.n_envs=3"], r"env.n_envs must stay what it was \(8\)"),
+        (["resume=run", "algo=a2c"], "algo=a2c must stay algo=ppo in a run that is resumed"),
+        (["resume=run", "env=Acrobot-v1"], "env=Acrobot-v1 must stay env=CartPole-v1"),
+        (["resume=run", "algo.gama=0.9"], "algo.gama is no key of PPOConfig; did you mean 'gamma'"),
+        (["resume=run", "algo.gamma=much"], "algo.gamma must be a number, got 'much'"),
+        (["resume=run", "algo.gamma=2"], r"algo.gamma must be in \[0, 1\], got 2"),
+        (["resume=run", "tuned=off"], "tuned=off must not stand beside resume="),
+        (["resume=run", "seed=1,2"], "seed=1,2 must be KEY=VALUE, one value"),
+        (["-m", "resume=run"], "-m must not stand beside resume="),
+        (
+            ["resume=run", "total_timesteps=5000"],
+            "total_timesteps must be at least what .* has done, 10,240, got 5,000",
+        ),
+    ],
+)
+def test_what_cannot_be_resumed_so(finished, monkeypatch, arguments, says):
+    monkeypatch.chdir(finished)
+    with pytest.raises(UsageError, match=says):
+        main(arguments)
+
+
+def test_a_refusal_is_one_paragraph(finished):
+    command = [sys.executable, "-m", "rlox_cli.main", "train", "resume=run", "seed=1"]
+    done = subprocess.run(command, cwd=finished, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert re.fullmatch(r"rlox train: seed must stay what it was \(3\) .*\n", done.stderr)
+
+
+def test_runs_without_what_is_needed(mine):
+    def said(*arguments):
+        with pytest.raises(UsageError) as caught:
+            resume(str(mine / "run"), [], list(arguments), [], make_console())
+        return str(caught.value)
+
+    config = mine / "run/config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("name: ppo", "name: pppo"))
+    assert "algo.name one of" in said()
+    config.write_text(text.replace("imports: []", "imports: [their_code]"))
+    assert "if you trust it, add --import their_code" in said()
+    config.write_text(text)
+    (mine / "run/checkpoints/last.safetensors").unlink()
+    assert "has no checkpoint yet" in said()
+
+
+def test_one_process_at_a_time(tmp_path):
+    long = [*SMALL, "total_timesteps=10_000_000"]
+    process, last = start(tmp_path, *long), tmp_path / "run/checkpoints/last.safetensors"
+    try:
+        while not last.exists():
+            time.sleep(0.01)
+        other = tmp_path / "other"
+        other.mkdir()
+        os.symlink(tmp_path / "run", other / "run")
+        with pytest.raises(UsageError, match="is being trained by another process"):
+            resume(str(other / "run"), [], [], [], make_console())
+    finally:
+        process.terminate()
+        process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
+    assert "Go on: rlox train resume=run" in (tmp_path / "out.txt").read_text()
+    assert [row["status"] for row in events(tmp_path, "end")] == ["interrupted"]
+    steps = load_checkpoint(last).header["counters"]["env_steps"]
+    (tmp_path / "out.txt").unlink()
+    assert f"resuming run at step {steps:,} of {steps + 1_000:,}" in train(
+        tmp_path, "resume=run", f"total_timesteps={steps + 1_000}"
+    )
+
+
+def test_a_stop_by_score_ends_a_run_until_it_is_lifted(tmp_path):
+    train(tmp_path, *SMALL, "eval.n_points=10", "eval.stop_at=9")
+    assert "run is finished: 1,024 steps, stopped early: the evaluation's mean" in train(tmp_path, "resume=run")
+    (tmp_path / "out.txt").unlink()
+    said = train(tmp_path, "resume=run", "eval.stop_at=null")
+    assert "changed: eval.stop_at 9.0 -> None" in said
+    assert "trained ppo CartPole-v1 seed 3: 10,240 steps" in said
+
+
+def test_best_may_be_gone_back_to(tmp_path):
+    train(tmp_path, *SMALL, "algo.learning_rate=0.001", "algo.learning_rate_schedule=constant", "eval.n_points=10")
+    best = load_checkpoint(tmp_path / "run/checkpoints/best.safetensors").header["counters"]["env_steps"]
+    said = train(tmp_path, "resume=run/checkpoints/best.safetensors", "algo.learning_rate=0.0001")
+    assert f"resuming run at step {best:,}" in said
+    steps = [row["step"] for row in durable_rows(tmp_path / "run")]
+    assert steps == sorted(steps)
+    assert [row["step"] for row in events(tmp_path, "start")] == [0, best]
+
+
+def test_a_full_disk_costs_the_run_but_no_checkpoint(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        process = start(tmp_path, *SMALL, "total_timesteps=10_000_000")
+        process.join(120)
+        assert process.exitcode == 1
+        good = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"]
+        assert good >= 1_000
+        assert not list((tmp_path / "run").rglob("*.partial"))
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("logger", ["mlflow", "wandb"])
+def test_trackers_after_three_kills(logger, tmp_path):
+    pytest.importorskip(logger)
+    command = [*SMALL, "total_timesteps=40_000", f"logger={logger}"]
+    command += [f"logger.mlflow.tracking_uri=sqlite:///{tmp_path}/mlflow.db"] if logger == "mlflow" else []
+    command += ["logger.wandb.mode=offline"] if logger == "wandb" else []
+    command = [argument for argument in command if argument != "logger=none"]
+    for again, at in enumerate((5_000, 15_000, 25_000)):
+        assert killed(tmp_path, *(["resume=run"] if again else command), at=at)
+    train(tmp_path, "resume=run")
+    rows = durable_rows(tmp_path / "run")
+    assert [row["segment"] for row in events(tmp_path, "start")] == [0, 1, 2, 3]
+    assert {0, 3} <= {row["segment"] for row in rows}  # one that was killed early may have left nothing
+    steps = [row["step"] for row in rows if "loss/policy" in row]
+    assert steps == sorted(set(steps))
+    assert len(steps) == -(-40_000 // 512)
+    (report,) = tracking.status(tmp_path / "run").values()
+    assert report.complete
+    if logger == "mlflow":
+        with sqlite3.connect(tmp_path / "mlflow.db") as connection:
+            query = "select step, value from metrics where key = 'loss/policy' and run_uuid = ? order by step"
+            found = connection.execute(query, (report.remote_id,)).fetchall()
+            runs = connection.execute("select count(*) from runs").fetchone()
+        assert runs == (1,)
+        assert found == [(row["step"], row["loss/policy"]) for row in rows if "loss/policy" in row]
+    else:
+        history, _ = wandb_history(tmp_path / "run")
+        assert [entry["_step"] for entry in history if "loss/policy" in entry] == steps
