@@ -19,23 +19,28 @@ critics         weights of SAC's and TD3's critics; theirs are ``target_policy``
                 ``alpha_optimizer`` and ``temperature`` as well
 =============== =============================================================================================
 
-A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable.
+A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable, but not against
+malice: whoever writes a file computes it. So sizes are looked at before anything of that size is made, and what the
+header holds is checked here, before another module sees it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from rlox.loops import Counters
 
 FORMAT = "rlox-checkpoint"
 FORMAT_VERSION = 1
@@ -55,6 +60,9 @@ _DTYPES = {
 }
 # What every header must hold for `from_checkpoint`.
 HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
+# A header has some ten kilobytes, and the text of one this long, or of so many parts, is not even parsed.
+_MOST_BYTES = 8 << 20
+_MOST_PARTS = 200_000
 
 
 @dataclass
@@ -158,15 +166,149 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def one_line(thing: Any, most: int = 300) -> str:
+    """`thing` as a text for an error message: one paragraph of bounded length, without control characters."""
+    text = " ".join(str(thing).split())
+    text = text if len(text) <= most else f"{text[:most]} …"
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _is_count(value: Any, below: int = 2**53) -> bool:
+    return type(value) is int and 0 <= value < below
+
+
+def _is_name(value: Any) -> bool:
+    """Whether `value` may be printed and looked up in a table."""
+    return isinstance(value, str) and 0 < len(value) <= 500 and value.isprintable()
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_settings(value: Any) -> bool:
+    """Whether `value` maps names to what kernels can take: no integer has more than 64 bits."""
+    items = [x for item in value.values() for x in (item if isinstance(item, list) else [item])] if value else []
+    return all(abs(x) < 2**63 for x in items if isinstance(x, int))
+
+
+_COUNTERS = {item.name for item in fields(Counters) if item.type == "int"}
+
+
+def _are_counters(value: Any) -> bool:
+    known = {"env_steps", "updates", "episodes", "horizon_start", "horizon_steps"}
+    return _is_object(value) and known <= value.keys() <= _COUNTERS and all(map(_is_count, value.values()))
+
+
+def _is_env(value: Any) -> bool:
+    return (
+        _is_object(value)
+        and _is_name(value.get("id"))
+        and _is_count(value.get("n_envs"))
+        and value["n_envs"] >= 1
+        and _is_object(value.get("kwargs"))
+        and isinstance(value.get("wrappers"), list)
+        and all(_is_name(x) or (_is_object(x) and len(x) == 1) for x in value["wrappers"])
+        and _is_count(value.get("workers"))
+        and _is_name(value.get("backend", "auto"))
+    )
+
+
+def _are_generators(value: Any) -> bool:
+    return _is_object(value) and all(
+        _is_object(x) and x.keys() == {"key", "position"} and all(_is_count(n, 2**64) for n in x.values())
+        for x in value.values()
+    )
+
+
+# What a value must be wherever it stands in a header.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "algorithm": (_is_name, "be a name"),
+    "backend": (_is_name, "be a name"),
+    "buffer": (lambda x: _is_object(x) and _is_name(x.get("name")) and _are_settings(x), "be settings with a name"),
+    "callbacks": (_is_object, "be an object"),
+    "config": (lambda x: _is_object(x) and _are_settings(x), "be settings"),
+    "counters": (_are_counters, f"hold counts by the names {', '.join(sorted(_COUNTERS))}"),
+    "env": (_is_env, "hold id, n_envs >= 1, kwargs, wrappers and workers"),
+    "file": (_is_name, "be a name"),
+    "generators": (_are_generators, "hold key and position, integers below 2**64, of each generator"),
+    "memory": (_is_object, "be an object"),
+    "memory_start": (_is_count, "be a count"),
+    "policy": (lambda x: x in ("default", "custom"), "be default or custom"),
+    "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
+    "seed": (lambda x: _is_count(x, 2**64), "be an integer in [0, 2**64)"),
+    "threads": (lambda x: _is_count(x, 257), "be an integer in [0, 256]"),
+    "values": (_is_object, "be an object"),
+}
+
+
+def _integer(text: str) -> int:
+    # An environment's seed may have 128 bits.
+    if len(text) > 40:
+        raise ValueError("an integer of more than 40 digits")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} among its numbers")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """As `json.loads`, for a text that nobody vouches for.
+
+    Raises
+    ------
+    ValueError
+        Also for what is too deep or too much, integers of more than 40 digits, and numbers that are not finite.
+    """
+    if sum(map(text.count, "[{,")) > _MOST_PARTS:
+        raise ValueError(f"more than {_MOST_PARTS:,} parts")
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_real, parse_constant=_real)
+    except RecursionError:
+        raise ValueError("objects within objects, too deep") from None
+
+
+def _header(path: Path, text: str, keys: Sequence[str]) -> dict[str, Any]:
+    """The JSON header, every known value of it checked."""
+    try:
+        header = parse_json(text)
+        version = header["format_version"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(
+            f"load_checkpoint: {path} is damaged: its header is no JSON object of ours ({one_line(e)})"
+        ) from e
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise ValueError(
+            f"load_checkpoint: {path} has format version {one_line(version, 40)}, this rlox reads {FORMAT_VERSION}; "
+            "update rlox-cli"
+        )
+    missing = [key for key in keys if key not in header]
+    if missing:
+        raise ValueError(f"load_checkpoint: {path} is damaged: its header lacks {', '.join(missing)}")
+    for key, (holds, rule) in _RULES.items():
+        if key in header and not holds(header[key]):
+            raise ValueError(
+                f"load_checkpoint: {path} is damaged: {key} in its header must {rule}, got {one_line(header[key], 80)}"
+            )
+    return header
+
+
 def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) -> Checkpoint:
     """Read and verify a checkpoint; `keys` are what its header must hold.
+
+    It takes about twice the file's size, whatever the file says of itself.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is cut short, damaged, written by something else, or by a newer rlox.
+        If it is cut short, damaged, written by something else, by a newer rlox, or by somebody who means harm; or if
+        it does not fit in memory.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -177,32 +319,43 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) 
         )
     if not path.exists():
         raise FileNotFoundError(f"load_checkpoint: no file {path}")
+    if not path.is_file():
+        raise ValueError(f"load_checkpoint: {path} must be an ordinary file")
     if path.stat().st_size == 0:
         raise ValueError(f"load_checkpoint: {path} is empty")
+    with open(path, "rb") as start:
+        length = int.from_bytes(start.read(8), "little")
+    if length > _MOST_BYTES:
+        raise ValueError(
+            f"load_checkpoint: {path} is no safetensors file of ours, or is damaged (it declares a header of "
+            f"{length:,} bytes)"
+        )
+    header: dict[str, Any] = {}
     try:
         with safe_open(path, framework="numpy") as file:
             info = file.metadata() or {}
-            flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, TypeError, KeyError, AttributeError) as e:
-        raise ValueError(f"load_checkpoint: {path} is no safetensors file, or is cut short or damaged ({e})") from e
-    if "rlox" not in info:
-        raise ValueError(f"load_checkpoint: {path} was not written by rlox: its header lacks the key 'rlox'")
-    try:
-        header = json.loads(info["rlox"])
-        version = header["format_version"]
-    except (ValueError, KeyError, TypeError) as e:
-        raise ValueError(f"load_checkpoint: {path} is damaged: its header is no JSON object of ours ({e})") from e
-    if version != FORMAT_VERSION:
+            if "rlox" in info:
+                header = _header(path, info["rlox"], keys)
+                flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, TypeError, KeyError, AttributeError, OverflowError) as e:
         raise ValueError(
-            f"load_checkpoint: {path} has format version {version}, this rlox reads {FORMAT_VERSION}; update rlox-cli"
-        )
-    missing = [key for key in keys if key not in header]
-    if missing:
-        raise ValueError(f"load_checkpoint: {path} is damaged: its header lacks {', '.join(missing)}")
+            f"load_checkpoint: {path} is no safetensors file, or is cut short or damaged ({one_line(e)})"
+        ) from e
+    except MemoryError as e:
+        raise ValueError(f"load_checkpoint: {path} does not fit in memory ({one_line(e)})") from e
+    if not header:
+        raise ValueError(f"load_checkpoint: {path} was not written by rlox: its header lacks the key 'rlox'")
+    if odd := [name for name, array in flat.items() if array.dtype.kind not in "fiub"]:
+        raise ValueError(f"load_checkpoint: {path} is damaged: {one_line(odd[0])} must hold numbers")
     if info.get("sha256") != _digest(info["rlox"], flat):
         raise ValueError(f"load_checkpoint: {path} is damaged: its contents do not match their SHA-256")
-    tensors: dict[str, dict[str, np.ndarray]] = {section: {} for section in header["sections"]}
+    tensors: dict[str, dict[str, np.ndarray]] = {section: {} for section in TENSOR_SECTIONS}
     for name, array in flat.items():
         section, _, rest = name.partition("/")
         tensors.setdefault(section, {})[rest] = array
+    found = {section: sorted(arrays) for section, arrays in tensors.items() if arrays}
+    sections = header.get("sections")
+    if not _is_object(sections) or {name: x for name, x in sections.items() if x} != found:
+        raise ValueError(f"load_checkpoint: {path} is damaged: sections in its header must be those of its tensors")
+    tensors |= {section: {} for section in sections if section not in tensors}
     return Checkpoint(header, tensors, path.parent)

@@ -336,13 +336,18 @@ class RolloutCollector(_Collector):
         stacked = spec.n_stacked > 1
         # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
         kept = 2 if stacked else n_steps + 1
-        obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
-        actions = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
-        rewards = np.empty((n_steps, n))
-        terminated = np.empty((n_steps, n), np.bool_)
-        truncated = np.empty((n_steps, n), np.bool_)
-        episode_return = np.empty((n_steps, n))
-        episode_length = np.empty((n_steps, n), np.int64)
+        try:
+            obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
+            actions = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
+            rewards = np.empty((n_steps, n))
+            terminated = np.empty((n_steps, n), np.bool_)
+            truncated = np.empty((n_steps, n), np.bool_)
+            episode_return = np.empty((n_steps, n))
+            episode_length = np.empty((n_steps, n), np.int64)
+        except MemoryError as e:
+            raise ValueError(
+                f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
+            ) from e
 
         if self._raw is None:
             self._raw = self.env.reset_all()

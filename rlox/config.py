@@ -32,9 +32,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"try one of {', '.join(choices)}"
 
 
-def _is_below(path: str) -> bool:
+def is_below(path: str) -> bool:
     """Whether `path` names something inside the folder it is joined to."""
-    return bool(path.strip("./")) and not path.startswith("/") and ".." not in path.split("/")
+    return bool(path.strip("./")) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
 def _type_name(kind: Any) -> str:
@@ -455,7 +455,7 @@ class TensorboardConfig(Config):
     folder: str = "tensorboard"  # below the run folder
 
     def rules(self):
-        yield "folder", _is_below(self.folder), "be a relative path without .."
+        yield "folder", is_below(self.folder), "be a relative path without .."
 
 
 @dataclass
@@ -465,7 +465,7 @@ class CsvConfig(Config):
     file: str = "metrics.csv"  # below the run folder
 
     def rules(self):
-        yield "file", _is_below(self.file) and self.file.endswith(".csv"), "be a relative path to a .csv, without .."
+        yield "file", is_below(self.file) and self.file.endswith(".csv"), "be a relative path to a .csv, without .."
 
 
 @dataclass

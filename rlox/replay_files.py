@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlox.buffers import Buffer
-from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 
@@ -178,18 +178,80 @@ class ReplayFiles:
         return files
 
 
-def missing(folder: Path, entry: dict[str, Any]) -> list[str]:
-    """The files of a header entry that are not there."""
+def _require_entry(entry: Any) -> None:
+    """A ValueError unless a header's entry is such as `ReplayFiles.save` returns: names, counts and short texts."""
+
+    def is_count(value: Any) -> bool:
+        return type(value) is int and 0 <= value < 2**53
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str) and len(value) < 65_536 and "\0" not in value
+
+    good = (
+        isinstance(entry, dict)
+        and isinstance(entry.get("values"), dict)
+        and all(is_text(x) for x in entry["values"].values() if isinstance(x, str))
+        and is_text(entry["values"].get("cold_path", ""))
+        and is_count(entry["values"].get("next_frame", 0))
+        and is_count(entry.get("start", 0))
+        and isinstance(entry.get("files"), list)
+        and all(isinstance(file, dict) and is_text(file.get("name")) for file in entry["files"])
+        and all(is_count(file.get("next_frame", 0)) for file in entry["files"])
+        # Named again and again, one small file would be much to load.
+        and len({os.path.basename(file["name"]) for file in entry["files"]}) == len(entry["files"])
+    )
+    if not good:
+        raise ValueError(f"replay memory: its entry in the header must be what was saved, got {one_line(entry, 80)}")
+
+
+def missing(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None = None) -> list[str]:
+    """The files of a header entry that are not there; `own` is the folder of an `MmapReplayBuffer`'s configuration.
+
+    Raises
+    ------
+    ValueError
+        For an entry that is not what was saved.
+    """
+    _require_entry(entry)
     paths = [folder / os.path.basename(file["name"]) for file in entry["files"]]
     if "cold_path" in entry["values"]:
-        paths.append(_cold_path(folder, entry["values"]["cold_path"]))
+        paths.append(_cold_path(folder, entry["values"]["cold_path"], own))
     return [str(path) for path in paths if not path.is_file()]
 
 
-def _cold_path(folder: Path, saved: str) -> Path:
-    """Where the file of an `MmapReplayBuffer` is: in the run's folder, which may have been moved, or where it was."""
-    beside = folder.parent.parent / os.path.basename(saved)
-    return beside if beside.is_file() else Path(saved)
+def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
+    """Where the file of an `MmapReplayBuffer` is: in the run's folder, which may have been moved, or in its `own`.
+
+    Of the saved path only the name counts. It comes out of a file, and the memory writes to what it leads to.
+    """
+    name = os.path.basename(saved)
+    beside = folder.parent.parent / name
+    return beside if own is None or beside.is_file() else Path(own) / name
+
+
+def _pieces(folder: Path, entry: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+    """What the files of an entry hold."""
+    pieces = []
+    for file in entry["files"]:
+        # The name comes out of a file: it must not lead anywhere else.
+        name = os.path.basename(file["name"])
+        piece = load_checkpoint(folder / name, ("file",))
+        if piece.header["file"] != name:
+            raise ValueError(f"replay memory: {folder / name} must be written by that name, got {piece.header['file']}")
+        pieces.append(piece.tensors.get("memory", {}))
+    return pieces
+
+
+def _require_pieces(entry: dict[str, Any], pieces: list[dict[str, np.ndarray]], own: dict[str, Any]) -> None:
+    """A ValueError unless every piece holds rows (and frames) of bytes, as many to each as those of `own` have."""
+    for file, piece in zip(entry["files"], pieces, strict=True):
+        for name in _BIG:
+            found = piece.get(name)
+            if name in own and (found is None or found.dtype != np.uint8 or found.shape[1:] != own[name].shape[1:]):
+                got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+                raise ValueError(
+                    f"replay memory: {name} of {file['name']} must be uint8 (N, {own[name].shape[1]}), got {got}"
+                )
 
 
 def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -200,27 +262,40 @@ def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, 
     FileNotFoundError, ValueError
         As `rlox.checkpoint.load_checkpoint`, and where the files do not fit the memory; it is then as it was.
     """
-    values, pieces = entry["values"], []
-    for file in entry["files"]:
-        # The name comes out of a file: it must not lead anywhere else.
-        name = os.path.basename(file["name"])
-        piece = load_checkpoint(folder / name, ("file",))
-        if piece.header["file"] != name:
-            raise ValueError(f"replay memory: {folder / name} must be written by that name, got {piece.header['file']}")
-        pieces.append(piece.tensors["memory"])
+    _require_entry(entry)
+    values, pieces = entry["values"], _pieces(folder, entry)
     if "cold_path" in values:
-        values = {**values, "cold_path": str(_cold_path(folder, values["cold_path"]))}
+        own = Path(buffer.cold_path).parent if isinstance(buffer, MmapReplayBuffer) else None
+        values = {**values, "cold_path": str(_cold_path(folder, values["cold_path"], own))}
+    try:
+        _set(buffer, entry, values, arrays, pieces)
+    except (LookupError, MemoryError, OverflowError, TypeError) as e:
+        raise ValueError(f"replay memory: the files in {folder} do not fit it: {one_line(e)}") from e
+
+
+def _set(
+    buffer: Buffer,
+    entry: dict[str, Any],
+    values: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    pieces: list[dict[str, np.ndarray]],
+) -> None:
     if not isinstance(buffer, ReplayBuffer):
         buffer.set_state({**values, **arrays, **(pieces[0] if pieces else {})})
         return
-    rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else buffer.get_state()["rows"]
+    own = buffer.get_state()
+    # A memory to which nothing has been pushed does not know yet how long its rows will be.
+    _require_pieces(
+        entry, pieces, {name: own[name] for name in _BIG if name in own and (name != "rows" or len(buffer))}
+    )
+    rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else own["rows"][:0]
     arrays = {**arrays, "rows": rows[max(0, len(rows) - buffer.capacity) :]}
     if "next_frame" in values:
         slots, end = buffer.frame_slots, values["next_frame"]
-        frames = np.empty((min(end, slots), *buffer.get_state()["frames"].shape[1:]), np.uint8)
+        frames = np.zeros((min(end, slots), *own["frames"].shape[1:]), np.uint8)
         for file, piece in zip(entry["files"], pieces, strict=True):
             numbers = np.arange(file["next_frame"] - len(piece["frames"]), file["next_frame"])
-            kept = numbers >= end - slots
+            kept = (numbers >= end - slots) & (numbers < end)
             frames[numbers[kept] % slots] = piece["frames"][kept]
         arrays["frames"] = frames
     buffer.set_state({**values, **arrays})

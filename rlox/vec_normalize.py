@@ -115,11 +115,13 @@ class VecNormalize:
         ValueError
             If the observations have another shape.
         """
-        if state["obs_mean"].shape != self.obs_moments.mean.shape:
-            raise ValueError(
-                f"VecNormalize.set_state: obs_mean must have shape {self.obs_moments.mean.shape}, "
-                f"got {state['obs_mean'].shape}; the environment differs"
-            )
+        ours = {name: array.shape for name, array in self.state().items() if name != "returns"}
+        for name, shape in ours.items():
+            if name not in state or state[name].shape != shape:
+                got = state[name].shape if name in state else "nothing"
+                raise ValueError(
+                    f"VecNormalize.set_state: {name} must have shape {shape}, got {got}; the environment differs"
+                )
         for name, moments in (("obs", self.obs_moments), ("return", self.return_moments)):
             moments.mean = state[f"{name}_mean"].copy()
             moments.var = state[f"{name}_var"].copy()

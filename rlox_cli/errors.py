@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import typer
 
 # What bad input, a bad machine or diverged training raises. Anything else is a bug of ours and keeps its traceback.
-_EXPECTED = (ValueError, TypeError, ImportError, OSError, FloatingPointError, RuntimeError)
+_EXPECTED = (ValueError, TypeError, ImportError, OSError, FloatingPointError, RuntimeError, MemoryError)
 
 
 class Stopped(BaseException):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import load_checkpoint, one_line
 from rlox.evaluation import Evaluation
 from rlox.video import VideoWriter, render_fps
 from rlox_cli.imports import import_modules, needed_modules, require_typed
+
+_MOST_EPISODES = 100_000  # that a file may ask for by itself
 
 
 def main(
@@ -34,17 +37,28 @@ def main(
     header = load_checkpoint(path).header
     if header["algorithm"] not in ALGORITHMS:
         raise ValueError(f"{path} holds a {header['algorithm']}, which this rlox does not know; update rlox-cli")
-    recorded = header.get("evaluation") or {}
-    planned = (header.get("run") or {}).get("eval") or {}
+    recorded = _object(header, "evaluation")
+    planned = _object(_object(header, "run"), "eval")
     if episodes is None:
         episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
+        if type(episodes) is not int or not 1 <= episodes <= _MOST_EPISODES:
+            raise ValueError(
+                f"{path} asks for n_episodes={one_line(episodes, 40)}, and a file may ask for 1 to {_MOST_EPISODES}; "
+                "choose by --episodes"
+            )
     if seed is None:
         seed = recorded.get("seed", planned.get("seed"))
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; choose by --seed")
     env = header["env"]
     _require_imports(header, path, imports)
+    # An evaluation needs no replay memory.
+    warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
     # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
     algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
-        path, env_id=env["id"] if ":" in env["id"] else None, env_wrappers=env["wrappers"] or None
+        path,
+        env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
+        env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
     )
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic)
     summary = evaluation.summary()
@@ -68,9 +82,18 @@ def main(
     print(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
     print(f"  length  {summary['mean_length']:.1f}")
     same = not stochastic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed")
-    if same:
+    if same and isinstance(recorded.get("mean_return"), (int, float)):
         exact = summary["mean_return"] == recorded["mean_return"]
         print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+
+
+def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
+    found = within.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _wrapper_names(env: dict[str, Any]) -> list[str]:
+    return [wrapper if isinstance(wrapper, str) else next(iter(wrapper)) for wrapper in env["wrappers"]]
 
 
 def _tell(what: str, episode: Evaluation) -> None:
@@ -79,7 +102,7 @@ def _tell(what: str, episode: Evaluation) -> None:
 
 def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
     """A file must not decide what code runs: its modules are imported only where they were typed."""
-    require_typed(needed_modules(header["env"], header.get("run") or {}), typed, path)
+    require_typed(needed_modules(header["env"], _object(header, "run")), typed, path)
 
 
 def best_of(folder: Path) -> Path:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
 from rlox.kernels.envs import NATIVE_ENVS
@@ -65,14 +66,17 @@ def import_modules(names: Iterable[str]) -> None:
 
 def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
     """The modules that an environment of the user's came from: `env` as a checkpoint or a configuration has it."""
-    if module := env["id"].rpartition(":")[0]:
-        yield module
+    # Wrappers of old gym take the id as an argument.
+    for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
+        if module := name.rpartition(":")[0]:
+            yield module
     for wrapper in env["wrappers"]:
-        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper), "")
         if module := name.rpartition(":")[0] or name.rpartition(".")[0]:
             yield module
     if env["id"] not in NATIVE_ENVS or env["kwargs"] or env["wrappers"]:
-        yield from run.get("imports", ())
+        imports = run.get("imports")
+        yield from map(str, imports if isinstance(imports, list) else ())
 
 
 def require_typed(modules: Iterable[str], typed: Iterable[str], path: Path) -> None:
@@ -86,9 +90,9 @@ def require_typed(modules: Iterable[str], typed: Iterable[str], path: Path) -> N
     typed = list(typed)
     missing = [m for m in dict.fromkeys(modules) if not any(f"{m}.".startswith(f"{t}.") for t in typed)]
     if missing:
-        flags = " ".join(f"--import {module}" for module in missing)
+        names, flags = one_line(", ".join(missing)), one_line(" ".join(f"--import {module}" for module in missing))
         raise UsageError(
-            f"{path} was trained with code of your own ({', '.join(missing)}), which a file may not load by itself; "
+            f"{path} was trained with code of your own ({names}), which a file may not load by itself; "
             f"if you trust it, add {flags}"
         )
 

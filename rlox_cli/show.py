@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import sys
 import tokenize
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -196,6 +197,7 @@ def _list_envs(console: Console) -> None:
 
 def _list_runs(folder: Path, console: Console) -> None:
     from rlox.tracking.record import is_alive, read_rows
+    from rlox.tracking.store import read_config
     from rlox_cli.runner import shown
     from rlox_cli.sync import find_runs
 
@@ -204,7 +206,13 @@ def _list_runs(folder: Path, console: Console) -> None:
         raise ValueError(f"no runs under {folder}; train one, or name another folder with --folder")
     table = make_table("run", "algo", "env", "seed", "steps", "status", "best")
     for run in runs:
-        plain = yaml.safe_load((run / "config.yaml").read_text())
+        try:
+            plain = read_config(run)
+            what = [str(plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
+        except (ValueError, LookupError, TypeError) as e:
+            # A run that is damaged does not hide the others.
+            print(f"rlox ls: {shown(run)} is left out: {e}", file=sys.stderr)
+            continue
         steps, status, best = 0, "running" if is_alive(run) else "killed", None
         for row, _ in read_rows(run / "metrics.jsonl"):
             steps = row["step"]
@@ -215,9 +223,7 @@ def _list_runs(folder: Path, console: Console) -> None:
         shown_best = "" if best is None else f"{best:.1f}"
         table.add_row(
             shown(run),
-            plain["algo"]["name"],
-            plain["env"]["id"],
-            str(plain["seed"]),
+            *what,
             f"{steps:,}",
             status,
             shown_best,

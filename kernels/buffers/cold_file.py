@@ -54,7 +54,20 @@ def read_header(fd: int, path: str) -> dict:
     text = page[_PREFIX.size : _PREFIX.size + length]
     if len(text) != length or zlib.crc32(text) != crc:
         raise ValueError(f"{_WHERE}: cold_path must have an intact header, got {path!r}, whose checksum is wrong")
-    return json.loads(text)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    counts = ("pid", "created", "stride", "block_rows", "n_blocks", "serial")
+    if not (
+        isinstance(header, dict)
+        and all(isinstance(header.get(name), str) for name in ("id", "record"))
+        and all(type(header.get(name)) is int and 0 <= header[name] < 1 << 53 for name in counts)
+        and isinstance(header.get("named"), list)
+        and all(type(serial) is int and 0 <= serial < 1 << 53 for serial in header["named"])
+    ):
+        raise ValueError(f"{_WHERE}: cold_path must have a header of ours, got {path!r}, whose header is not")
+    return header
 
 
 def _write_header(fd: int, header: dict) -> None:

@@ -6,19 +6,21 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from rlox import loops
 from rlox.callbacks import Callback, CallbackList
-from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, versions
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint, versions
 from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector, reward_name
 from rlox.config import BACKENDS, DEVICES, Config, nearest
 from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
 from rlox.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.gym_vec_env import whole_games
+from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
 from rlox.native import NativeActor, NativeOptimizer
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 # Below this many parameters a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
+
+# So many environments, and processes for them, a file may ask for by itself.
+_MOST_NATIVE_ENVS, _MOST_ENVS, _MOST_WORKERS = 65_536, 1_024, 64
 
 
 class OnlineAlgorithm:
@@ -94,6 +99,7 @@ class OnlineAlgorithm:
     optimizer: FlatOptimizer | NativeOptimizer
     native: NativeActor | None = None  # what the kernel computes, where the backend is native
     normalizer: VecNormalize | None = None
+    _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights that are to be restored
 
     def __init__(
         self,
@@ -157,6 +163,7 @@ class OnlineAlgorithm:
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
         if device not in DEVICES:
             raise ValueError(f"{where}: device must be one of {', '.join(DEVICES)}, got {device!r}")
+        self._require_saved_sizes()
         self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         self._make_policy(policy)
         self.device = "cpu" if self.native is not None else _choose_device(device, self.policy, where)
@@ -168,6 +175,23 @@ class OnlineAlgorithm:
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector | ReplayCollector:
         raise NotImplementedError
+
+    def _require_saved_sizes(self) -> None:
+        """A ValueError where a checkpoint's weights are not of the widths that its header asks for.
+
+        Loading them would say so as well, but only once networks of any size had been made.
+        """
+        shapes, spec, hidden = self._saved_shapes, self.spec, self.config.hidden_sizes
+        if shapes is None or not hidden:
+            return
+        # Of an image, features go in, and of critics, actions beside the observation.
+        n_in = {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+        first = any(n_out == hidden[0] and (spec.image or n in n_in) for n_out, n in shapes)
+        if not first or not shapes.issuperset((n_out, n) for n, n_out in pairwise(hidden)):
+            raise ValueError(
+                f"{type(self).__name__}: from_checkpoint: hidden_sizes does not fit the checkpoint: for observations "
+                f"of {spec.obs_dim} numbers it holds no weights of the widths {one_line(hidden, 80)}"
+            )
 
     def _choose_backend(self, backend: str, policy: nn.Module | None, device: str) -> tuple[str, str]:
         """``native`` or ``torch``, and why."""
@@ -519,38 +543,62 @@ class OnlineAlgorithm:
                 f"{cls.__name__}.from_checkpoint: the wrappers {names} of {path} name a module to import; "
                 "if you trust it, pass env_wrappers=[...]"
             )
-        if env_id is None and ":" in env["id"]:
-            # gymnasium imports the part before the colon, and a file must not decide what code runs.
+        if env_wrappers is None and "RecordVideo" in names:
             raise ValueError(
-                f"{cls.__name__}.from_checkpoint: the environment {env['id']} of {path} names a module to import; "
-                f"if you trust it, pass env_id={env['id']!r}"
+                f"{cls.__name__}.from_checkpoint: the wrapper RecordVideo of {path} writes to a folder of the file's "
+                "choice; if you trust it, pass env_wrappers=[...]"
             )
+        # gymnasium imports the part before the colon, and a file must not decide what code runs. Its wrappers of old
+        # gym take the id as an argument.
+        for name in (env["id"], env["kwargs"].get("env_id")):
+            if env_id is None and ":" in str(name):
+                raise ValueError(
+                    f"{cls.__name__}.from_checkpoint: the environment {name} of {path} names a module to import; "
+                    f"if you trust it, pass env_id={env['id']!r}"
+                )
+        _require_counts(checkpoint, f"{cls.__name__}.from_checkpoint: {path}", trusted=env_id is not None)
+        try:
+            cls.Config.from_kwargs(cls.__name__, **header["config"])
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} is damaged: {one_line(e)}") from e
         saved_reward = header.get("reward_fn")
         if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
             reward_fn = saved_reward.removeprefix("rlox:")
-        algorithm = cls(
-            env["id"] if env_id is None else env_id,
-            env["n_envs"],
-            header["seed"],
-            policy,
-            logger,
-            callbacks,
-            device=device,
-            backend=cls._saved_backend(header, device) if backend is None else backend,
-            env_kwargs=env["kwargs"],
-            reward_fn=reward_fn,
-            env_wrappers=wrappers,
-            env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
-            **{
-                "threads": header["threads"],
-                "env_workers": env["workers"],
-                **header["config"],
-                **cls._saved_arguments(header, arguments),
-                **arguments,
-            },
-        )
+        algorithm = cls.__new__(cls)
+        # Before anything is made that the file decides the size of.
+        algorithm._saved_shapes = _weight_shapes(checkpoint) if _makes_perceptrons(cls) else None
+        try:
+            algorithm.__init__(
+                env["id"] if env_id is None else env_id,
+                env["n_envs"],
+                header["seed"],
+                policy,
+                logger,
+                callbacks,
+                device=device,
+                backend=cls._saved_backend(header, device) if backend is None else backend,
+                env_kwargs=env["kwargs"],
+                reward_fn=reward_fn,
+                env_wrappers=wrappers,
+                env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
+                **{
+                    "threads": header["threads"],
+                    "env_workers": env["workers"],
+                    **header["config"],
+                    **cls._saved_arguments(header, arguments),
+                    **arguments,
+                },
+            )
+        except (MemoryError, TypeError, ValueError) as e:
+            # What the caller adds to the file may be at fault as well, and keeps its kind of error.
+            kind = TypeError if arguments and isinstance(e, TypeError) else ValueError
+            raise kind(f"{cls.__name__}.from_checkpoint: {path}: {one_line(e, 1000)}") from e
         algorithm._lost_reward_fn = None if reward_fn is not None else saved_reward
-        algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
+        try:
+            algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            algorithm.close()
+            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} cannot be restored: {one_line(e, 1000)}") from e
         return algorithm
 
     @staticmethod
@@ -606,6 +654,43 @@ class OnlineAlgorithm:
             self.native.load(arrays, what)
         else:
             load_weights_(self.policy, arrays, what)
+
+
+def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
+    """A ValueError where a header asks for more environments than its tensors, or good sense, account for."""
+    env, saved = checkpoint.header["env"], checkpoint.tensors["environment"].get("keys")
+    n, workers = env["n_envs"], env["workers"]
+    statistics = checkpoint.tensors["statistics"]
+    for name in ("episode_returns", "episode_lengths"):
+        if name not in statistics or statistics[name].ndim != 1:
+            raise ValueError(f"{where} is damaged: {name} must be there, one number for each episode")
+    if saved is not None and (saved.shape, saved.dtype) != ((n,), np.uint64):
+        raise ValueError(f"{where} is damaged: n_envs must be that of its environments' state, {saved.shape}, got {n}")
+    if trusted:
+        return
+    most = _MOST_ENVS
+    if env["id"] in NATIVE_ENVS:
+        most = _MOST_NATIVE_ENVS if saved is None else n
+    for name, value, bound in (("n_envs", n, most), ("workers", workers, _MOST_WORKERS)):
+        if value > bound:
+            raise ValueError(
+                f"{where} asks for {name}={value}, and a file may ask for {bound}; if you trust it, pass "
+                f"env_id={env['id']!r}"
+            )
+
+
+def _makes_perceptrons(cls: type) -> bool:
+    """Whether the default policy is one of rlox's own, whose weights have the widths of ``hidden_sizes``."""
+    return next(k for k in cls.__mro__ if "_make_policy" in vars(k)).__module__.startswith("rlox.")
+
+
+def _weight_shapes(checkpoint: Checkpoint) -> frozenset[tuple[int, ...]] | None:
+    """(n_out, n_in) of all weights that the algorithm itself has made; None where there are none."""
+    tensors, own = checkpoint.tensors, checkpoint.header["policy"] == "custom"
+    policy = [] if own else [array.shape[-2:] for array in tensors["policy"].values() if array.ndim > 1]
+    # Twin critics have theirs the other way round.
+    critics = [array.shape[:-3:-1] for array in tensors.get("critics", {}).values() if array.ndim > 1]
+    return None if own and not critics else frozenset([*policy, *critics])
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:

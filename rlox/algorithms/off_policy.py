@@ -234,8 +234,12 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        saved = header["buffer"]
-        return {} if "buffer" in given or saved["name"] not in buffer_names() else {"buffer": saved}
+        saved = header.get("buffer", {})
+        if "buffer" in given or saved.get("name", "uniform") not in buffer_names():
+            return {}
+        config = buffer_config(saved)
+        # Where files are written, this machine's user decides.
+        return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
         super()._restore(checkpoint, same_env)
@@ -245,7 +249,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         entry = checkpoint.header.get("memory")
         if entry is None or self._own_state()[0]["buffer"] != checkpoint.header["buffer"] or self._buffer is not None:
             return
-        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry):
+        own = getattr(self.buffer_config, "folder", None)
+        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, own):
             warnings.warn(
                 f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
                 RuntimeWarning,

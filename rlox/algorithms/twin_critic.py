@@ -191,6 +191,6 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
     def init_from(self, path: str | os.PathLike) -> None:
         """As `OnlineAlgorithm.init_from`, with the critics' weights too: new ones would spoil the policy."""
         super().init_from(path)
-        critics = load_checkpoint(path).tensors["critics"]
+        critics = load_checkpoint(path).tensors.get("critics", {})
         load_weights_(self.critics, critics, f"{type(self).__name__}: init_from {path}: critics")
         self._target_block.copy_(self.critic_optimizer.flat)

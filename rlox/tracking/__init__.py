@@ -102,6 +102,8 @@ def _run_folder(run: str | Path) -> Path:
             f"rlox.tracking: run must be a run folder with {FILE}, got {run}; open its Record "
             f"first, or name a folder that `rlox train` made"
         )
+    for name in (FILE, "config.yaml", stores.MIRRORS):
+        stores.inside(run, name)
     return run
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlox.tracking.record import RESERVED
-from rlox.tracking.store import MIRRORS
+from rlox.tracking.store import MIRRORS, inside
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
@@ -43,7 +43,7 @@ class CsvTable:
     uploads_while_alive = False
 
     def __init__(self, job: Job):
-        self.path = job.run / job.settings.get("file", "metrics.csv")
+        self.path = inside(job.run, job.settings.get("file", "metrics.csv"))
         self._ledger = job.ledger
         self._columns: set[str] = set()
         self._next = time.monotonic() + REWRITE_EVERY

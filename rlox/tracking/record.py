@@ -15,13 +15,15 @@ import errno
 import json
 import math
 import os
+import re
 import time as clock
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlox.config import is_below
 from rlox.tracking import lock
 
 FILE = "metrics.jsonl"
@@ -29,7 +31,17 @@ LOCK = "run.lock"
 RESERVED = ("segment", "step", "time", "event")
 KINDS = ("last", "best")
 STATUSES = ("finished", "interrupted", "failed")
+_RUN_ID = re.compile(r"[\w-]{1,64}")  # part of names and queries in the trackers
+_MOST_BYTES = 4 << 20  # of a line
 _EVENTS = {"start": ("run_id",), "checkpoint": ("kind", "file"), "end": ("status", "message")}
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "run_id": lambda x: isinstance(x, str) and _RUN_ID.fullmatch(x) is not None,
+    "kind": lambda x: x in KINDS,
+    "file": lambda x: isinstance(x, str) and is_below(x),
+    "status": lambda x: x in STATUSES,
+    "message": lambda x: isinstance(x, str),
+}
 
 
 def is_alive(folder: str | Path) -> bool:
@@ -47,7 +59,7 @@ def _corrupt(path: Path, offset: int, rule: str, line: bytes) -> ValueError:
 def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _corrupt(path, offset, "be one JSON object", line) from None
     if not isinstance(row, dict):
         raise _corrupt(path, offset, "be one JSON object", line)
@@ -55,8 +67,14 @@ def _parse(path: Path, offset: int, line: bytes) -> dict[str, Any]:
         raise _corrupt(path, offset, "have whole numbers as segment and step", line)
     if type(row.get("time")) not in (int, float):
         raise _corrupt(path, offset, "have a number as time", line)
-    if "event" in row and not all(k in row for k in _EVENTS.get(row["event"], ("event?",))):
+    if "event" in row and not all(k in row for k in _EVENTS.get(str(row["event"]), ("event?",))):
         raise _corrupt(path, offset, f"be a whole event, one of {', '.join(_EVENTS)}", line)
+    if "event" in row:
+        wrong = [key for key, holds in _FIELDS.items() if key in row and not holds(row[key])]
+    else:
+        wrong = [key for key, value in row.items() if value is not None and not isinstance(value, (int, float))]
+    if wrong:
+        raise _corrupt(path, offset, f"hold a fitting {wrong[0][:40]!r}", line)
     return row
 
 
@@ -73,8 +91,10 @@ def read_rows(path: str | Path, offset: int = 0) -> Iterator[tuple[dict[str, Any
     path = Path(path)
     with open(path, "rb") as file:
         file.seek(offset)
-        for line in file:
+        while line := file.readline(_MOST_BYTES):
             if not line.endswith(b"\n"):
+                if len(line) == _MOST_BYTES:
+                    raise _corrupt(path, offset, f"have at most {_MOST_BYTES:,} bytes", line)
                 return
             yield _parse(path, offset, line), offset + len(line)
             offset += len(line)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +20,19 @@ from typing import Any
 
 import yaml
 
+from rlox.config import Config, CsvConfig, MlflowConfig, TensorboardConfig, WandbConfig, is_below
 from rlox.tracking import lock
 from rlox.tracking.record import FILE
 
 MIRRORS = "mirrors"
+# What rlox writes has a few kilobytes and a handful of levels. A text of more is not even parsed: YAML can be slow.
+_MOST_BYTES, _MOST_LEVELS = 1 << 18, 32
+_SECTIONS: dict[str, type[Config]] = {
+    "mlflow": MlflowConfig,
+    "wandb": WandbConfig,
+    "tensorboard": TensorboardConfig,
+    "csv": CsvConfig,
+}
 
 
 @dataclass
@@ -48,9 +59,13 @@ def state_path(run: Path, name: str) -> Path:
 def read_state(run: Path, name: str) -> State:
     """The mirror's state; a fresh one if there is none (a mirror can always be filled again)."""
     try:
-        return State(**json.loads(state_path(run, name).read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        state, fresh = State(**json.loads(state_path(run, name).read_text())), State()
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return State()
+    counts = (state.offset, state.seen, *(state.artifacts.values() if isinstance(state.artifacts, dict) else ["none"]))
+    good = all(type(n) is int and n >= 0 for n in counts) and isinstance(state.updated, (int, float))
+    good &= all(isinstance(getattr(state, key), type(getattr(fresh, key))) for key in ("segment", "step", "run"))
+    return state if good else fresh
 
 
 def _replace(path: Path, text: str) -> None:
@@ -64,23 +79,97 @@ def write_state(run: Path, name: str, state: State) -> None:
     _replace(state_path(run, name), json.dumps(asdict(state), indent=2) + "\n")
 
 
+def inside(run: Path, name: str) -> Path:
+    """`name` below the run folder.
+
+    Raises
+    ------
+    ValueError
+        If it leads out of the folder, be it by ``..`` or by a symbolic link.
+    """
+    path = run / name
+    if not is_below(name) or not path.resolve().is_relative_to(run.resolve()):
+        raise ValueError(f"rlox.tracking: {str(name)!r} must be below the run folder {run}, and leads out of it")
+    return path
+
+
+def _text(path: Path) -> str:
+    """The file's text; a ValueError for what is no ordinary file, or too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would keep us waiting
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("something else than an ordinary file")
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+    return data.decode("utf-8")
+
+
+def _parsed(text: str) -> Any:
+    """`text` as plain data; a ValueError for anything that rlox does not write into a configuration."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    level = 0
+    # Before any object is made: aliases multiply, and tags choose what is made.
+    for event in yaml.parse(text, loader):
+        if getattr(event, "anchor", None) is not None:
+            raise ValueError(f"the anchor or alias {event.anchor[:40]!r}")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"the tag {event.tag[:40]!r}")
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > _MOST_LEVELS:
+            raise ValueError(f"more than {_MOST_LEVELS} levels")
+    data = yaml.load(text, loader)
+    _require_plain(data)
+    return data
+
+
+def _require_plain(data: Any) -> None:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _require_plain(key)
+            _require_plain(value)
+    elif isinstance(data, list):
+        for value in data:
+            _require_plain(value)
+    elif isinstance(data, str) and "${" in data:
+        raise ValueError(f"the interpolation {data[:40]!r}, where the value should stand")
+    elif data is not None and not isinstance(data, (str, int, float)):
+        raise ValueError(f"{data!r}, which is neither text nor number")
+
+
 def read_config(run: Path) -> dict[str, Any]:
-    """The run's resolved config, ``<run>/config.yaml``."""
+    """The run's resolved config, ``<run>/config.yaml``: plain data, in which nothing is left to resolve.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or it holds what rlox does not write: anchors, tags, interpolations, dates, more than 256 KiB
+        or 32 levels; or settings of a logger that are none, such as a file out of the run folder.
+    """
     path = run / "config.yaml"
     try:
-        with open(path, encoding="utf-8") as file:
-            config = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        config = _parsed(_text(path))
     except FileNotFoundError:
         raise ValueError(
             f"rlox.tracking: run must be a run folder with config.yaml and {FILE}, got {run}; "
             f"name a folder that `rlox train` made"
         ) from None
-    except yaml.YAMLError as e:
-        raise ValueError(f"rlox.tracking: {path} must be YAML, got {e}; restore the file") from e
-    if not isinstance(config, dict) or not isinstance(config.get("logger") or {}, dict):
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        why = " ".join(str(e).split())
+        raise ValueError(f"rlox.tracking: {path} must be YAML as rlox writes it, got {why}; restore the file") from e
+    loggers = config.get("logger") or {} if isinstance(config, dict) else None
+    if not isinstance(loggers, dict):
         raise ValueError(
             f"rlox.tracking: {path} must map names to settings, got {type(config).__name__}; restore the file"
         )
+    for name, settings in loggers.items():
+        try:
+            if not re.fullmatch(r"\w[\w.-]*", name) or not (settings is None or isinstance(settings, dict)):
+                raise ValueError("it must be a name and its settings")
+            if settings is not None and name in _SECTIONS:
+                _SECTIONS[name].from_kwargs(f"logger.{name}", **settings)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"rlox.tracking: {path}: logger {name!r}: {e}; restore the file") from e
     return config
 
 

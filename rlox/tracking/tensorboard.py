@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rlox.tracking.store import MIRRORS
+from rlox.tracking.store import MIRRORS, inside
 
 if TYPE_CHECKING:
     from rlox.tracking.writer import Job
@@ -55,7 +55,7 @@ class TensorboardRun:
 
     def __init__(self, mirror: TensorboardMirror, job: Job):
         self._mirror = mirror
-        folder = job.run / job.settings.get("folder", "tensorboard")
+        folder = inside(job.run, job.settings.get("folder", "tensorboard"))
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(f"events.out.tfevents.*.{_SUFFIX}"):
             old.unlink()

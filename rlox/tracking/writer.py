@@ -146,7 +146,8 @@ class Job:
             if time.monotonic() - self._uploaded_at < UPLOAD_EVERY:
                 return False
         for kind, (end, file) in new.items():
-            for path in self._snapshot(self.run / file):
+            # The name comes out of the record, and what is uploaded must be this run's.
+            for path in self._snapshot(stores.inside(self.run, file)):
                 self._session.upload(kind, path)
             self.state.artifacts[kind] = end
             self._save()
@@ -159,6 +160,8 @@ class Job:
         The trainer replaces a checkpoint by renaming a new file over it; a hard link keeps showing
         the one version, without a copy of what may be gigabytes.
         """
+        if not path.is_file():
+            return
         folder = self.run / stores.MIRRORS / f"{self.name}.upload"
         shutil.rmtree(folder, ignore_errors=True)  # of a writer that was killed
         folder.mkdir()
