@@ -122,11 +122,21 @@ class CallbackList(Callback):
         return {**self._saved, **{name: state for name, state in states.items() if state}}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Give each callback its state; the others' wait until `extend` brings them."""
+        """Give each callback its state; the others' wait until `extend` brings them.
+
+        Raises
+        ------
+        ValueError
+            If a callback cannot take its own.
+        """
         self._saved = dict(state)
         for name, callback in self._named().items():
             if name in self._saved:
-                callback.set_state(self._saved.pop(name))
+                state = self._saved.pop(name)
+                try:
+                    callback.set_state(state)
+                except (AttributeError, LookupError, TypeError, ValueError) as e:
+                    raise ValueError(f"{name}: the state that a checkpoint holds of it does not fit: {e!r}") from e
 
     def listens(self, hook: str) -> bool:
         """Whether any callback defines the hook of this name."""
@@ -185,6 +195,9 @@ class CallbackList(Callback):
     def on_training_end(self, **info: Any) -> None:
         self._call("on_training_end", info)
         self._lap()
+
+
+_KEPT_EPISODES = 20_000  # of evaluations, in a checkpoint
 
 
 def _finite(value: float) -> float | None:
@@ -287,6 +300,9 @@ class EvalCallback(Callback):
         self._due: list[int] = []
 
     def state(self) -> dict[str, Any]:
+        # The newest, since a checkpoint's header is no place for millions of numbers.
+        counts = np.cumsum([len(e.returns) for _, e in reversed(self.evaluations)])
+        newest = self.evaluations[-max(1, int((counts <= _KEPT_EPISODES).sum())) :]
         played = [
             {
                 "step": step,
@@ -295,7 +311,7 @@ class EvalCallback(Callback):
                 "seed": e.seed,
                 "deterministic": e.deterministic,
             }
-            for step, e in self.evaluations
+            for step, e in newest
         ]
         return {"best": _finite(self.best), "waited": self.waited, "evaluations": played}
 

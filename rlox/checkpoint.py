@@ -32,6 +32,7 @@ import math
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
@@ -108,6 +109,8 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
     ------
     OSError
         If the folder cannot be written or the disk is full; `path` is then as it was.
+    ValueError
+        If the header is larger than `load_checkpoint` would read.
     """
     path = Path(path)
     flat = {
@@ -125,6 +128,12 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
     }
     # default=str: an odd value among env_kwargs must not cost the training its checkpoint.
     text = json.dumps(header, allow_nan=False, default=str)
+    if len(text) > _MOST_BYTES or _parts(text) > _MOST_PARTS:
+        raise ValueError(
+            f"save_checkpoint: the header must have at most {_MOST_BYTES:,} characters in {_MOST_PARTS:,} parts, or it "
+            f"cannot be read again, got {len(text):,} in {_parts(text):,}; the largest of it is "
+            f"{max(header, key=lambda name: len(str(header[name])))!r}"
+        )
     # What safetensors' own `save` would give, without its two copies of everything.
     index: dict[str, Any] = {"__metadata__": {"rlox": text, "sha256": _digest(text, flat)}}
     ordered = sorted(flat.items(), key=lambda item: (-item[1].itemsize, item[0]))  # each aligned to its own size
@@ -134,7 +143,7 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
         index[name] = {"dtype": _DTYPES[array.dtype.str[1:]], "shape": array.shape, "data_offsets": [start, end]}
     head = json.dumps(index, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
@@ -256,6 +265,11 @@ def _real(text: str) -> float:
     return value
 
 
+def _parts(text: str) -> int:
+    """About as many objects as JSON makes of `text`."""
+    return sum(map(text.count, "[{,"))
+
+
 def parse_json(text: str) -> Any:
     """As `json.loads`, for a text that nobody vouches for.
 
@@ -264,7 +278,7 @@ def parse_json(text: str) -> Any:
     ValueError
         Also for what is too deep or too much, integers of more than 40 digits, and numbers that are not finite.
     """
-    if sum(map(text.count, "[{,")) > _MOST_PARTS:
+    if _parts(text) > _MOST_PARTS:
         raise ValueError(f"more than {_MOST_PARTS:,} parts")
     try:
         return json.loads(text, parse_int=_integer, parse_float=_real, parse_constant=_real)

@@ -94,7 +94,9 @@ def main(run: str, flags: list[str], overrides: list[str], modules: list[str], c
             f"{config.algo.learning_starts:,} steps before the first update",
             soft_wrap=True,
         )
-    return resume(config, algo, path, console, changed)
+    # Whoever types the number of environments, or the modules they come from, has looked at what is asked for.
+    typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
+    return resume(config, algo, path, console, changed, typed)
 
 
 def _only_prints(flags: list[str]) -> bool:

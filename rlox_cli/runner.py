@@ -125,7 +125,7 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
 
 
 def resume(
-    config: RunConfig, algo: str, checkpoint: Path, console: Console, changed: Mapping[str, Any] | None = None
+    config: RunConfig, algo: str, checkpoint: Path, console: Console, changed: Mapping[str, Any], trusted: bool
 ) -> Outcome:
     """Go on with the run that `checkpoint` lies in, as if it had not been stopped; as `run`.
 
@@ -133,6 +133,8 @@ def resume(
     ----------
     config : RunConfig
         The run's own, with what is to be `changed`: ``{key: [old, new]}``.
+    trusted : bool
+        Whether the environment may be what the files say, however many there are to be and whatever is imported.
     """
     folder = checkpoint.parent.parent
     identity = _identity(checkpoint)
@@ -140,13 +142,13 @@ def resume(
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "from_checkpoint:")
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
-            checkpoint, env_id=config.env.id, **_arguments(config, folder)
+            checkpoint, env_id=config.env.id if trusted else None, **_arguments(config, folder)
         )
     for warning in warned:
         console.print(str(warning.message), soft_wrap=True, markup=False)
     if (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
-    return _carry_out(algorithm, config, algo, folder, console, changed or {}, (checkpoint, identity))
+    return _carry_out(algorithm, config, algo, folder, console, changed, (checkpoint, identity))
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

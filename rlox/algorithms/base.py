@@ -675,7 +675,7 @@ def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
         if value > bound:
             raise ValueError(
                 f"{where} asks for {name}={value}, and a file may ask for {bound}; if you trust it, pass "
-                f"env_id={env['id']!r}"
+                f"env_id={env['id']!r}, or type env.n_envs={n} beside resume="
             )
 
 
