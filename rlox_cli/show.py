@@ -204,7 +204,7 @@ def _list_runs(folder: Path, console: Console) -> None:
     runs = find_runs(folder)
     if not runs:
         raise ValueError(f"no runs under {folder}; train one, or name another folder with --folder")
-    table = make_table("run", "algo", "env", "seed", "steps", "status", "best")
+    table, unfinished = make_table("run", "algo", "env", "seed", "steps", "status", "best"), False
     for run in runs:
         try:
             plain = read_config(run)
@@ -213,11 +213,14 @@ def _list_runs(folder: Path, console: Console) -> None:
             # A run that is damaged does not hide the others.
             print(f"rlox ls: {shown(run)} is left out: {e}", file=sys.stderr)
             continue
-        steps, status, best = 0, "running" if is_alive(run) else "killed", None
+        alive = is_alive(run)
+        steps, status, best = 0, "running" if alive else "killed", None
         for row, _ in read_rows(run / "metrics.jsonl"):
-            steps = row["step"]
-            if row.get("event") == "end" and status != "running":
-                status = row["status"]
+            event = row.get("event")
+            # A checkpoint is noted when it is on the disk, which may be later.
+            steps = steps if event == "checkpoint" else row["step"]
+            if event in ("start", "end") and not alive:
+                status = row.get("status", "killed")
             if (score := row.get("eval/mean_return")) is not None:
                 best = score if best is None else max(best, score)
         shown_best = "" if best is None else f"{best:.1f}"
@@ -228,4 +231,7 @@ def _list_runs(folder: Path, console: Console) -> None:
             status,
             shown_best,
         )
+        unfinished |= status in ("killed", "interrupted", "failed")
     console.print(table)
+    if unfinished:
+        console.print("what was stopped goes on by: rlox train resume=RUN")

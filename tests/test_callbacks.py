@@ -66,6 +66,42 @@ def test_every_hook_is_called_in_order(tmp_path):
     assert {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "mean_length"} <= set(step["metrics"])
 
 
+def test_what_saves_comes_last_and_every_state_is_kept(tmp_path):
+    class Counting(Callback):
+        n = 0
+
+        def on_step(self, **info):
+            self.n += 1
+
+        def state(self):
+            return {"n": self.n}
+
+        def set_state(self, state):
+            self.n = state["n"]
+
+    def callbacks():
+        return [CheckpointCallback(tmp_path, every_steps=128), Counting(), Counting()]
+
+    small(callbacks=callbacks()).train(384)
+    states = load_checkpoint(tmp_path / "last.safetensors").header["callbacks"]
+    assert states == {"Counting": {"n": 3}, "Counting#2": {"n": 3}, "CheckpointCallback": {"best": None}}
+    found = callbacks()
+    again = PPO.from_checkpoint(tmp_path / "last.safetensors", callbacks=found[:2])
+    assert [one.n for one in found[1:]] == [3, 0]
+    again.callbacks.extend(found[2:])
+    assert [one.n for one in found[1:]] == [3, 3]
+    with pytest.raises(ValueError, match="Counting: the state that a checkpoint holds of it does not fit: KeyError"):
+        again.callbacks.set_state({"Counting": {}})
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training(tmp_path):
+    (tmp_path / "file").touch()
+    ppo = small(callbacks=[CheckpointCallback(tmp_path / "file" / "checkpoints", every_steps=128)])
+    with pytest.raises(OSError, match="cannot write"):
+        ppo.train(10_000)
+    assert ppo.counters.env_steps < 10_000
+
+
 def test_returning_false_stops():
     class StopAt(Callback):
         def on_step(self, *, step, **info):

@@ -79,21 +79,25 @@ def train(folder, *arguments):
     return (folder / "out.txt").read_text()
 
 
-def newest_step(folder):
+def newest(folder):
+    """Segment and step of the newest row; (-1, 0) before the first."""
     try:
         with open(folder / "run/metrics.jsonl", "rb") as file:
             file.seek(-min(4096, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            return json.loads(file.read().split(b"\n")[-2])["step"]
+            row = json.loads(file.read().split(b"\n")[-2])
+            return row["segment"], row["step"]
     except (OSError, IndexError, ValueError):
-        return 0
+        return -1, 0
 
 
 def killed(folder, *arguments, at):
     """Kill -9 once it has a checkpoint and is past the step `at`; whether that came before its end."""
-    process, last = start(folder, *arguments), folder / "run/checkpoints/last.safetensors"
+    last, before = folder / "run/checkpoints/last.safetensors", newest(folder)[0]
+    process = start(folder, *arguments)
     deadline = time.monotonic() + 60
-    while not (last.exists() and newest_step(folder) >= at) and process.is_alive() and time.monotonic() < deadline:
-        pass
+    while not (last.exists() and newest(folder) >= (before + 1, at)):
+        if not process.is_alive() or time.monotonic() > deadline:
+            break
     time.sleep(random.uniform(0, 0.01))
     process.kill()
     process.join()
@@ -309,6 +313,24 @@ def test_one_process_at_a_time(tmp_path):
     assert f"resuming run at step {steps:,} of {steps + 1_000:,}" in train(
         tmp_path, "resume=run", f"total_timesteps={steps + 1_000}"
     )
+
+
+def test_of_two_that_resume_at_once_one_is_refused(mine):
+    folders = [mine, mine / "other"]
+    folders[1].mkdir()
+    os.symlink(mine / "run", folders[1] / "run")
+    both = [start(folder, "resume=run", "total_timesteps=10_000_000") for folder in folders]
+    deadline = time.monotonic() + 60
+    while all(one.is_alive() for one in both) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (loser,) = [i for i, one in enumerate(both) if not one.is_alive()]
+    assert both[loser].exitcode == 1
+    said = (folders[loser] / "out.txt").read_text()
+    both[1 - loser].terminate()
+    both[1 - loser].join(60)
+    assert both[1 - loser].exitcode == 128 + signal.SIGTERM, (folders[1 - loser] / "out.txt").read_text()
+    assert len(events(mine, "start")) == 2, said
+    load_checkpoint(mine / "run/checkpoints/last.safetensors")
 
 
 def test_a_stop_by_score_ends_a_run_until_it_is_lifted(tmp_path):
