@@ -66,7 +66,10 @@ def main(run: str, flags: list[str], overrides: list[str], modules: list[str], c
     if only_prints:
         print(yaml.safe_dump(resolved(config, algo), sort_keys=False), end="")
         return None
-    checkpoint = load_checkpoint(path)
+    try:
+        checkpoint = load_checkpoint(path)
+    except ValueError as e:
+        raise ValueError(f"{e}{_or_best(path)}") from e
     steps = checkpoint.header["counters"]["env_steps"]
     if checkpoint.header["algorithm"] != algo:
         raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
@@ -121,8 +124,16 @@ def _checkpoint_of(run: Path) -> Path:
             f"{FILE}; a new run can start from a checkpoint's weights: rlox train … init_from={run}"
         )
     if not path.is_file():
-        raise UsageError(f"{shown(folder)} has no checkpoint yet, so there is nothing to resume; start it anew")
+        raise UsageError(
+            f"{shown(folder)} has no {path.name}, so there is nothing to resume{_or_best(path) or '; start it anew'}"
+        )
     return path.absolute()
+
+
+def _or_best(path: Path) -> str:
+    """What is left where `path` cannot be had."""
+    best = path.with_name("best.safetensors")
+    return f"; the best one is there: rlox train resume={shown(best)}" if best != path and best.is_file() else ""
 
 
 def _algorithm(saved: dict[str, Any], folder: Path) -> str:

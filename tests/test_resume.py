@@ -287,8 +287,14 @@ def test_runs_without_what_is_needed(mine):
     config.write_text(text.replace("imports: []", "imports: [their_code]"))
     assert "if you trust it, add --import their_code" in said()
     config.write_text(text)
-    (mine / "run/checkpoints/last.safetensors").unlink()
-    assert "has no checkpoint yet" in said()
+    last, best = (mine / f"run/checkpoints/{kind}.safetensors" for kind in ("last", "best"))
+    last.write_bytes(last.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"cut short or damaged .*; the best one is there: rlox train resume={best}"):
+        resume(str(mine / "run"), [], ["total_timesteps=20_000"], [], make_console())
+    last.unlink()
+    assert "has no last.safetensors, so there is nothing to resume; the best one is there" in said()
+    best.unlink()
+    assert "nothing to resume; start it anew" in said()
 
 
 def test_one_process_at_a_time(tmp_path):
