@@ -159,6 +159,12 @@ def same_when_killed(folder, total, *command):
     assert events(again, "end")[-1]["status"] == "finished"
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_correlated_noise_goes_on(backend, tmp_path):
+    noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", f"backend={backend}"]
+    same_when_killed(tmp_path, TOTAL["sac", backend], "algo=sac", *RUNS["sac"], *COMMON, *noisy)
+
+
 def test_foreign_environments_that_can_be_restored(tmp_path):
     pytest.importorskip("mujoco")
     foreign = ["env=InvertedPendulum-v5", "env.n_envs=2", "algo.n_steps=64"]
