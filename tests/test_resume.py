@@ -159,10 +159,9 @@ def same_when_killed(folder, total, *command):
     assert events(again, "end")[-1]["status"] == "finished"
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_correlated_noise_goes_on(backend, tmp_path):
-    noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", f"backend={backend}"]
-    same_when_killed(tmp_path, TOTAL["sac", backend], "algo=sac", *RUNS["sac"], *COMMON, *noisy)
+def test_correlated_noise_goes_on(tmp_path):
+    noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", "backend=native"]
+    same_when_killed(tmp_path, 5_000, "algo=sac", *RUNS["sac"], *COMMON, *noisy)
 
 
 def test_foreign_environments_that_can_be_restored(tmp_path):
