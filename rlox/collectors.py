@@ -518,7 +518,7 @@ class ReplayCollector(_Collector):
         Parameters
         ----------
         policy : Actor or NativeActor
-            Acts by its noise, which this collector's generator gives; so does it `action_noise`.
+            This collector's generator gives the noise it acts by, and that of `action_noise`.
         buffer : rlox.buffers.Buffer
             Where the transitions go.
         random : bool

@@ -1,4 +1,4 @@
-"""Noise that is added to the actions taken, whatever chose them."""
+"""Noise that is added to the actions a policy chooses."""
 
 from __future__ import annotations
 
