@@ -10,6 +10,7 @@ import numpy as np
 
 from rlox.batch import FrameStacks, RolloutBatch
 from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
+from rlox.exploration import ActionNoise
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
@@ -507,6 +508,7 @@ class ReplayCollector(_Collector):
         }
         self._noise: np.ndarray | None = None
         self.normalizer: VecNormalize | None = None  # of what the policy sees; learns its statistics on the way
+        self.action_noise: ActionNoise | None = None  # added to what the policy chooses, not to random actions
 
     def step(self, policy: Actor | NativeActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push N transitions.
@@ -516,7 +518,7 @@ class ReplayCollector(_Collector):
         Parameters
         ----------
         policy : Actor or NativeActor
-            Acts by its noise, which this collector's generator gives.
+            This collector's generator gives the noise it acts by, and that of `action_noise`.
         buffer : rlox.buffers.Buffer
             Where the transitions go.
         random : bool
@@ -533,7 +535,7 @@ class ReplayCollector(_Collector):
             If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
         """
         obs, out = self.observe(), self._out
-        actions = self.spec.clip(self._random_actions() if random else self._act(policy, obs))
+        actions = self.spec.clip(self._random_actions() if random else self._explore(policy, obs))
         self.env.step_all(actions, out)
         self._raw, out["obs"] = out["obs"], obs
         rewards = out["rewards"]
@@ -553,6 +555,8 @@ class ReplayCollector(_Collector):
         )
         self._see(self._raw)
         ended = terminated | truncated
+        if self.action_noise is not None:
+            self.action_noise.end(ended)
         return out["episode_return"][ended], out["episode_length"][ended]
 
     def observe(self) -> np.ndarray:
@@ -565,6 +569,10 @@ class ReplayCollector(_Collector):
     def _see(self, obs: np.ndarray) -> None:
         if self.normalizer is not None:
             self.normalizer.update(obs)
+
+    def _explore(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
+        actions = self._act(policy, obs)
+        return actions if self.action_noise is None else actions + self.action_noise.draw(self.rng)
 
     def _act(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
         if self.normalizer is not None:

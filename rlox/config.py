@@ -251,10 +251,16 @@ class TwinCriticConfig(OffPolicyConfig):
     learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
     max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
     tau: float = 0.005  # share of the online networks that an update of the targets takes in
+    exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
+    noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
 
     def rules(self):
         yield from super().rules()
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        yield "exploration_noise", 0 <= self.exploration_noise < math.inf, "be >= 0 and finite"
+        yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"
+        correlated = self.noise_correlation > 0
+        yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 where noise_correlation is"
 
 
 @dataclass
@@ -281,12 +287,12 @@ class TD3Config(TwinCriticConfig):
     policy_delay: int = 2  # updates of the critics for each one of the policy and of all targets
     target_noise: float = 0.2  # standard deviation of the noise on the target's actions, which are in [-1, 1]
     noise_clip: float = 0.5  # that noise is clipped to this
-    exploration_noise: float = 0.1  # standard deviation of the noise on the actions taken, scaled to [-1, 1]
+    exploration_noise: float = 0.1  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
 
     def rules(self):
         yield from super().rules()
         yield "policy_delay", self.policy_delay >= 1, "be >= 1"
-        for name in ("target_noise", "noise_clip", "exploration_noise"):
+        for name in ("target_noise", "noise_clip"):
             yield name, 0 <= getattr(self, name) < math.inf, "be >= 0 and finite"
 
 

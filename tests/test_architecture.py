@@ -28,6 +28,7 @@ FLOORS = {
             "rlox.initial",
             "rlox.native",
             "rlox.envs",
+            "rlox.exploration",
         ),
         1,
     ),

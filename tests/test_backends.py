@@ -437,6 +437,8 @@ STEP_BY_STEP = {
     "normalisation": (DQN, "CartPole-v1", {"normalize_obs": True}, "observations are normalised"),
     "priorities": (DQN, "CartPole-v1", {"prioritized": True}, "the memory is not the uniform one"),
     "files": (DQN, "CartPole-v1", {"buffer": {"name": "mmap", "hot_size": 200}}, "the memory is not the uniform one"),
+    "noise for SAC": (SAC, "Pendulum-v1", {"exploration_noise": 0.3}, "Python adds the exploration noise"),
+    "correlated noise": (TD3, "Pendulum-v1", {"noise_correlation": 0.9}, "Python adds the exploration noise"),
     "a method of one's own": (Calm, "CartPole-v1", {}, "Calm changes explore"),
 }
 

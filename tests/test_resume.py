@@ -159,6 +159,11 @@ def same_when_killed(folder, total, *command):
     assert events(again, "end")[-1]["status"] == "finished"
 
 
+def test_correlated_noise_goes_on(tmp_path):
+    noisy = ["algo.exploration_noise=0.5", "algo.noise_correlation=0.95", "backend=native"]
+    same_when_killed(tmp_path, 5_000, "algo=sac", *RUNS["sac"], *COMMON, *noisy)
+
+
 def test_foreign_environments_that_can_be_restored(tmp_path):
     pytest.importorskip("mujoco")
     foreign = ["env=InvertedPendulum-v5", "env.n_envs=2", "algo.n_steps=64"]

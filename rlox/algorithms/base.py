@@ -611,7 +611,8 @@ class OnlineAlgorithm:
         """Further arguments of the class that the header holds."""
         return {}
 
-    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
+    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        """Take up a checkpoint's state; returns whether the environments go on where they were."""
         header, tensors = checkpoint.header, checkpoint.tensors
         self._load_weights(tensors["policy"], "from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
@@ -629,6 +630,7 @@ class OnlineAlgorithm:
         exact = same_env and self.collector.restore(tensors["environment"])
         if self.normalizer is not None:
             self.normalizer.set_state(tensors["normalization"], returns=exact)
+        return exact
 
     def close(self) -> None:
         """End the environments' worker processes, if there are any; what was learned stays usable."""

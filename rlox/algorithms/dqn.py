@@ -172,8 +172,8 @@ class DQN(OffPolicyAlgorithm):
         target = weights_of(self.target) if self.native is None else self.native.target_weights()
         return info, {**tensors, "target": target}
 
-    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
-        super()._restore(checkpoint, same_env)
+    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        exact = super()._restore(checkpoint, same_env)
         arrays, what = checkpoint.tensors["target"], "DQN: from_checkpoint: the target network"
         if self.native is not None:
             self.native.load_target(arrays, what)
@@ -181,6 +181,7 @@ class DQN(OffPolicyAlgorithm):
             load_weights_(self.target, arrays, what)
         self._target_period = self.counters.env_steps // self.config.target_update_freq
         self.explore()
+        return exact
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)

@@ -172,6 +172,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             return "there is a reward_fn"
         if self.normalizer is not None:
             return "observations are normalised"
+        if self.collector.action_noise is not None:
+            return "Python adds the exploration noise"
         return None if kind is ReplayBuffer else "the memory is not the uniform one"
 
     def fused(self) -> bool:
@@ -241,14 +243,14 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         # Where files are written, this machine's user decides.
         return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
 
-    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
-        super()._restore(checkpoint, same_env)
+    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        exact = super()._restore(checkpoint, same_env)
         self.memory_start = self.counters.env_steps
         if self._default_buffer:
             self._lost_buffer = checkpoint.header["buffer"]["name"]
         entry = checkpoint.header.get("memory")
         if entry is None or self._own_state()[0]["buffer"] != checkpoint.header["buffer"] or self._buffer is not None:
-            return
+            return exact
         own = getattr(self.buffer_config, "folder", None)
         if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, own):
             warnings.warn(
@@ -256,8 +258,9 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 RuntimeWarning,
                 stacklevel=4,
             )
-            return
+            return exact
         self._saved_memory, self.memory_start = checkpoint, entry["start"]
+        return exact
 
     def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
         if not memory:

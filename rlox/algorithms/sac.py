@@ -48,6 +48,8 @@ class SAC(TwinCriticAlgorithm):
         if c.auto_entropy:
             self.alpha_optimizer = self._saved["alpha_optimizer"] = self._adam("log_alpha", [self.log_alpha])
             self._saved["temperature"] = nn.ParameterDict({"log_alpha": self.log_alpha})
+        if c.exploration_noise > 0:
+            self._add_noise()
         if self.native is not None:
             self._use(NativeSAC, log_alpha=self.log_alpha.data.view(1))
 

@@ -44,7 +44,10 @@ class TD3(TwinCriticAlgorithm):
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
         super()._setup()
         self._saved["target_policy"] = self.target_policy
-        self.policy.noise_std = self.config.exploration_noise
+        if self.config.noise_correlation > 0:
+            self._add_noise()
+        else:
+            self.policy.noise_std = self.config.exploration_noise
         if self.native is not None:
             self._use(NativeTD3, target_policy=flatten_(list(self.target_policy.parameters())))
 

@@ -15,6 +15,7 @@ from rlox.algorithms.base import load_weights_, weights_of
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.checkpoint import Checkpoint, load_checkpoint
+from rlox.exploration import ActionNoise
 from rlox.kernels.nn.ac_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.loops import Rounds, scheduled
@@ -104,6 +105,11 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         )
         return self._optimizers[-1]
 
+    def _add_noise(self) -> None:
+        """Let the collector add noise to the policy's actions, as the configuration describes it."""
+        c = self.config
+        self.collector.action_noise = ActionNoise(self.spec, self.n_envs, c.exploration_noise, c.noise_correlation)
+
     def _use(self, kernel: type, **blocks: torch.Tensor) -> None:
         """Let `kernel` compute from now on, on the memory of the networks; `blocks` in its constructor's words."""
         spec, c = self.spec, self.config
@@ -175,10 +181,14 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         info, tensors = super()._own_state()
         own = {name: weights_of(x) if isinstance(x, nn.Module) else x.state() for name, x in self._saved.items()}
-        return info, {**tensors, **own}
+        noise = self.collector.action_noise
+        return info, {**tensors, **own, **({} if noise is None else {"action_noise": noise.state()})}
 
-    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> None:
-        super()._restore(checkpoint, same_env)
+    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        exact = super()._restore(checkpoint, same_env)
+        noise, saved = self.collector.action_noise, checkpoint.tensors.get("action_noise")
+        if exact and noise is not None and saved is not None:
+            noise.set_state(saved)
         for name, part in self._saved.items():
             arrays = checkpoint.tensors.get(name)
             if arrays is None:
@@ -187,6 +197,7 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
                 load_weights_(part, arrays, f"{type(self).__name__}: from_checkpoint: {name}")
             else:
                 part.set_state(arrays)
+        return exact
 
     def init_from(self, path: str | os.PathLike) -> None:
         """As `OnlineAlgorithm.init_from`, with the critics' weights too: new ones would spoil the policy."""

@@ -171,6 +171,117 @@ def test_continues_exactly_with_every_memory_and_normalised_observations(kind, b
         algorithm.close()
 
 
+def noise_taken(kind, env, n_steps, **settings):
+    """The noise that was added, (n_steps, N, A) in [-1, 1]: the policy itself always acts in the middle."""
+    algorithm = kind(env, seed=0, **{**SMALL, **settings})
+    with torch.no_grad():
+        for p in algorithm.policy.net[-1].parameters():
+            p.zero_()
+        if kind is SAC:
+            algorithm.policy.net[-1].bias[algorithm.spec.act_dim :] = -20.0  # log standard deviations
+    for _ in range(n_steps):
+        algorithm.collector.step(algorithm.actor, algorithm.buffer)
+    n = n_steps * algorithm.n_envs
+    actions = torch.from_numpy(algorithm.buffer.gather(np.arange(n))["actions"])
+    return algorithm.policy.to_unit(actions).numpy().reshape(n_steps, algorithm.n_envs, -1)
+
+
+def correlation(x, y):
+    return np.corrcoef(x.ravel(), y.ravel())[0, 1]
+
+
+SMALL_NOISE = {"exploration_noise": 0.2, "noise_correlation": 0.9}
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_noise_has_its_size_and_remembers_the_step_before(kind, backend):
+    """Bounds of four standard errors and more: 36,000 steps are worth 3,800 independent ones."""
+    settings = {"n_envs": 8, "buffer_size": 36_000, "backend": backend, **SMALL_NOISE}
+    x = noise_taken(kind, lambda: probes.ConstantReward(4_500, True), 4_500, **settings)
+    assert x.std() == pytest.approx(0.2, rel=0.05)
+    assert abs(x.mean()) < 0.02
+    assert correlation(x[1:], x[:-1]) == pytest.approx(0.9, abs=0.015)
+    assert correlation(x[10:], x[:-10]) == pytest.approx(0.9**10, abs=0.1)
+    assert abs(correlation(x[:, 1:], x[:, :-1])) < 0.1  # environments do not share it
+
+
+@BOTH
+def test_noise_starts_anew_with_each_episode(kind):
+    settings = {"n_envs": 64, "buffer_size": 16_000, **SMALL_NOISE}
+    limits = noise_taken(kind, lambda: probes.ConstantReward(5, True), 250, **settings)
+    x = limits.reshape(50, 5, 64)
+    assert correlation(x[:, 1:], x[:, :-1]) == pytest.approx(0.9, abs=0.02)
+    assert abs(correlation(x[1:, 0], x[:-1, -1])) < 0.07
+    np.testing.assert_allclose(x.std((0, 2)), 0.2, rtol=0.06)  # as large at the first step as later
+    ends = noise_taken(kind, probes.ReachTheTarget, 100, **settings)
+    assert abs(correlation(ends[1:], ends[:-1])) < 0.05
+
+
+@BOTH
+def test_noise_is_the_same_on_both_backends_and_ends_at_the_bounds(kind):
+    """Levers of unlike range: within a step's reach of both ends, and beyond."""
+    settings = {"n_envs": 3, "noise_correlation": 0.8}
+    small, large = (
+        [
+            noise_taken(kind, probes.Levers, 40, exploration_noise=std, backend=b, **settings)
+            for b in ("torch", "native")
+        ]
+        for std in (0.3, 50.0)
+    )
+    np.testing.assert_allclose(small[0], small[1], atol=1e-6)
+    assert 0.2 < small[0].std() < 0.4
+    np.testing.assert_allclose(np.abs(large).mean(), 1.0, atol=0.02)
+    assert np.abs(large).max() <= 1.0 + 1e-6
+
+
+def test_noise_that_is_independent_is_the_policys_own():
+    td3 = TD3("Pendulum-v1", **SMALL)
+    assert (td3.policy.noise_std, td3.collector.action_noise) == (0.1, None)
+    assert SAC("Pendulum-v1", **SMALL).collector.action_noise is None
+    x = noise_taken(SAC, probes.Levers, 200, n_envs=4, exploration_noise=0.2)
+    assert x.std() == pytest.approx(0.2, rel=0.1)
+    assert abs(correlation(x[1:], x[:-1])) < 0.1
+    assert TD3("Pendulum-v1", noise_correlation=0.9, **SMALL).policy.noise_std == 0.0
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_noise_continues_exactly_where_the_environments_do(kind, backend, tmp_path):
+    settings = {"n_envs": 2, "seed": 1, "backend": backend, "exploration_noise": 0.5, "noise_correlation": 0.97}
+    straight, saved = (kind("Pendulum-v1", **settings, **SMALL) for _ in range(2))
+    straight.train(90)
+    saved.train(90)
+    straight.evaluate(1)
+    saved.save(tmp_path / "a.safetensors", memory=True)
+    loaded = kind.from_checkpoint(tmp_path / "a.safetensors")
+    straight.train(450)
+    loaded.train(450)  # beyond the end of an episode
+    ours, theirs = ({**x.buffer.get_state(), **x._own_state()[1]} for x in (loaded, straight))
+    np.testing.assert_equal(ours, theirs)
+
+    elsewhere = kind.from_checkpoint(tmp_path / "a.safetensors", env_wrappers=["RecordEpisodeStatistics"])
+    assert elsewhere.collector.restore_note() is not None
+    assert elsewhere.collector.action_noise.state()["starts"].all()
+    assert not loaded.collector.action_noise.state()["starts"].any()
+    with pytest.raises(ValueError, match=r"z must be a finite array \(2, 1\) of float32, got \(3, 1\) of float32"):
+        loaded.collector.action_noise.set_state({"z": np.zeros((3, 1), np.float32), "starts": np.ones(2, bool)})
+    with pytest.raises(ValueError, match=r"starts must be a finite array \(2,\) of bool, got none"):
+        loaded.collector.action_noise.set_state({"z": np.zeros((2, 1), np.float32)})
+
+
+@BOTH
+def test_noise_must_make_sense(kind):
+    for settings, message in (
+        ({"exploration_noise": -0.1}, "exploration_noise must be >= 0 and finite, got -0.1"),
+        ({"exploration_noise": 0.1, "noise_correlation": 1.0}, r"noise_correlation must be in \[0, 1\), got 1.0"),
+        ({"exploration_noise": 0.1, "noise_correlation": -0.5}, r"noise_correlation must be in \[0, 1\), got -0.5"),
+        ({"exploration_noise": 0.0, "noise_correlation": 0.5}, "exploration_noise must be > 0 where noise_correlation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kind("Pendulum-v1", **settings)
+
+
 @BOTH
 def test_init_from_brings_the_critics_along(kind, tmp_path):
     first = kind("Pendulum-v1", seed=0, **SMALL)
