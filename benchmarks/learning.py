@@ -26,6 +26,7 @@ CELLS = [
     "ppo-HalfCheetah-v5",
     *("a2c-CartPole-v1", "a2c-Acrobot-v1", "a2c-Pendulum-v1"),
     *("dqn-CartPole-v1", "dqn-Acrobot-v1", "sac-Pendulum-v1", "td3-Pendulum-v1"),
+    "sac-HalfCheetah-v5",
 ]
 # Where the reference differs from the tuned settings.
 ARGUMENTS = {"td3-Pendulum-v1": ["total_timesteps=15_000", "algo.learning_starts=5_000"]}

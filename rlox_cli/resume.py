@@ -52,7 +52,7 @@ def main(run: str, flags: list[str], overrides: list[str], modules: list[str], c
     saved = read_config(folder)
     algo = _algorithm(saved, folder)
     # Code of the user's is loaded only where it is typed, again: a file must not decide what runs.
-    require_typed([*needed_modules(saved["env"], saved), *(saved.get("imports") or ())], modules, folder)
+    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
     import_modules(modules)
     config = _changed(saved, algo, overrides)
     before = to_run_config(_typed(saved, algo))
@@ -137,11 +137,14 @@ def _or_best(path: Path) -> str:
 
 
 def _algorithm(saved: dict[str, Any], folder: Path) -> str:
-    """The algorithm's name, taken out of its section."""
+    """The algorithm's name, taken out of its section; what is looked at before the types are checked has its own."""
     name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
-    if name not in ALGORITHMS or not isinstance(saved.get("env"), dict):
+    env = saved.get("env")
+    sound = isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
+    sound = sound and isinstance(env.get("wrappers"), list) and isinstance(saved.get("imports"), list)
+    if not (sound and isinstance(name, str) and name in ALGORITHMS):
         raise UsageError(
-            f"{shown(folder / 'config.yaml')} must be a run's configuration, with algo.name one of "
+            f"{shown(folder / 'config.yaml')} must be a run's configuration, with env, imports, and algo.name one of "
             f"{', '.join(ALGORITHMS)}, got {name!r}; restore the file"
         )
     return name
@@ -151,8 +154,10 @@ def _typed(saved: dict[str, Any], algo: str) -> DictConfig:
     """`saved` under the types of its sections, strict about keys."""
     cfg = OmegaConf.structured(RunConfig)
     cfg.algo = OmegaConf.structured(resolve(ALGORITHMS[algo].config))
-    if saved.get("buffer") is not None:
-        cfg.buffer = OmegaConf.structured(buffer_config_class(str(saved["buffer"].get("name"))))
+    memory = saved.get("buffer")
+    if memory is not None:
+        name = memory.get("name") if isinstance(memory, dict) else memory
+        cfg.buffer = OmegaConf.structured(buffer_config_class(str(name)))
     try:
         return OmegaConf.merge(cfg, saved)
     except OmegaConfBaseException as e:

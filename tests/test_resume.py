@@ -289,6 +289,10 @@ def test_runs_without_what_is_needed(mine):
     text = config.read_text()
     config.write_text(text.replace("name: ppo", "name: pppo"))
     assert "algo.name one of" in said()
+    for wrong in ("imports: 3", "algo: [ppo]", "env: {id: CartPole-v1}", "buffer: 7", "seed: {_target_: os.system}"):
+        config.write_text(yaml.safe_dump({**yaml.safe_load(text), **yaml.safe_load(wrong)}))
+        with pytest.raises(ValueError, match=r"config\.yaml|must be known|does not exist|seed"):
+            resume(str(mine / "run"), [], [], [], make_console())
     config.write_text(text.replace("imports: []", "imports: [their_code]"))
     assert "if you trust it, add --import their_code" in said()
     config.write_text(text)
