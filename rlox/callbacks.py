@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import sys
@@ -119,7 +120,8 @@ class CallbackList(Callback):
     def state(self) -> dict[str, Any]:
         """The states of all that have one, by name; also those that were restored for callbacks not there (yet)."""
         states = {name: callback.state() for name, callback in self._named().items()}
-        return {**self._saved, **{name: state for name, state in states.items() if state}}
+        # Copies: they are written while the callbacks go on.
+        return copy.deepcopy({**self._saved, **{name: state for name, state in states.items() if state}})
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Give each callback its state; the others' wait until `extend` brings them.

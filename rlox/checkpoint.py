@@ -182,7 +182,8 @@ def one_line(thing: Any, most: int = 300) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _is_count(value: Any, below: int = 2**53) -> bool:
+def is_count(value: Any, below: int = 2**53) -> bool:
+    """Whether `value`, out of a file, is a whole number from 0 to `below`."""
     return type(value) is int and 0 <= value < below
 
 
@@ -206,26 +207,26 @@ _COUNTERS = {item.name for item in fields(Counters) if item.type == "int"}
 
 def _are_counters(value: Any) -> bool:
     known = {"env_steps", "updates", "episodes", "horizon_start", "horizon_steps"}
-    return _is_object(value) and known <= value.keys() <= _COUNTERS and all(map(_is_count, value.values()))
+    return _is_object(value) and known <= value.keys() <= _COUNTERS and all(map(is_count, value.values()))
 
 
 def _is_env(value: Any) -> bool:
     return (
         _is_object(value)
         and _is_name(value.get("id"))
-        and _is_count(value.get("n_envs"))
+        and is_count(value.get("n_envs"))
         and value["n_envs"] >= 1
         and _is_object(value.get("kwargs"))
         and isinstance(value.get("wrappers"), list)
         and all(_is_name(x) or (_is_object(x) and len(x) == 1) for x in value["wrappers"])
-        and _is_count(value.get("workers"))
+        and is_count(value.get("workers"))
         and _is_name(value.get("backend", "auto"))
     )
 
 
 def _are_generators(value: Any) -> bool:
     return _is_object(value) and all(
-        _is_object(x) and x.keys() == {"key", "position"} and all(_is_count(n, 2**64) for n in x.values())
+        _is_object(x) and x.keys() == {"key", "position"} and all(is_count(n, 2**64) for n in x.values())
         for x in value.values()
     )
 
@@ -242,11 +243,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "file": (_is_name, "be a name"),
     "generators": (_are_generators, "hold key and position, integers below 2**64, of each generator"),
     "memory": (_is_object, "be an object"),
-    "memory_start": (_is_count, "be a count"),
+    "memory_start": (is_count, "be a count"),
     "policy": (lambda x: x in ("default", "custom"), "be default or custom"),
     "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
-    "seed": (lambda x: _is_count(x, 2**64), "be an integer in [0, 2**64)"),
-    "threads": (lambda x: _is_count(x, 257), "be an integer in [0, 256]"),
+    "seed": (lambda x: is_count(x, 2**64), "be an integer in [0, 2**64)"),
+    "threads": (lambda x: is_count(x, 257), "be an integer in [0, 256]"),
     "values": (_is_object, "be an object"),
 }
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlox.buffers import Buffer
-from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
+from rlox.checkpoint import Checkpoint, is_count, load_checkpoint, one_line, save_checkpoint
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
 
@@ -41,7 +41,8 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]
 class Taken:
     """A copy of what is to be written of a memory at one moment."""
 
-    write: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]  # the header's entry, and its tensors
+    # Returns the header's entry, and the tensors by which `load` finds everything with it.
+    write: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
     tidy: Callable[[], None]  # removes what the checkpoint, once it is in place, does not need
 
 
@@ -53,7 +54,7 @@ class ReplayFiles:
     folder : path
         Where the files go; made when it is first needed.
     entry : dict, optional
-        What `save` returned in another process, with the memory that `load` made of it: to go on with its files.
+        What a `Taken` has written in another process, with the memory that `load` made of it: to go on with its files.
     """
 
     def __init__(self, folder: str | os.PathLike, entry: dict[str, Any] | None = None, buffer: Buffer | None = None):
@@ -63,7 +64,9 @@ class ReplayFiles:
         self._begin_anew()
         known = entry is not None and entry["files"] and all("joined" in file for file in entry["files"])
         if known and isinstance(buffer, ReplayBuffer) and len(buffer):
-            values, arrays = _split(buffer.get_state(entry["values"]["count"] - 1, 0))
+            # The newest row alone, and no frames.
+            saved = entry["values"]
+            values, arrays = _split(buffer.get_state(saved["count"] - 1, saved.get("next_frame", 0)))
             self._files = list(entry["files"])
             self._upto = (values["count"], values.get("next_frame", 0))
             self._newest = arrays["rows"][-1].tobytes()
@@ -73,23 +76,8 @@ class ReplayFiles:
         self._upto = (0, 0)  # transitions and frames that they hold
         self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
 
-    def save(self, buffer: Buffer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Write what is new; the header entry and the tensors by which `load` finds everything.
-
-        Raises
-        ------
-        OSError
-            As `rlox.checkpoint.save_checkpoint`.
-        """
-        self._taken = self.take(buffer)
-        return self._taken.write()
-
-    def tidy(self) -> None:
-        """Remove what the checkpoint of the last `save`, which is now in place, does not need."""
-        self._taken.tidy()
-
     def take(self, buffer: Buffer) -> Taken:
-        """Copy what is new, for another thread to write while the memory goes on."""
+        """Copy what is new, for another thread to write while the memory goes on; an OSError comes from there."""
         if isinstance(buffer, MmapReplayBuffer):
             # Its own file keeps what the two newest states name.
             values, arrays = _split(buffer.get_state(include_cold=False))
@@ -179,10 +167,7 @@ class ReplayFiles:
 
 
 def _require_entry(entry: Any) -> None:
-    """A ValueError unless a header's entry is such as `ReplayFiles.save` returns: names, counts and short texts."""
-
-    def is_count(value: Any) -> bool:
-        return type(value) is int and 0 <= value < 2**53
+    """A ValueError unless a header's entry is such as a `Taken` writes: names, counts and short texts."""
 
     def is_text(value: Any) -> bool:
         return isinstance(value, str) and len(value) < 65_536 and "\0" not in value
@@ -255,7 +240,7 @@ def _require_pieces(entry: dict[str, Any], pieces: list[dict[str, np.ndarray]], 
 
 
 def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Bring `buffer` to what `ReplayFiles.save` found.
+    """Bring `buffer` to what `ReplayFiles.take` found.
 
     Raises
     ------

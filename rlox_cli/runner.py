@@ -200,14 +200,14 @@ def _carry_out(
     checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
     label = f"{algo} {config.env.id} seed {config.seed}"
     start = algorithm.counters.env_steps
-    with (
-        Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed) as record,
-        stop.installed(),
-    ):
+
+    def verify() -> None:
+        if resumed is not None and _identity(resumed[0]) != resumed[1]:
+            raise RuntimeError(f"{shown(resumed[0])} was replaced by another process while it was read; try again")
+
+    record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
+    with record, stop.installed():
         if resumed is not None:
-            if _identity(resumed[0]) != resumed[1]:
-                record.end(start, "failed", "another process trained in this folder at the same time")
-                raise RuntimeError(f"{shown(resumed[0])} was replaced by another process while it was read; try again")
             _write_config(folder, plain)
             _remove_partial(folder / "checkpoints")
         tracking.start_mirrors(folder)

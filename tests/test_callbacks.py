@@ -94,6 +94,22 @@ def test_what_saves_comes_last_and_every_state_is_kept(tmp_path):
         again.callbacks.set_state({"Counting": {}})
 
 
+def test_a_snapshot_keeps_the_states_of_its_moment(tmp_path):
+    class Growing(Callback):
+        def __init__(self):
+            self.seen = {"steps": []}
+
+        def state(self):
+            return self.seen
+
+    callback = Growing()
+    write = small(callbacks=[callback]).snapshot(tmp_path / "a.safetensors")
+    callback.seen["steps"].append(1)
+    callback.seen["more"] = 2
+    write()
+    assert load_checkpoint(tmp_path / "a.safetensors").header["callbacks"] == {"Growing": {"steps": []}}
+
+
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(tmp_path):
     (tmp_path / "file").touch()
     ppo = small(callbacks=[CheckpointCallback(tmp_path / "file" / "checkpoints", every_steps=128)])

@@ -403,7 +403,7 @@ def test_a_cold_file_is_looked_for_beside_the_run_or_where_the_user_said_and_oth
     rows = np.arange(90, dtype=np.float32).reshape(30, 3)
     flags = np.zeros(30, bool)
     one.push_batch(rows, rows, rows[:, :1], rows[:, 0], flags, flags)
-    entry, arrays = replay_files.ReplayFiles(memory).save(one)
+    entry, arrays = replay_files.ReplayFiles(memory).take(one).write()
     saved_path, name = one.cold_path, os.path.basename(one.cold_path)
     one.close()
     # Where it truly is, but no place that a file may lead to.

@@ -58,8 +58,9 @@ def test_what_a_series_of_saves_leaves_is_the_memory(kind, tmp_path):
         else:
             push(buffer, n, rng, start)
             start += n
-        entry, arrays = files.save(buffer)
-        files.tidy()
+        taken = files.take(buffer)
+        entry, arrays = taken.write()
+        taken.tidy()
         entry = json.loads(json.dumps(entry))
         expected, sample = buffer.get_state(), buffer.sample(16, 1) if len(buffer) else {}
         if kind == "mmap":
@@ -76,11 +77,12 @@ def test_what_a_series_of_saves_leaves_is_the_memory(kind, tmp_path):
 def test_a_save_writes_what_is_new_and_keeps_what_the_last_checkpoint_needs(tmp_path):
     buffer, files, rng = ReplayBuffer(1000, 3, 1), ReplayFiles(tmp_path), np.random.default_rng(0)
     push(buffer, 500, rng, 0)
-    before, arrays = files.save(buffer)
-    files.tidy()
+    taken = files.take(buffer)
+    before, arrays = taken.write()
+    taken.tidy()
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*")}
     push(buffer, 10, rng, 500)
-    after, _ = files.save(buffer)
+    after, _ = files.take(buffer).write()
     (new,) = {path.name: path.stat().st_size for path in tmp_path.glob("*")}.keys() - sizes.keys()
     assert (tmp_path / new).stat().st_size < 0.2 * max(sizes.values())
     assert len(after["files"]) == 2
@@ -93,7 +95,7 @@ def test_a_save_writes_what_is_new_and_keeps_what_the_last_checkpoint_needs(tmp_
 def test_nothing_is_loaded_from_elsewhere(tmp_path):
     buffer, files = ReplayBuffer(1000, 3, 1), ReplayFiles(tmp_path / "elsewhere")
     push(buffer, 5, np.random.default_rng(0), 0)
-    entry, arrays = files.save(buffer)
+    entry, arrays = files.take(buffer).write()
     entry["files"][0]["name"] = str(tmp_path / "elsewhere" / entry["files"][0]["name"])
     with pytest.raises(FileNotFoundError, match="memory"):
         load(ReplayBuffer(1000, 3, 1), tmp_path / "memory", entry, arrays)

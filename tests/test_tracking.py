@@ -103,6 +103,21 @@ def test_second_trainer_is_refused(tmp_path):
     Record(tmp_path).close()
 
 
+def test_what_verify_raises_leaves_the_record_as_it_was(tmp_path):
+    with Record(tmp_path) as record:
+        record.metrics(1, {"a": 1.0})
+    before = (tmp_path / FILE).read_bytes()
+
+    def verify():
+        assert is_alive(tmp_path)
+        raise RuntimeError("replaced meanwhile")
+
+    with pytest.raises(RuntimeError, match="replaced meanwhile"):
+        Record(tmp_path, resume_step=0, verify=verify)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert not is_alive(tmp_path)
+
+
 def test_forked_worker_does_not_keep_the_run_alive(tmp_path):
     record = Record(tmp_path)
     stop, hold = os.pipe()

@@ -199,6 +199,8 @@ class Record:
         Step of the checkpoint this segment continues from; None: from the beginning.
     changed
         Settings that are others than before, ``{key: [old, new]}``, kept in the start row.
+    verify
+        Called once no other trainer can come, before anything is written; what it raises leaves the record as it was.
 
     Raises
     ------
@@ -213,6 +215,7 @@ class Record:
         versions: Mapping[str, str] | None = None,
         resume_step: int | None = None,
         changed: Mapping[str, Any] | None = None,
+        verify: Callable[[], None] | None = None,
     ):
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -226,6 +229,8 @@ class Record:
             )
         self._file = -1
         try:
+            if verify is not None:
+                verify()
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
             # Not O_CREAT alone: the repair below must read what a crashed trainer left.
