@@ -1,7 +1,7 @@
-"""The page of ``rlox plot``: one HTML file with everything inside, since results are mailed, archived and opened offline.
+"""The page of ``rlox plot``: one HTML file with everything inside, since results are mailed, kept and read offline.
 
-The figure is Matplotlib's own SVG, some hundred kilobytes; a plotting library in JavaScript would add megabytes to every
-file for what the few lines below do: show, hide and single out groups.
+The figure is Matplotlib's own SVG, some hundred kilobytes. A plotting library in JavaScript would add megabytes to
+every file for what the few lines below do: show, hide and single out groups.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 from rlox import __version__
 from rlox_cli.runner import shown
-from rlox_cli.runs import Group, Run, plain
+from rlox_cli.runs import Group, Run, metric_name, plain
 
 if TYPE_CHECKING:
     from rlox_cli.plot import Picture
@@ -52,7 +51,7 @@ for (const row of document.querySelectorAll("tr[data-group]")) {
 
 def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
     """The whole HTML text."""
-    from rlox_cli.plot import cells, metric_name
+    from rlox_cli.plot import cells
 
     envs = ", ".join(dict.fromkeys(group.env for group in picture.groups))
     n_runs = sum(len(group.runs) for group in picture.groups)

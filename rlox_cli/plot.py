@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.text import Text
 
-from rlox.logging import tracker_name
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
-from rlox_cli.runs import EVALUATION, RETURNS, Group, Run, group_runs, read_runs
+from rlox_cli.runs import EVALUATION, RETURNS, Group, Run, ended, group_runs, metric_name, read_runs, recorded_name
 from rlox_cli.statistics import Interval, interval, iqm, profile
 from rlox_cli.terminal import make_console, make_table
 
@@ -71,14 +71,9 @@ class Summary:
     counted: str  # which runs
 
 
-def scores(group: Group, metric: str) -> tuple[list[Run], np.ndarray]:
-    """Final scores: of the runs that finished, or of all where none has."""
-    runs = [run for run in group.runs if run.status == "finished"] or group.runs
-    return runs, np.array([run.series[metric].values[-1] for run in runs])
-
-
 def summarise(group: Group, metric: str) -> Summary:
-    runs, finals = scores(group, metric)
+    runs = ended(group.runs)
+    finals = np.array([run.series[metric].values[-1] for run in runs])
     states: dict[str, int] = {}
     for run in group.runs:
         states[run.status] = states.get(run.status, 0) + 1
@@ -325,10 +320,6 @@ def _draw_references(axis: Axes, groups: Sequence[Group]) -> None:
         axis.annotate(f"reference {value:g}{whose}".replace("-", "−"), (1, value), **at)
 
 
-def metric_name(metric: str) -> str:
-    return "evaluation return" if metric == EVALUATION else metric
-
-
 def draw(runs: Sequence[Path], out: Path) -> list[Path]:
     """Draw evaluation returns of `runs` into the folder `out`, as ``plot.png`` and ``plot.html``; return both paths.
 
@@ -367,7 +358,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
     for path in out:
         if path.suffix not in FORMATS:
             raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
-    metric = tracker_name(metric) if "/" not in metric else metric
+    metric = recorded_name(metric)
     runs, notes = read_runs(paths, metric)
     groups = group_runs(runs, by, dict(zip(map(str, paths), labels, strict=True)) if labels else None)
     notes += [f"{g.label} ({g.env}) pools runs that differ in {', '.join(g.pooled)}" for g in groups if g.pooled]
@@ -380,8 +371,8 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
     console = make_console()
     table = make_table("group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", "steps/s")
     for group in groups:
-        table.add_row(group.label, group.env, *cells(picture.summaries[group]))
-    console.print(table, markup=False)
+        table.add_row(*map(Text, (group.label, group.env, *cells(picture.summaries[group]))))
+    console.print(table)
     for path in out:
         console.print(f"  {path.suffix[1:]:<5} {shown(path)}", soft_wrap=True, markup=False)
 

@@ -75,6 +75,21 @@ class Run:
         return self.steps / self.seconds if self.seconds > 0 else math.nan
 
 
+def recorded_name(metric: str) -> str:
+    """The name in the record: ``mean_reward`` is ``episode/return`` there."""
+    return metric if "/" in metric else tracker_name(metric)
+
+
+def metric_name(metric: str) -> str:
+    """As a reader should meet it."""
+    return {EVALUATION: "evaluation return", RETURNS[1]: "training return"}.get(metric, metric)
+
+
+def ended(runs: Sequence[Run]) -> list[Run]:
+    """Those whose last value is a final one: the finished runs, or all where none is."""
+    return [run for run in runs if run.status == "finished"] or list(runs)
+
+
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """``{"env": {"id": …}}`` -> ``("env.id", …)``; an empty mapping stays one."""
     if not isinstance(config, dict) or not config:
@@ -225,14 +240,14 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = (), labels: dict[str, st
         cells.setdefault(cell, []).append(run)
     groups = []
     for members in cells.values():
-        differing = keys or _differing(members)
+        telling = keys or differing(members)
         parts: dict[tuple[str, ...], Group] = {}
-        for run in sorted(members, key=lambda run: [_order(_value(run, key)) for key in differing]):
-            values = tuple(plain(_value(run, key)) for key in differing)
-            parts.setdefault(values, Group("", run.env, dict(zip(differing, values, strict=True)))).runs.append(run)
+        for run in sorted(members, key=lambda run: [_order(_value(run, key)) for key in telling]):
+            values = tuple(plain(_value(run, key)) for key in telling)
+            parts.setdefault(values, Group("", run.env, dict(zip(telling, values, strict=True)))).runs.append(run)
         for group in parts.values():
             group.label = labels[group.runs[0].path] if labels else _label(group, list(parts.values()), bool(by))
-            group.pooled = _differing(group.runs)
+            group.pooled = differing(group.runs)
             group.runs.sort(key=lambda run: run.seed)
         groups += parts.values()
     return sorted(groups, key=lambda group: group.env)
@@ -257,7 +272,8 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return not number, float(value) if number else 0.0, plain(value)
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Keys in which the runs are not all the same experiment."""
     keys = dict.fromkeys(key for run in runs for key in run.flat if key.split(".")[0] not in _BESIDE)
     return [key for key in keys if len({plain(run.flat.get(key)) for run in runs}) > 1]
 
