@@ -18,7 +18,7 @@ from scipy import stats
 
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
-from rlox_cli.runs import RETURNS, Run, differing, ended, metric_name, plain, read_runs, recorded_name
+from rlox_cli.runs import RETURNS, Run, differing, ended, listed, metric_name, plain, read_runs, recorded_name
 from rlox_cli.statistics import difference, improvement, iqm
 from rlox_cli.terminal import make_console, make_table
 
@@ -36,7 +36,7 @@ def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) 
     for path in (a, b):
         runs, notes = read_runs([path], metric)
         if keys := differing(runs):
-            notes.append(f"{path} pools runs that differ in {', '.join(keys)}")
+            notes.append(f"{path} pools runs that differ in {listed(keys)}")
         for note in notes:
             print(f"rlox compare: {note}", file=sys.stderr)
         sides.append(runs)

@@ -27,6 +27,7 @@ svg { width: 100%; height: auto }
 table { border-collapse: collapse; margin: 1em 0 }
 th, td { text-align: left; padding: .25em .9em .25em 0; border-bottom: 1px solid #ddd; vertical-align: top }
 td.n { text-align: right; font-variant-numeric: tabular-nums }
+.groups th:nth-child(n+4) { text-align: right }
 tbody tr[data-group]:hover { background: #f3f3f3 }
 i { display: inline-block; width: 1em; height: 1em; margin-right: .5em; vertical-align: -.1em }
 pre { background: #f6f6f6; padding: .7em; overflow-x: auto; font-size: 13px }
@@ -77,14 +78,15 @@ def page(picture: Picture, svg: str, notes: Sequence[str]) -> str:
 <p>{n_runs} runs in {len(picture.groups)} groups, drawn {time.strftime("%Y-%m-%d %H:%M")} by rlox {__version__}.</p>
 {_list(notes)}
 <figure style="margin: 0">{svg}</figure>
-<table>
-<thead><tr>{"".join(f"<th>{escape(head)}</th>" for head in heads)}</tr></thead>
+<table class="groups">
+<thead><tr>{_heads(heads)}</tr></thead>
 <tbody>
 {chr(10).join(rows)}
 </tbody>
 </table>
 <p>Scores are interquartile means over runs (of those that finished, where some did), with percentile bootstrap
-intervals; best is that of each run's best evaluation. Point at a row to single its group out, untick it to hide it.</p>
+intervals; best is that of each run's best value. In a curve a run that finished early keeps its last value. Point at a
+row to single its group out, untick it to hide it.</p>
 <h2>Groups</h2>
 {chr(10).join(about)}
 <script>{_SCRIPT}</script>
@@ -97,6 +99,10 @@ def _cells(values: Iterable[str], kind: str = "") -> str:
     return "".join(f'<td class="{kind}">{escape(value)}</td>' for value in values)
 
 
+def _heads(names: Iterable[str]) -> str:
+    return "".join(f"<th>{escape(name)}</th>" for name in names)
+
+
 def _list(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
@@ -106,12 +112,13 @@ def _about(group: Group) -> str:
     first = group.runs[0]
     settings = "".join(f"<tr>{_cells([key, value])}</tr>" for key, value in group.settings.items())
     runs = "".join(f"<tr>{_cells(_told(run))}</tr>" for run in group.runs)
-    heads = "".join(f"<th>{head}</th>" for head in ("seed", "status", "steps", "seconds", "folder"))
-    config = yaml.safe_dump(first.config, sort_keys=False, allow_unicode=True)
+    # A page is handed on, and where a tracker is found may hold a password.
+    shown_config = {key: value for key, value in first.config.items() if key != "logger"}
+    config = yaml.safe_dump(shown_config, sort_keys=False, allow_unicode=True)
     return f"""<details>
 <summary>{escape(group.label)} · {escape(group.env)}</summary>
 {f"<table>{settings}</table>" if settings else ""}
-<table><thead><tr>{heads}</tr></thead>{runs}</table>
+<table><thead><tr>{_heads(("seed", "status", "steps", "seconds", "folder"))}</tr></thead>{runs}</table>
 {_command(first)}<pre>{escape(config)}</pre>
 </details>"""
 
@@ -126,5 +133,6 @@ def _command(run: Run) -> str:
         typed = yaml.safe_load((run.folder / ".hydra" / "overrides.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return ""
-    words = [plain(word) for word in typed] if isinstance(typed, list) else []
+    words = map(plain, typed if isinstance(typed, list) else [])
+    words = [word for word in words if not word.lstrip("+").startswith("logger.")]
     return f"<pre>{escape(' '.join(['rlox train', *words]))}</pre>"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,18 @@ from rich.text import Text
 
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
-from rlox_cli.runs import EVALUATION, RETURNS, Group, Run, ended, group_runs, metric_name, read_runs, recorded_name
+from rlox_cli.runs import (
+    EVALUATION,
+    RETURNS,
+    Group,
+    Run,
+    ended,
+    group_runs,
+    listed,
+    metric_name,
+    read_runs,
+    recorded_name,
+)
 from rlox_cli.statistics import Interval, interval, iqm, profile
 from rlox_cli.terminal import make_console, make_table
 
@@ -43,6 +55,7 @@ _STYLE = {
 }
 _SHADES = {"collect": "#4D4D4D", "update": "#999999", "other": "#DDDDDD"}
 _MOST_POINTS = 100  # of a curve
+_FEW_POINTS = 25  # of a curve that is drawn with them
 _MOST_SINGLE = 10  # runs of a group that are drawn one by one
 _FEW, _ENOUGH = 3, 5  # runs for a band; for a profile
 _DPI = 130
@@ -192,7 +205,9 @@ class Picture:
         timed = [group for group in self.groups if group.label in self.told_apart]
         lines, below = -(-len(envs) // columns), -(-len(profiled) // columns)
         heights = [3.6 * lines, 3.1 * below, 1.5 + 0.36 * len(timed)]
-        figure = Figure(figsize=(max(10.0, 5.0 * columns), sum(heights) + 0.8), layout="constrained")
+        width = max(10.0, 5.0 * columns)
+        around = 0.5 + 0.3 * -(-(len(self.told_apart) + 1) // max(1, self._legend_columns(width)))
+        figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
         parts = figure.subfigures(1 + bool(profiled) + 1, 1, height_ratios=[h for h in heights if h], squeeze=False)
         for part, titles, panel in ((parts[0, 0], envs, self._curves), (parts[1, 0], profiled, self._profiles)):
             if titles:
@@ -214,17 +229,23 @@ class Picture:
             handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=label))
         if others := len(self.labels) - len(self.told_apart):
             handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"{others} others"))
-        longest = max(len(label) for label in self.labels)
-        columns = max(1, min(len(handles), int(figure.get_figwidth() * 8 / (longest + 6))))
+        columns = max(1, min(len(handles), self._legend_columns(figure.get_figwidth())))
         figure.legend(handles=handles, loc="outside upper center", ncols=columns)
-        told = ["line: interquartile mean over runs"]
+        single = all(len(group.runs) == 1 for group in self.groups)
+        told = ["line: a run" if single else "line: interquartile mean over runs"]
         if any(len(group.runs) >= _FEW for group in self.groups):
             told.append("band: 95 % bootstrap interval")
         if any(1 < len(group.runs) <= _MOST_SINGLE for group in self.groups):
             told.append("thin: single runs")
         if any(run.status != "finished" for group in self.groups for run in group.runs):
-            told.append("×: not finished; dots: only some runs got there")
-        figure.supxlabel("; ".join(told), fontsize=11, color="#444444")
+            told += ["×: not finished", "dotted: only some runs got there"]
+        unbroken = "; ".join(told).replace(" ", "\xa0").replace(";\xa0", "; ")
+        caption = textwrap.fill(unbroken, int(10 * figure.get_figwidth()))
+        figure.supxlabel(caption, fontsize=11, color="#444444")
+
+    def _legend_columns(self, width: float) -> int:
+        """How many labels stand side by side in `width` inches."""
+        return int(width * 8 / (max(len(label) for label in self.labels) + 6))
 
     def _curves(self, axis: Axes, env: str) -> None:
         from matplotlib.ticker import EngFormatter, StrMethodFormatter
@@ -233,6 +254,7 @@ class Picture:
         for group in groups:
             (colour, dashes), found = self.look(group.label), curve(group.runs, self.metric, self.by_time)
             told_apart = group.label in self.told_apart
+            points = "." if len(found.x) <= _FEW_POINTS else ""
             for run, (x, y) in zip(group.runs, found.singles, strict=True):
                 if told_apart and 1 < len(group.runs) <= _MOST_SINGLE:
                     axis.plot(x, y, color=colour, linewidth=0.8, alpha=0.4, gid=self._id(group.label))
@@ -243,7 +265,8 @@ class Picture:
             partial = ~whole | np.append(~whole[1:], False)
             for at, style, width in ((whole, dashes, 2.2 if told_apart else 0.8), (partial, (0, (1, 1)), 1.4)):
                 line = np.where(at, found.middle.value, np.nan)
-                axis.plot(found.x, line, color=colour, linestyle=style, linewidth=width, gid=self._id(group.label))
+                look = {"color": colour, "linestyle": style, "linewidth": width, "markersize": 4 * width}
+                axis.plot(found.x, line, marker=points, gid=self._id(group.label), **look)
             if told_apart:
                 axis.fill_between(
                     *(found.x, found.middle.low, found.middle.high),
@@ -300,7 +323,7 @@ class Picture:
         speed.xaxis.set_major_formatter(EngFormatter(sep=""))
         share.set(title="share of training time", xlim=(0, 1))
         share.xaxis.set_major_formatter(PercentFormatter(1.0))
-        share.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(_SHADES))
+        share.figure.legend(*share.get_legend_handles_labels(), loc="outside lower right", ncols=len(_SHADES))
 
 
 def _band(colour: str) -> dict[str, object]:
@@ -328,9 +351,9 @@ def draw(runs: Sequence[Path], out: Path) -> list[Path]:
     UsageError
         If none of the runs has an evaluation.
     """
-    read, _ = read_runs(runs)
+    read, notes = read_runs(runs)
     paths = [out / f"plot{suffix}" for suffix in FORMATS]
-    _write(group_runs(read), EVALUATION, False, paths, [])
+    _write(group_runs(read), EVALUATION, False, paths, notes)
     return paths
 
 
@@ -361,7 +384,7 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
     metric = recorded_name(metric)
     runs, notes = read_runs(paths, metric)
     groups = group_runs(runs, by, dict(zip(map(str, paths), labels, strict=True)) if labels else None)
-    notes += [f"{g.label} ({g.env}) pools runs that differ in {', '.join(g.pooled)}" for g in groups if g.pooled]
+    notes += [f"{g.label} ({g.env}) pools runs that differ in {listed(g.pooled)}" for g in groups if g.pooled]
     for note in notes:
         print(f"rlox plot: {note}", file=sys.stderr)
     if not out:

@@ -24,6 +24,7 @@ RETURNS = (EVALUATION, tracker_name("mean_reward"))
 _COLLECT, _UPDATE = "time/collect_s", "time/update_s"
 # What makes no other experiment of a run: its seed, where it is logged, how often it is saved.
 _BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time")
+_MOST_LISTED = 4
 _PATH = "path"  # --by path: the runs of each PATH that was typed
 
 
@@ -164,7 +165,7 @@ def read_runs(paths: Sequence[Path], metric: str = EVALUATION) -> tuple[list[Run
         If there is none.
     """
     runs: dict[tuple, Run] = {}
-    notes, recorded, seen = [], set(), set()
+    notes, recorded, seen, without = [], set(), set(), []
     for path in paths:
         folders = find_runs(path)
         if not folders:
@@ -181,7 +182,7 @@ def read_runs(paths: Sequence[Path], metric: str = EVALUATION) -> tuple[list[Run
             run.path = str(path)
             recorded |= run.recorded
             if metric not in run.series:
-                notes.append(f"{shown(folder)} ({run.status}) is left out: it has no {metric} yet")
+                without.append(f"{shown(folder)} ({run.status})")
                 continue
             same = (run.path, run.seed, *sorted(_identity(run)))
             other = runs.get(same)
@@ -190,9 +191,17 @@ def read_runs(paths: Sequence[Path], metric: str = EVALUATION) -> tuple[list[Run
                 notes.append(f"{shown(less.folder)} is left out: {shown(run.folder)} has the same settings and seed")
             runs[same] = run
     if not runs:
-        hint = f"{nearest(metric, recorded)} (--metric)" if recorded else "nothing is recorded"
-        raise UsageError(f"no run has {metric}; {hint}. {' '.join(notes)}")
+        hint = f"{nearest(metric, recorded)} (--metric)" if recorded else "none has recorded anything"
+        raise UsageError(f"no run has {metric}; {hint}{'. ' if notes else ''}{listed(notes, '; ')}")
+    if without:
+        notes.append(f"left out, since they have no {metric} yet: {listed(without)}")
     return list(runs.values()), notes
+
+
+def listed(words: Sequence[str], separator: str = ", ") -> str:
+    """The first of `words`, and how many more there are."""
+    more = [f"and {len(words) - _MOST_LISTED} more"] if len(words) > _MOST_LISTED else []
+    return separator.join([*words[:_MOST_LISTED], *more])
 
 
 def _identity(run: Run) -> Iterator[str]:
