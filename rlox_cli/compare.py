@@ -18,7 +18,7 @@ from scipy import stats
 
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
-from rlox_cli.runs import RETURNS, Run, differing, ended, listed, metric_name, plain, read_runs, recorded_name
+from rlox_cli.runs import RETURNS, Run, differing, ended, listed, metric_name, plain, read_runs, recorded_name, short
 from rlox_cli.statistics import difference, improvement, iqm
 from rlox_cli.terminal import make_console, make_table
 
@@ -124,8 +124,8 @@ def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any
         low, high = sorted((sign * apart.low, sign * apart.high))
         ahead, behind = ("B", "A") if sign > 0 else ("A", "B")
         told["sentence"] = (
-            f"{ahead} is {word}: its IQM is {_short(abs(apart.value))} higher (95 % interval {_short(low)} to "
-            f"{_short(high)}), and a run of {ahead} beats one of {behind} with probability "
+            f"{ahead} is {word}: its IQM is {short(abs(apart.value))} higher (95 % interval {short(low)} to "
+            f"{short(high)}), and a run of {ahead} beats one of {behind} with probability "
             f"{0.5 + sign * (wins.value - 0.5):.2f}"
         )
         return told
@@ -137,8 +137,8 @@ def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any
         else f"about {needed - n} more on each side would show one of this size"
     )
     told["sentence"] = (
-        f"no difference can be told from {counts}: B − A is {_short(apart.value)} (95 % interval {_short(apart.low)} "
-        f"to {_short(apart.high)}); {more}"
+        f"no difference can be told from {counts}: B − A is {short(apart.value)} (95 % interval {short(apart.low)} "
+        f"to {short(apart.high)}); {more}"
     )
     return told
 
@@ -281,22 +281,16 @@ def _metrics_table(env: str, told: dict[str, Any], metric: str) -> Table:
         ("steps_per_second", "steps per second"),
     ):
         row = metrics[name]
-        bounds = "" if row["low"] is None else f"{_short(row['low'])} to {_short(row['high'])}"
-        table.add_row(title, *(_short(row[key]) for key in ("a", "b", "difference")), bounds)
+        bounds = "" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
+        table.add_row(title, *(short(row[key]) for key in ("a", "b", "difference")), bounds)
     if "steps_to_threshold" in metrics:
         row = metrics["steps_to_threshold"]
         cells = [
-            f"{_short(row[key])} ({n} of {len(side)})"
+            f"{'never' if row[key] is None else short(row[key])} ({n} of {len(side)})"
             for key, n, side in zip("ab", row["reached"], told["runs"], strict=True)
         ]
         table.add_row(f"steps to {told['threshold']:g}, median", *cells)
     return table
-
-
-def _short(value: float | None) -> str:
-    if value is None:
-        return "never"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _between(of: dict[str, float]) -> str:

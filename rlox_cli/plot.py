@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
+from rlox.tracking.record import FILE
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
 from rlox_cli.runs import (
     EVALUATION,
+    PATH,
     RETURNS,
     Group,
     Run,
@@ -30,6 +32,7 @@ from rlox_cli.runs import (
     metric_name,
     read_runs,
     recorded_name,
+    short,
 )
 from rlox_cli.statistics import Interval, interval, iqm, profile
 from rlox_cli.terminal import make_console, make_table
@@ -203,20 +206,19 @@ class Picture:
         profiled = [env for env in envs if self._profiled(env)]
         columns = min(3, len(envs))
         timed = [group for group in self.groups if group.label in self.told_apart]
-        lines, below = -(-len(envs) // columns), -(-len(profiled) // columns)
-        heights = [3.6 * lines, 3.1 * below, 1.5 + 0.36 * len(timed)]
+        rows = [(envs, self._curves, 3.6), *([(profiled, self._profiles, 3.1)] if profiled else [])]
+        heights = [*(height * -(-len(of) // columns) for of, _, height in rows), 1.5 + 0.36 * len(timed)]
         width = max(10.0, 5.0 * columns)
         around = 0.5 + 0.3 * -(-(len(self.told_apart) + 1) // max(1, self._legend_columns(width)))
         figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
-        parts = figure.subfigures(1 + bool(profiled) + 1, 1, height_ratios=[h for h in heights if h], squeeze=False)
-        for part, titles, panel in ((parts[0, 0], envs, self._curves), (parts[1, 0], profiled, self._profiles)):
-            if titles:
-                axes = part.subplots(-(-len(titles) // columns), columns, squeeze=False).flat
-                for axis, env in zip(axes, titles, strict=False):
-                    panel(axis, env)
-                for axis in list(axes)[len(titles) :]:
-                    axis.set_visible(False)
-        self._speeds(timed, *parts[-1, 0].subplots(1, 2, sharey=True))
+        *parts, last = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for part, (of, panel, _) in zip(parts, rows, strict=True):
+            axes = part.subplots(-(-len(of) // columns), columns, squeeze=False).ravel()
+            for axis, env in zip(axes, of, strict=False):
+                panel(axis, env)
+            for axis in axes[len(of) :]:
+                axis.set_visible(False)
+        self._speeds(timed, *last.subplots(1, 2, sharey=True))
         self._explain(figure)
         return figure
 
@@ -285,7 +287,7 @@ class Picture:
         groups = self._profiled(env)
         finals = np.concatenate([self.summaries[group].finals for group in groups])
         margin = 0.03 * (np.ptp(finals) or 1.0)
-        thresholds = np.linspace(finals.min() - margin, finals.max() + margin, 201)
+        thresholds = np.unique([finals.min() - margin, *finals, finals.max() + margin])
         for group in groups:
             colour, dashes = self.look(group.label)
             found = profile([self.summaries[group].finals], thresholds)
@@ -301,14 +303,16 @@ class Picture:
     def _speeds(self, groups: Sequence[Group], speed: Axes, share: Axes) -> None:
         from matplotlib.ticker import EngFormatter, PercentFormatter
 
-        short, several = EngFormatter(places=1, sep=""), len(self._envs()) > 1
+        concise, several = EngFormatter(places=1, sep=""), len(self._envs()) > 1
         for y, group in enumerate(groups):
-            speeds, median = [run.speed for run in group.runs], self.summaries[group].speed
+            speeds, median = [run.speed for run in group.runs if run.seconds], self.summaries[group].speed
+            if not speeds:
+                continue
             (bar,) = speed.barh(y, median, color=self.look(group.label)[0], alpha=0.6, height=0.7)
             bar.set_gid(self._id(group.label))
             speed.plot(speeds, [y] * len(speeds), ".", color="black", markersize=4, gid=self._id(group.label))
             beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
-            speed.annotate(short(median), (max(speeds), y), gid=self._id(group.label), **beside)
+            speed.annotate(concise(median), (max(speeds), y), gid=self._id(group.label), **beside)
             left, shares = 0.0, [run.shares for run in group.runs if run.shares]
             for name, shade in _SHADES.items() if shares else ():
                 width = float(np.mean([of_run[name] for of_run in shares]))
@@ -344,14 +348,22 @@ def _draw_references(axis: Axes, groups: Sequence[Group]) -> None:
 
 
 def draw(runs: Sequence[Path], out: Path) -> list[Path]:
-    """Draw evaluation returns of `runs` into the folder `out`, as ``plot.png`` and ``plot.html``; return both paths.
+    """Draw the evaluation returns of the run folders `runs` that hold something, for the end of a sweep.
+
+    Returns
+    -------
+    list of Path
+        ``plot.png`` and ``plot.html`` in the folder `out`.
 
     Raises
     ------
     UsageError
         If none of the runs has an evaluation.
     """
-    read, notes = read_runs(runs)
+    begun = [run for run in runs if (run / FILE).is_file()]
+    if not begun:
+        raise UsageError("no run has begun, so there is nothing to draw")
+    read, notes = read_runs(begun)
     paths = [out / f"plot{suffix}" for suffix in FORMATS]
     _write(group_runs(read), EVALUATION, False, paths, notes)
     return paths
@@ -382,8 +394,9 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
         if path.suffix not in FORMATS:
             raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
     metric = recorded_name(metric)
-    runs, notes = read_runs(paths, metric)
-    groups = group_runs(runs, by, dict(zip(map(str, paths), labels, strict=True)) if labels else None)
+    by = [PATH] if labels else by
+    runs, notes = read_runs(paths, metric, labels or map(str, paths), PATH in by)
+    groups = group_runs(runs, by)
     notes += [f"{g.label} ({g.env}) pools runs that differ in {listed(g.pooled)}" for g in groups if g.pooled]
     for note in notes:
         print(f"rlox plot: {note}", file=sys.stderr)
@@ -403,8 +416,8 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
 def cells(summary: Summary) -> tuple[str, ...]:
     """A summary as a table shows it: runs, final score, its interval, best score, speed."""
     low, high = summary.final.low, summary.final.high
-    bounds = f"{low:.4g} to {high:.4g}" if np.isfinite(low) else "one run"
-    return summary.counted, f"{summary.final.value:.4g}", bounds, f"{summary.best:.4g}", f"{summary.speed:,.0f}"
+    bounds = f"{short(low)} to {short(high)}" if np.isfinite(low) else "one run"
+    return summary.counted, short(summary.final.value), bounds, short(summary.best), f"{summary.speed:,.0f}"
 
 
 def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:

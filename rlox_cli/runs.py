@@ -25,7 +25,7 @@ _COLLECT, _UPDATE = "time/collect_s", "time/update_s"
 # What makes no other experiment of a run: its seed, where it is logged, how often it is saved.
 _BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time")
 _MOST_LISTED = 4
-_PATH = "path"  # --by path: the runs of each PATH that was typed
+PATH = "path"  # --by path: the runs of each PATH that was typed
 
 
 class Series(NamedTuple):
@@ -50,7 +50,7 @@ class Run:
     series: dict[str, Series]  # of the metrics asked for that have a value
     recorded: set[str]  # names of all metrics
     shares: dict[str, float]  # of the seconds: collect, update, other; empty if the record does not say
-    path: str = ""  # of those typed, the one it was found under
+    path: str = ""  # what the path is called that it was found under
 
     @property
     def algo(self) -> str:
@@ -84,6 +84,13 @@ def recorded_name(metric: str) -> str:
 def metric_name(metric: str) -> str:
     """As a reader should meet it."""
     return {EVALUATION: "evaluation return", RETURNS[1]: "training return"}.get(metric, metric)
+
+
+def short(value: float | None) -> str:
+    """A number of a table, to about four digits."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def ended(runs: Sequence[Run]) -> list[Run]:
@@ -133,7 +140,7 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
         spent["collect"] += row.get(_COLLECT) or 0.0
         spent["update"] += row.get(_UPDATE) or 0.0
         for name, points in found.items():
-            if (value := row.get(name)) is not None:
+            if (value := row.get(name)) is not None and math.isfinite(value):
                 points.append((steps, seconds, value))
     versions = ledger.starts[ledger.segment].get("versions")
     shares = {}
@@ -154,19 +161,29 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
     )
 
 
-def read_runs(paths: Sequence[Path], metric: str = EVALUATION) -> tuple[list[Run], list[str]]:
-    """The runs under `paths` that have a value of `metric`, and a line on each that has none or is damaged.
+def read_runs(
+    paths: Sequence[Path], metric: str = EVALUATION, names: Iterable[str] | None = None, apart: bool = False
+) -> tuple[list[Run], list[str]]:
+    """The runs under `paths` that have a value of `metric`, and what is to be said of those that are left out.
 
-    Of runs that have the same settings and the same seed under one path, the one that came farthest is taken.
+    Runs with the same settings and the same seed are one run made twice: the one that came farthest is taken.
+
+    Parameters
+    ----------
+    names : iterable of str, optional
+        What each path is called; by default as it is.
+    apart : bool
+        Whether paths stand for what no setting says, such as a change of the code: then only runs under one path are
+        made twice.
 
     Raises
     ------
     UsageError
-        If there is none.
+        If there is no run.
     """
     runs: dict[tuple, Run] = {}
     notes, recorded, seen, without = [], set(), set(), []
-    for path in paths:
+    for path, name in zip(paths, map(str, paths) if names is None else names, strict=True):
         folders = find_runs(path)
         if not folders:
             raise UsageError(f"no runs under {path}; name run folders, or folders that hold such (`rlox ls runs`)")
@@ -179,12 +196,12 @@ def read_runs(paths: Sequence[Path], metric: str = EVALUATION) -> tuple[list[Run
             except (ValueError, OSError) as e:
                 notes.append(f"{shown(folder)} is left out: {paragraph(e)}")
                 continue
-            run.path = str(path)
+            run.path = name
             recorded |= run.recorded
             if metric not in run.series:
                 without.append(f"{shown(folder)} ({run.status})")
                 continue
-            same = (run.path, run.seed, *sorted(_identity(run)))
+            same = (name if apart else "", run.seed, *sorted(_identity(run)))
             other = runs.get(same)
             if other is not None:
                 less, run = sorted((other, run), key=lambda r: (r.status == "finished", r.steps))
@@ -226,7 +243,7 @@ class Group:
     runs: list[Run] = field(default_factory=list)
 
 
-def group_runs(runs: Sequence[Run], by: Sequence[str] = (), labels: dict[str, str] | None = None) -> list[Group]:
+def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     """Part the runs into groups, each of one environment.
 
     Parameters
@@ -234,8 +251,6 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = (), labels: dict[str, st
     by : sequence of str
         Keys whose values part the runs, dotted or their last part, or ``path``; by default every key but the seed and
         where the run is logged and saved.
-    labels : dict of str to str, optional
-        Names of typed paths; the runs are parted by path then.
 
     Raises
     ------
@@ -243,7 +258,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = (), labels: dict[str, st
         For a key that no run has.
     """
     cells: dict[tuple[str, ...], list[Run]] = {}
-    keys = [_PATH] if labels else [_full_key(runs, key) for key in by]
+    keys = [_full_key(runs, key) for key in by]
     for run in runs:
         cell = (run.env,) if keys else (run.env, run.algo)
         cells.setdefault(cell, []).append(run)
@@ -255,7 +270,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = (), labels: dict[str, st
             values = tuple(plain(_value(run, key)) for key in telling)
             parts.setdefault(values, Group("", run.env, dict(zip(telling, values, strict=True)))).runs.append(run)
         for group in parts.values():
-            group.label = labels[group.runs[0].path] if labels else _label(group, list(parts.values()), bool(by))
+            group.label = _label(group, list(parts.values()), bool(by))
             group.pooled = differing(group.runs)
             group.runs.sort(key=lambda run: run.seed)
         groups += parts.values()
@@ -263,17 +278,17 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = (), labels: dict[str, st
 
 
 def _full_key(runs: Sequence[Run], key: str) -> str:
-    if key == _PATH:
+    if key == PATH:
         return key
     known = {name for run in runs for name in run.flat}
     found = [name for name in known if name == key] or sorted(n for n in known if n.rpartition(".")[2] == key)
     if len(found) != 1:
-        raise UsageError(f"--by must be {_PATH} or a key of the runs, got {key!r}; {nearest(key, found or known)}")
+        raise UsageError(f"--by must be {PATH} or a key of the runs, got {key!r}; {nearest(key, found or known)}")
     return found[0]
 
 
 def _value(run: Run, key: str) -> Any:
-    return run.path if key == _PATH else run.flat.get(key)
+    return run.path if key == PATH else run.flat.get(key)
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -299,7 +314,7 @@ def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
     for key in keys:
         value = group.settings[key]
         shortened = value if len(value) <= 40 else f"…{value[-39:]}"
-        settings.append(shortened if key in (_PATH, "algo.name") else f"{key.rpartition('.')[2]}={shortened}")
+        settings.append(shortened if key in (PATH, "algo.name") else f"{key.rpartition('.')[2]}={shortened}")
     if len(keys) < len(group.settings):
         settings.append("…")
     return " ".join(settings if chosen else [group.runs[0].algo, *settings])
