@@ -286,7 +286,7 @@ def _metrics_table(env: str, told: dict[str, Any], metric: str) -> Table:
     if "steps_to_threshold" in metrics:
         row = metrics["steps_to_threshold"]
         cells = [
-            f"{'never' if row[key] is None else short(row[key])} ({n} of {len(side)})"
+            f"{short(row[key])} ({n} of {len(side)})"
             for key, n, side in zip("ab", row["reached"], told["runs"], strict=True)
         ]
         table.add_row(f"steps to {told['threshold']:g}, median", *cells)
