@@ -20,6 +20,7 @@ _WAIT_S = 120.0
 def main(args: list[str]) -> None:
     """Run what `args` (Hydra overrides and flags, as typed) ask for."""
     modules, args = take_imports(args)
+    checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
     flags, overrides = split_args(args)
     if modules and not any(override.startswith("resume=") for override in overrides):
         if any(override.lstrip("+").startswith("imports=") for override in overrides):
@@ -36,8 +37,15 @@ def main(args: list[str]) -> None:
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
     jobs = [] if only_tells else compose_jobs(flags, overrides)
     multirun = is_multirun(flags, overrides)
+    if checks and only_prints:
+        raise UsageError("--check must not stand beside a flag that only prints")
     if not only_prints:
         _announce(jobs, multirun, console)
+    if checks:
+        from rlox_cli.check import check
+
+        check(jobs, flags, overrides, multirun, console)
+        return
     job.OUTCOMES, job.FAILURES = [], []
     try:
         run_hydra(flags, overrides, job.train)
