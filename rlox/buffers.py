@@ -271,6 +271,4 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
     if small is None or large is None:
         return None
     reserved = small + (large - small) * (config.size - least) // least
-    return Footprint(
-        reserved, reserved * min(n_pushed, config.size) // config.size, 0, -(-(large - small) // least)
-    )
+    return Footprint(reserved, reserved * min(n_pushed, config.size) // config.size, 0, -(-(large - small) // least))

@@ -5,13 +5,17 @@ Nothing here draws a random number, and no environment is stepped.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlox.buffers import Footprint, footprint
 from rlox.config import OffPolicyConfig, RunConfig
+from rlox.envs import EnvSpec
 from rlox_cli import machine
 from rlox_cli.errors import UsageError
 
@@ -33,7 +37,7 @@ def preflight(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
     return [
         *plan_warnings(config),
         *time_limit_warnings(algorithm, config),
-        *memory_warnings(config, found, rollout_bytes(algorithm)),
+        *memory_warnings(config, found, rollout_bytes(config, algorithm.spec)),
         *disk_warnings(config, found, folder, n_steps),
     ]
 
@@ -124,15 +128,13 @@ def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
         )
 
 
-def rollout_bytes(algorithm: Any) -> int:
+def rollout_bytes(config: RunConfig, spec: EnvSpec) -> int:
     """Memory of one rollout and of the copies that an update makes of it, about; 0 off-policy."""
-    c, spec = algorithm.config, algorithm.spec
-    if isinstance(c, OffPolicyConfig):
+    if isinstance(config.algo, OffPolicyConfig):
         return 0
-    itemsize = 1 if spec.image else 4
+    obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
     # Rewards, flags, episode statistics, values, log-probabilities, advantages and returns: some 60 bytes.
-    row = spec.obs_dim * itemsize // spec.n_stacked + 4 * max(1, sum(spec.action_shape)) + 60
-    return 2 * algorithm.n_envs * c.n_steps * row
+    return 2 * config.env.n_envs * config.algo.n_steps * (obs + 8 * math.prod(spec.action_shape) + 60)
 
 
 def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:

@@ -146,19 +146,26 @@ def resume(
     trusted : bool
         Whether the environment may be what the files say, however many there are to be and whatever is imported.
     """
-    folder = checkpoint.parent.parent
     identity = _identity(checkpoint)
+    algorithm = restored(config, algo, checkpoint, console, trusted)
+    return _carry_out(algorithm, config, algo, checkpoint.parent.parent, console, changed, (checkpoint, identity))
+
+
+def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
+    """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "from_checkpoint:")
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
-            checkpoint, env_id=config.env.id if trusted else None, **_arguments(config, folder)
+            checkpoint,
+            env_id=config.env.id if trusted else None,
+            **_arguments(config, checkpoint.parent.parent),
         )
     for warning in warned:
         console.print(str(warning.message), soft_wrap=True, markup=False)
     if (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
-    return _carry_out(algorithm, config, algo, folder, console, changed, (checkpoint, identity))
+    return algorithm
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

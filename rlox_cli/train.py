@@ -30,7 +30,7 @@ def main(args: list[str]) -> None:
     console = make_console()
     if runs := [override for override in overrides if override.startswith("resume=")]:
         others = [override for override in overrides if override not in runs]
-        _resume(runs[-1].partition("=")[2], flags, others, modules, console)
+        _resume(runs[-1].partition("=")[2], flags, others, modules, console, checks)
         return
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
@@ -44,8 +44,12 @@ def main(args: list[str]) -> None:
     if checks:
         from rlox_cli.check import check
 
-        check(jobs, flags, overrides, multirun, console)
+        check(jobs, flags, multirun, console)
         return
+    if multirun and not only_prints:
+        from rlox_cli.check import require_buildable
+
+        require_buildable(jobs)
     job.OUTCOMES, job.FAILURES = [], []
     try:
         run_hydra(flags, overrides, job.train)
@@ -61,10 +65,12 @@ def main(args: list[str]) -> None:
         raise last
 
 
-def _resume(run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console) -> None:
+def _resume(
+    run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool
+) -> None:
     from rlox_cli.resume import main
 
-    outcome = main(run, flags, overrides, modules, console)
+    outcome = main(run, flags, overrides, modules, console, checks)
     if outcome is not None:
         _finish_mirrors([outcome.folder], console)
 
