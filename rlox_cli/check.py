@@ -32,7 +32,7 @@ from rlox_cli.compose import Job, compose_jobs
 from rlox_cli.env_probe import probe_env
 from rlox_cli.errors import UsageError, paragraph
 from rlox_cli.estimate import Estimate, estimate, evaluations, loggers
-from rlox_cli.preflight import preflight, replay_footprint, require_folder, rollout_steps
+from rlox_cli.preflight import preflight, replay_footprint, require_folder, rollout_steps, time_limit_warnings
 from rlox_cli.runner import build, restored, shown
 
 _TRACKER_S = 1.0  # seconds that a tracker's server has to answer
@@ -120,7 +120,7 @@ def require_buildable(jobs: list[Job]) -> None:
         seen.add(key)
         try:
             with _streams_kept():
-                build(replace(c, env=replace(c.env, n_envs=1, workers=0)), job.algo, Path()).close()
+                _built(replace(c, env=replace(c.env, n_envs=1, workers=0)), job.algo, Path()).close()
         except _EXPECTED as e:
             raise _of_job(e, job, number) from e
 
@@ -135,7 +135,8 @@ def check_resume(config: RunConfig, algo: str, checkpoint: Path, console: Consol
     """
     algorithm = restored(config, algo, checkpoint, console, trusted)
     try:
-        for warning in preflight(algorithm, config, checkpoint.parent.parent):
+        folder = checkpoint.parent.parent
+        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"  {'warning':<12} {warning}", soft_wrap=True, markup=False)
     finally:
         algorithm.close()
@@ -161,7 +162,7 @@ def examine(job: Job, started: float, multirun: bool) -> Report:
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _streams_kept():
         scratch, before = Path(name), machine.cpu_seconds()
-        algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
+        algorithm = _built(_with_files_in(scratch, config), job.algo, scratch)
         started += machine.cpu_seconds() - before
         try:
             warnings += preflight(algorithm, config, folder)
@@ -183,6 +184,16 @@ def examine(job: Job, started: float, multirun: bool) -> Report:
     return Report(f"{job.algo} on {config.env.id}", lines, found)
 
 
+def _built(config: RunConfig, algo: str, folder: Path) -> Any:
+    """The algorithm; what the user's own code raises in its constructors is told as such."""
+    try:
+        return build(config, algo, folder)
+    except (ValueError, TypeError, ImportError, MemoryError):
+        raise
+    except Exception as e:
+        raise UsageError(f"env={config.env.id}: making it failed with {type(e).__name__}: {paragraph(e)}") from e
+
+
 def _folder(job: Job, multirun: bool) -> Path:
     """Where the run's files, or all of the sweep's, are to go."""
     HydraConfig.instance().set_config(job.cfg)
@@ -190,9 +201,8 @@ def _folder(job: Job, multirun: bool) -> Path:
 
 
 def _named_by_time(job: Job) -> bool:
-    return not any(
-        override.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for override in job.overrides
-    )
+    typed = ("hydra.run.dir=", "hydra.sweep.dir=")
+    return not any(override.lstrip("+").startswith(typed) for override in job.overrides)
 
 
 def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
@@ -253,7 +263,7 @@ def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
 
 
 def _tracker_warnings(config: RunConfig) -> Iterator[str]:
-    """About trackers that are not there, now: training does not wait for them, and `rlox sync` brings what is missing."""
+    """About trackers that are not there now; no training waits for them."""
     for name in loggers(config):
         package = {"csv": None}.get(name, name)
         if package and importlib.util.find_spec(package) is None:

@@ -22,7 +22,8 @@ _SECONDS, _STEPS = 0.2, 1000
 _PAIR_STEPS = 200  # of these, how many are taken twice to see whether the same seed gives the same
 # What is odd enough to say so: a learner sees numbers about 1 best.
 _LARGE_OBS, _LARGE_REWARD = 1e3, 1e3
-_MOST_LINES = 5  # of gymnasium's warnings
+# Of what gymnasium warns about: as usual, or said in other words already.
+_USUAL = ("This is probably too", "we recommend", "is not within the observation space")
 
 
 @dataclass
@@ -58,8 +59,11 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
         warnings.simplefilter("always")
         lines = [] if native else [*_contract(config, where)]
         found = _played(config, where)
-    said = [] if native else [f"{where}: {text}" for text in dict.fromkeys(_plain(str(w.message)) for w in caught)]
-    lines += [*said[:_MOST_LINES], *_oddities(found, algorithm.spec, config, where, limit)]
+    said = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
+    lines += [f"{where}: {text}" for text in said if not native and not any(usual in text for usual in _USUAL)]
+    if found.differs:
+        lines = [line for line in lines if "determinis" not in line]  # said below, with the remedy
+    lines += _oddities(found, algorithm.spec, config, where, limit)
     rewards = found.rewards
     return Seen(limit, found.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
 
@@ -179,8 +183,8 @@ def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
     if not np.isfinite(obs).all():
         bad = obs[~np.isfinite(obs)][0]
         raise UsageError(
-            f"{where}: observations must be finite, got {bad} at step {step} of random actions; mend the environment, or "
-            "cut it off by a wrapper"
+            f"{where}: observations must be finite, got {bad} at step {step} of random actions; mend the environment, "
+            "or cut it off by a wrapper"
         )
 
 
@@ -199,8 +203,8 @@ def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limi
         )
     if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] > 1 and not found.truncated:
         yield (
-            f"{where}: every episode terminated after exactly {lengths[0]:,} steps; if that is a time limit, it must be "
-            "truncated, or the learner takes it for a failure"
+            f"{where}: every episode terminated after exactly {lengths[0]:,} steps; if that is a time limit, it must "
+            "be truncated, or the learner takes it for a failure"
         )
     if found.largest > _LARGE_OBS and not (spec.image or c.normalize_obs):
         yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"

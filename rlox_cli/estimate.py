@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from io import StringIO
@@ -64,7 +65,8 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: float, scratc
     """
     rollout = rollout_steps(config)
     total = -(-config.total_timesteps // rollout) * rollout
-    with Record(scratch / "run") as record, torch_threads(config.threads):
+    with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what an environment warns about has been told
         quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps)
         algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
         off_policy = isinstance(config.algo, OffPolicyConfig)
@@ -97,7 +99,8 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: float, scratc
             memory += 2 * int(between) * found.row
     return Estimate(
         cpu=cpu | mirrors,
-        wall=start + float((training + evaluating + saving)[1]),
+        # The command ends when the mirrors, which run beside the training, have all there is.
+        wall=max(start + float((training + evaluating + saving)[1]), *mirrors.values(), 0.0),
         longest_evaluation=float(longest[1]),
         memory=memory,
         disk=2 * checkpoint.stat().st_size + own + beside,
@@ -149,7 +152,7 @@ def _timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
 
 
 def _on_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Costs that come once, and of a step, twice: with short rollouts, and with whole ones where these are soon done."""
+    """Costs that come once, and of a step, twice; of whole rollouts where these are soon done, else of short ones."""
     c, n = config.algo, config.env.n_envs
     short = min(c.n_steps, -(-max(getattr(c, "batch_size", 0), 64) // n))
     once, each = _trained(algorithm, config, replace(c, n_steps=short), _SHORT_S)

@@ -36,7 +36,6 @@ def preflight(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
     found = replay_footprint(algorithm, config, n_steps)
     return [
         *plan_warnings(config),
-        *time_limit_warnings(algorithm, config),
         *memory_warnings(config, found, rollout_bytes(config, algorithm.spec)),
         *disk_warnings(config, found, folder, n_steps),
     ]

@@ -34,7 +34,7 @@ from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
 from rlox_cli.errors import Stopped
 from rlox_cli.imports import resolve_reward
-from rlox_cli.preflight import preflight
+from rlox_cli.preflight import preflight, time_limit_warnings
 from rlox_cli.progress import ProgressCallback
 
 
@@ -205,7 +205,7 @@ def _carry_out(
     plain["backend"] = algorithm.backend
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
     try:
-        for warning in preflight(algorithm, config, folder):
+        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     except BaseException:
         algorithm.close()
