@@ -31,7 +31,7 @@ from rlox_cli import machine
 from rlox_cli.compose import Job, compose_jobs
 from rlox_cli.env_probe import probe_env
 from rlox_cli.errors import UsageError, paragraph
-from rlox_cli.estimate import Estimate, estimate, evaluations, loggers
+from rlox_cli.estimate import Estimate, Start, estimate, evaluations, loggers
 from rlox_cli.preflight import preflight, replay_footprint, require_folder, rollout_steps, time_limit_warnings
 from rlox_cli.runner import build, restored, shown
 
@@ -57,10 +57,10 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
     UsageError
         For the last job that cannot be trained; what is wrong with others is printed before.
     """
-    started = machine.cpu_seconds()
+    python = machine.cpu_seconds()
     compose_jobs([flag for flag in flags if flag not in ("-m", "--multirun")], jobs[0].overrides)
-    # Hydra composes each job once more when it is run.
-    started += machine.cpu_seconds() - started
+    # Hydra composes each job once more when it is run, and takes as long again for all else that it does.
+    start = Start(python, 2 * (machine.cpu_seconds() - python))
     alike: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):
         alike.setdefault(repr((job.algo, replace(job.config, seed=0))), []).append(number)
@@ -69,7 +69,7 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
     for numbers in alike.values():
         job = jobs[numbers[0]]
         try:
-            reports.append((examine(job, started, multirun), len(numbers)))
+            reports.append((examine(job, start, multirun), len(numbers)))
         except _EXPECTED as e:
             failures.append(_of_job(e, job, numbers[0] if multirun else None))
     for report, n in reports:
@@ -144,8 +144,8 @@ def check_resume(config: RunConfig, algo: str, checkpoint: Path, console: Consol
     console.print("it would go on; nothing was trained or written, without --check it does")
 
 
-def examine(job: Job, started: float, multirun: bool) -> Report:
-    """Everything about one job, `started` CPU seconds after its process.
+def examine(job: Job, start: Start, multirun: bool) -> Report:
+    """Everything about one job.
 
     Raises
     ------
@@ -163,11 +163,11 @@ def examine(job: Job, started: float, multirun: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _streams_kept():
         scratch, before = Path(name), machine.cpu_seconds()
         algorithm = _built(_with_files_in(scratch, config), job.algo, scratch)
-        started += machine.cpu_seconds() - before
+        start = replace(start, building=machine.cpu_seconds() - before)
         try:
             warnings += preflight(algorithm, config, folder)
             seen = probe_env(algorithm, config)
-            found = estimate(algorithm, config, seen, started, scratch)
+            found = estimate(algorithm, config, seen, start, scratch)
         finally:
             algorithm.close()
     lines = [

@@ -30,9 +30,23 @@ from rlox_cli.progress import ProgressCallback
 
 # CPU seconds that the parts of a probe may take, about; a single update or episode is waited for.
 _SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
-# A mirror runs beside the training, in a process of its own, whose CPU seconds are so many times those that rlox takes
-# to start (benchmarks/preflight.json), and whose start nobody shall wait for here.
-_MIRRORS = {"mlflow": 9.0, "wandb": 5.0, "tensorboard": 2.0, "csv": 0.5}
+# A mirror runs beside the training, in a process of its own that nobody shall wait for here. Of its CPU seconds so many
+# come once, and so many with each row of the record; measured in those that rlox takes to start, which has another
+# machine's speed in it.
+_MIRRORS = {"mlflow": (7.0, 0.004), "tensorboard": (1.5, 0.001), "csv": (0.4, 0.0002)}
+
+
+@dataclass(frozen=True)
+class Start:
+    """CPU seconds until a training begins."""
+
+    python: float  # the interpreter, imports, the composed configuration
+    hydra: float
+    building: float = 0.0  # environments and networks
+
+    @property
+    def total(self) -> float:
+        return self.python + self.hydra + self.building
 
 
 @dataclass(frozen=True)
@@ -46,15 +60,13 @@ class Estimate:
     disk: int  # bytes of its files
 
 
-def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: float, scratch: Path) -> Estimate:
+def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
     """Train `algorithm` a little, and multiply.
 
     Parameters
     ----------
     seen : Seen
         What its environment did.
-    start : float
-        CPU seconds until the training begins.
     scratch : path
         A folder for what the probe writes.
 
@@ -87,8 +99,11 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: float, scratc
     # About every second evaluation is the best so far, and there is a last one.
     saving = saving * (n_evaluations / 2 + 1 + (training + evaluating)[1] / config.checkpoint.every_s)
 
-    cpu = {"start": start, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
-    mirrors = {name: _MIRRORS.get(name, 0.0) * start for name in loggers(config)}
+    cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
+    rows = looks(config) + n_evaluations
+    mirrors = {
+        name: start.python * (once + each * rows) for name, (once, each) in _MIRRORS.items() if name in loggers(config)
+    }
     own, beside = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
     memory = _peak_rss() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
     if found is not None:
@@ -100,7 +115,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: float, scratc
     return Estimate(
         cpu=cpu | mirrors,
         # The command ends when the mirrors, which run beside the training, have all there is.
-        wall=max(start + float((training + evaluating + saving)[1]), *mirrors.values(), 0.0),
+        wall=max(start.total + float((training + evaluating + saving)[1]), *mirrors.values(), 0.0),
         longest_evaluation=float(longest[1]),
         memory=memory,
         disk=2 * checkpoint.stat().st_size + own + beside,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -115,7 +117,7 @@ class Large(Good):
         return 1e5
 
 
-class WordSpace(Good):
+class OddSpace(Good):
     observation_space = spaces.Sequence(spaces.Discrete(3))
 
 
@@ -165,6 +167,12 @@ def scaled(obs, actions, raw_rewards):
 
 NOT_A_REWARD = 3
 
+
+def holding(lock):
+    """A constructor that no other process can be sent."""
+    return lambda: Good() if lock else None
+
+
 for kind in [Good, *Good.__subclasses__()]:
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind)
-gymnasium.register("Local-v0", entry_point=lambda: Good())
+gymnasium.register("Held-v0", entry_point=holding(threading.Lock()))
