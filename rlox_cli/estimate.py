@@ -105,7 +105,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         name: start.python * (once + each * rows) for name, (once, each) in _MIRRORS.items() if name in loggers(config)
     }
     own, beside = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
-    memory = _peak_rss() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
+    memory = _peak() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
     if found is not None:
         memory += found.resident
         if beside:
@@ -250,8 +250,14 @@ def _expected_length(seen: Seen, config: RunConfig) -> float:
     return (first + 3 * min(max(last, 1.0), limit)) / 4
 
 
-def _peak_rss() -> int:
-    import resource
+def _peak() -> int:
+    """Bytes that were resident in this process at its peak."""
+    try:
+        # What getrusage says may be the peak of the process that started this one.
+        with open("/proc/self/status") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    except OSError:
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ BAD = [
     (["max_time=30"], "max_time must be a time above 0 such as 90s, 30m, 2h or 1h30m, or null, got '30'"),
     (["algo=pppo"], "algo=pppo does not exist; did you mean 'ppo'?"),
     (["env=CartPol-v1"], "env=CartPol-v1 is no environment; did you mean 'CartPole-v1'?"),
-    (["env=GymV21Environment-v0"], "env=GymV21Environment-v0"),
+    (["env=GymV21Environment-v0"], 'run `pip install "shimmy[gym-v21]"`'),
     (["experiment=smoke"], "experiment=smoke does not exist; did you mean 'ppo-smoke'?"),
     (["tuned=best"], "tuned=best does not exist"),
     (["logger=tensorbored"], "logger=tensorbored does not exist; did you mean 'tensorboard'?"),
@@ -62,7 +63,7 @@ BAD = [
     (own("Picture", "backend=native"), "backend must be auto or torch here, got 'native': "),
     (["env.workers=9"], "env.workers must be between 0 and n_envs, got 9"),
     (own("Held", "env.workers=2"), "must be such that cloudpickle can send them to another process"),
-    (own("Good", "env.backend=envpool"), "envpool"),
+    (own("Good", "env.backend=envpool"), "EnvPool has" if find_spec("envpool") else "envpool is not available"),
     (own("Good", "env.wrappers=[FlattenObservatio]"), "did you mean 'FlattenObservation'?"),
     (own("Good", "env.wrappers=[NormalizeReward]"), "wrappers must not hold NormalizeReward: episode returns would"),
     (own("Good", "env.kwargs.speed=2"), "does not take kwargs {'speed': 2}"),
@@ -88,7 +89,7 @@ BAD = [
         [*DQN_ARGS, "buffer=mmap", "buffer.size=10_000_000_000_000", "total_timesteps=10_000_000_000_000"],
         "must have room for the replay memory's files, 582 TiB, but",
     ),
-    (["hydra.run.dir=blocked/run"], "hydra.run.dir=blocked/run must lie in a folder, got blocked; choose another"),
+    (["hydra.run.dir=blocked/run"], "blocked; choose another hydra.run.dir"),
     (["hydra.run.dir=done"], "hydra.run.dir=done must be a new folder, but holds a run; choose another, or go on"),
     (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in"),
     (["-m", "algo=sac,dqn", "env=Pendulum-v1"], "job 1 of the sweep (algo=dqn env=Pendulum-v1): DQN: the environ"),
@@ -101,7 +102,7 @@ ODD = [
     (own("Endless"), "no episode ended in 1,000 random steps, and without a time limit an evaluation may never end"),
     (
         own("Terminates"),
-        "every episode terminated after exactly 10 steps; if that is a time limit, it must be truncated",
+        "every episode terminated after exactly 10 steps; if that is a time limit, it must be",
     ),
     (own("Large"), "observations reach 1e+06; algo.normalize_obs=true brings them near 1"),
     (own("Large"), "rewards reach 1e+05; algo.normalize_rewards=true can bring them near 1"),
@@ -188,7 +189,7 @@ def test_a_good_environment_of_ones_own_gets_no_warning(rlox):
     assert not code
     assert "warning" not in out
     # gymnasium's checker dislikes what is usual: an action space without bounds, observations without them.
-    code, out, _ = rlox("env=LunarLander-v3", "logger=none", "--check")
+    code, out, _ = rlox("env=Pendulum-v1", "env.backend=gymnasium", "logger=none", "--check")
     assert not code
     assert "warning" not in out
 
@@ -197,8 +198,8 @@ def test_every_bad_job_of_a_sweep_is_told_and_the_good_ones_are_priced(rlox):
     code, out, err = rlox("-m", "algo=ppo,dqn,sac", "env=Pendulum-v1,CartPole-v1", "logger=none", "--check")
     assert code == 2
     assert [line.split(":")[1].split("(")[1] for line in err.splitlines()] == [
-        "algo=dqn env=Pendulum-v1)",
-        "algo=sac env=CartPole-v1)",
+        "algo=dqn env=Pendulum-v1 logger=none)",
+        "algo=sac env=CartPole-v1 logger=none)",
     ]
     titles = [line for line in out.splitlines() if " on " in line and not line.startswith(" ")]
     assert titles == ["ppo on Pendulum-v1", "ppo on CartPole-v1", "dqn on CartPole-v1", "sac on Pendulum-v1"]
@@ -213,9 +214,9 @@ def test_a_sweep_is_summed_and_seeds_are_looked_at_once(rlox):
 
 
 def test_a_sweep_that_has_a_job_that_fits_nothing_does_not_start(rlox, tmp_path):
-    code, _, err = rlox("-m", "algo=ppo,dqn", "env=Pendulum-v1", "logger=none", "total_timesteps=100")
+    code, _, err = rlox("-m", "algo=ppo,dqn", "env=Pendulum-v1", "logger=none", "total_timesteps=2000")
     assert code == 2
-    assert "job 1 of the sweep (algo=dqn env=Pendulum-v1 logger=none total_timesteps=100): DQN: " in err
+    assert "job 1 of the sweep (algo=dqn env=Pendulum-v1 logger=none total_timesteps=2000): DQN: " in err
     assert not (tmp_path / "outputs").exists()
 
 
@@ -313,10 +314,11 @@ def test_a_memory_with_a_file_is_as_large_as_predicted(tmp_path):
     assert found.disk == pytest.approx(written, rel=0.1)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_what_is_resident_is_what_the_process_grows_by():
     """The prediction against the kernel's own account."""
     program = """
-import numpy as np, resource
+import numpy as np
 from rlox.buffers import footprint, make_buffer
 from rlox.config import BufferConfig
 from rlox.envs import EnvSpec
@@ -324,10 +326,11 @@ spec, config, n = EnvSpec((100,), n_actions=2), BufferConfig(size=200_000), 1000
 obs, ends = np.ones((n, 100), np.float32), np.zeros(n, bool)
 push = lambda b: b.push_batch(obs, obs, np.ones((n, 1), np.float32), np.ones(n, np.float32), ends, ends)
 push(make_buffer(BufferConfig(size=n), spec, 1, 0.99))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+resident = lambda: 4096 * int(open("/proc/self/statm").read().split()[1])
+before = resident()
 buffer = make_buffer(config, spec, 1, 0.99)
 for _ in range(60): push(buffer)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / footprint(config, spec, 1, 0.99, 60_000).resident)
+print((resident() - before) / footprint(config, spec, 1, 0.99, 60_000).resident)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert float(done.stdout) == pytest.approx(1.0, abs=0.1)
@@ -380,12 +383,13 @@ def test_costs_are_told_apart_by_when_they_come():
     np.testing.assert_allclose(each, [0.02, 0.03])
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_cpu_seconds_hold_those_of_children_that_live():
     before = machine.cpu_seconds()
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"], env={**os.environ})
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         while machine.cpu_seconds() - before < 0.5:
-            os.sched_yield() if hasattr(os, "sched_yield") else None
+            time.sleep(0.02)
         assert child.poll() is None
     finally:
         child.kill()
