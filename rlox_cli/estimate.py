@@ -33,7 +33,7 @@ _SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
 # A mirror runs beside the training, in a process of its own that nobody shall wait for here. Of its CPU seconds so many
 # come once, and so many with each row of the record; measured in those that rlox takes to start, which has another
 # machine's speed in it.
-_MIRRORS = {"mlflow": (7.0, 0.004), "tensorboard": (1.5, 0.001), "csv": (0.4, 0.0002)}
+_MIRRORS = {"mlflow": (7.0, 0.004), "wandb": (2.0, 0.003), "tensorboard": (0.6, 0.0), "csv": (0.25, 0.0)}
 
 
 @dataclass(frozen=True)
