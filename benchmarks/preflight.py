@@ -1,6 +1,6 @@
 """What `rlox train … --check` predicts beside what the run then takes, in pairs, one right after the other.
 
-usage: preflight.py [CASE …] [--rounds 3] [--out FILE]
+usage: preflight.py [CASE …] [--rounds 1] [--out FILE]
 
 Each is a command in a process of its own. CPU seconds are those of the whole command with all it starts, the mirrors
 that outlive it included; memory is the peak of the resident set of the training process, as ``/usr/bin/time -v`` has
@@ -102,7 +102,7 @@ def refusals() -> dict[str, float | int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[*CASES, "refusals", []], metavar="CASE")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     # Mirrors that outlive a run become children of this process, which sees what they took.
@@ -116,12 +116,14 @@ def main() -> None:
             print(name, json.dumps(rows[-1]), flush=True)
     found = {"pairs": pairs} | ({"refusals": refusals()} if "refusals" in names else {})
     if args.out:
-        # Imported last: a process that it starts is measured from the memory that this one has.
+        # Imported last: what is started is measured from the memory that this process has.
         from rlox.checkpoint import versions
         from rlox_cli.bench.machine import provenance
 
         command = f"python benchmarks/preflight.py {' '.join([*args.cases, '--rounds', str(args.rounds)])}"
-        args.out.write_text(json.dumps({**provenance(command), "versions": versions(), **found}, indent=1) + "\n")
+        load = {"load_average": round(os.getloadavg()[2], 1)}
+        head = {**provenance(command), **load, "versions": versions()}
+        args.out.write_text(json.dumps({**head, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.envs import EnvSpec
-from rlox_cli import machine
+from rlox_cli import resources
 from rlox_cli.compose import Job, compose_jobs
 from rlox_cli.env_probe import probe_env
 from rlox_cli.errors import UsageError, paragraph
@@ -57,10 +57,10 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
     UsageError
         For the last job that cannot be trained; what is wrong with others is printed before.
     """
-    python = machine.cpu_seconds()
+    python = resources.cpu_seconds()
     compose_jobs([flag for flag in flags if flag not in ("-m", "--multirun")], jobs[0].overrides)
     # Hydra composes each job once more when it is run, and takes as long again for all else that it does.
-    start = Start(python, 2 * (machine.cpu_seconds() - python))
+    start = Start(python, 2 * (resources.cpu_seconds() - python))
     alike: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):
         alike.setdefault(repr((job.algo, replace(job.config, seed=0))), []).append(number)
@@ -161,9 +161,9 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         )
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _streams_kept():
-        scratch, before = Path(name), machine.cpu_seconds()
+        scratch, before = Path(name), resources.cpu_seconds()
         algorithm = _built(_with_files_in(scratch, config), job.algo, scratch)
-        start = replace(start, building=machine.cpu_seconds() - before)
+        start = replace(start, building=resources.cpu_seconds() - before)
         try:
             warnings += preflight(algorithm, config, folder)
             seen = probe_env(algorithm, config)
@@ -175,7 +175,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         ("backend", f"{algorithm.backend} ({algorithm.backend_reason})"),
         ("plan", _plan(config)),
         ("memory", _memory(algorithm, config, found)),
-        ("disk", f"{machine.size(found.disk)} of {machine.size(machine.free_disk(folder))} free"),
+        ("disk", f"{resources.size(found.disk)} of {resources.size(resources.free_disk(folder))} free"),
         ("time", _time(config, found, seen.limit)),
         # The default name has the time in it, which is another one when the run starts.
         ("folder", f"{shown(folder.parent)}/…" if _named_by_time(job) else shown(folder)),
@@ -245,11 +245,11 @@ def _plan(config: RunConfig) -> str:
 
 
 def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
-    given, replay = machine.memory(), replay_footprint(algorithm, config, config.total_timesteps)
-    free = "" if given is None else f" of {machine.size(given[0])} free"
-    kept = "" if replay is None else f"; the replay memory takes {machine.size(replay.resident)}"
+    given, replay = resources.memory(), replay_footprint(algorithm, config, config.total_timesteps)
+    free = "" if given is None else f" of {resources.size(given[0])} free"
+    kept = "" if replay is None else f"; the replay memory takes {resources.size(replay.resident)}"
     unknown = "; and what the replay memory takes, which does not tell" if config.buffer and replay is None else ""
-    return f"{machine.size(found.memory)}{free}{kept}{unknown}"
+    return f"{resources.size(found.memory)}{free}{kept}{unknown}"
 
 
 def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
@@ -273,7 +273,7 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
         if name == "mlflow":
             uri = config.logger.mlflow.tracking_uri
             if uri.startswith("sqlite:///"):
-                above = machine.standing(Path(uri.removeprefix("sqlite:///")))
+                above = resources.standing(Path(uri.removeprefix("sqlite:///")))
                 if not os.access(above, os.W_OK):
                     yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
             else:

@@ -23,7 +23,7 @@ from rlox.envs import is_native
 from rlox.evaluation import evaluate, torch_threads
 from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
-from rlox_cli import machine
+from rlox_cli import resources
 from rlox_cli.env_probe import Seen
 from rlox_cli.preflight import disk_bytes, looks, replay_footprint, rollout_bytes, rollout_steps
 from rlox_cli.progress import ProgressCallback
@@ -157,7 +157,7 @@ class _Watch(Callback):
 
 
 def _clocks() -> tuple[float, float]:
-    return machine.cpu_seconds(), time.perf_counter()
+    return resources.cpu_seconds(), time.perf_counter()
 
 
 def _timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
@@ -237,12 +237,12 @@ def _expected_length(seen: Seen, config: RunConfig) -> float:
 
     Where every step brings the same reward, the score that tuned settings must reach says how long episodes are in the
     end, and without one the time limit does, or random play where a step costs; elsewhere it is halfway from random
-    play to the time limit. In the first half of the training lengths come there.
+    play to the time limit, and at most five times the former. In the first half of the training lengths come there.
     """
     first, limit = seen.length, float(seen.limit or seen.length)
     goal = (config.reference or {}).get("mean_return")
     if not seen.constant or not seen.reward:
-        last = (first + limit) / 2
+        last = min((first + limit) / 2, 5 * first)
     elif goal is not None:
         last = goal / seen.reward
     else:

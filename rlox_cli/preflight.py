@@ -16,7 +16,7 @@ import numpy as np
 from rlox.buffers import Footprint, footprint
 from rlox.config import OffPolicyConfig, RunConfig
 from rlox.envs import EnvSpec
-from rlox_cli import machine
+from rlox_cli import resources
 from rlox_cli.errors import UsageError
 
 # Of what is free: beyond this share it may fit, but little else does.
@@ -151,29 +151,29 @@ def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> It
     UsageError
         If it is more than there is.
     """
-    given, needed = machine.memory(), more + (0 if found is None else found.resident)
+    given, needed = resources.memory(), more + (0 if found is None else found.resident)
     if given is None:
         return
     free, total = given
     if found is not None and found.reserved > total:
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,} transitions of {found.row:,} bytes, "
-            f"{machine.size(found.reserved)}, where there are {machine.size(total)}; lower it to "
+            f"{resources.size(found.reserved)}, where there are {resources.size(total)}; lower it to "
             f"{int(_TIGHT * free) // found.row:,}, or take buffer=mmap, which keeps older ones in a file"
         )
     if needed > free:
         if found is None:
             raise UsageError(
                 f"algo.n_steps must fit in memory, got {config.algo.n_steps:,} in {config.env.n_envs:,} environments, "
-                f"a rollout of {machine.size(more)}, where {machine.size(free)} are free; lower it, or env.n_envs"
+                f"a rollout of {resources.size(more)}, where {resources.size(free)} are free; lower it, or env.n_envs"
             )
         raise UsageError(
             f"buffer.size must fit in memory, got {config.buffer.size:,}, of which the training fills "
-            f"{machine.size(needed)}, where {machine.size(free)} are free; lower it to "
+            f"{resources.size(needed)}, where {resources.size(free)} are free; lower it to "
             f"{int(_TIGHT * free) // found.row:,}, or take buffer=mmap, which keeps older ones in a file"
         )
     if needed > _TIGHT * free:
-        yield f"memory is tight: {machine.size(needed)} of experience, where {machine.size(free)} are free"
+        yield f"memory is tight: {resources.size(needed)} of experience, where {resources.size(free)} are free"
 
 
 def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tuple[int, int]:
@@ -194,24 +194,24 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
     """
     own, beside = disk_bytes(config, found, n_steps)
     at = Path(getattr(config.buffer, "folder", None) or folder)
-    free, needed = machine.free_disk(at), own + beside
+    free, needed = resources.free_disk(at), own + beside
     if needed > free:
         remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
         raise UsageError(
-            f"{machine.standing(at)} must have room for the replay memory's files, {machine.size(needed)}, but "
-            f"{machine.size(free)} are free; {remedy}, or choose another folder by "
+            f"{resources.standing(at)} must have room for the replay memory's files, {resources.size(needed)}, but "
+            f"{resources.size(free)} are free; {remedy}, or choose another folder by "
             f"{'buffer.folder' if own else 'hydra.run.dir'}"
         )
     if needed > _TIGHT * free:
         yield (
-            f"the disk is nearly full: the replay memory's files take {machine.size(needed)}, where "
-            f"{machine.size(free)} are free at {machine.standing(at)}"
+            f"the disk is nearly full: the replay memory's files take {resources.size(needed)}, where "
+            f"{resources.size(free)} are free at {resources.standing(at)}"
         )
 
 
 def require_folder(folder: Path) -> None:
     """A UsageError unless `folder` can be made, or written to, and holds no run."""
-    above = machine.standing(folder)
+    above = resources.standing(folder)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         what = "a folder" if not above.is_dir() else "a folder that you may write to"
         raise UsageError(f"hydra.run.dir={folder} must lie in {what}, got {above}; choose another hydra.run.dir")

@@ -18,7 +18,7 @@ from rlox.algorithms import DQN, PPO
 from rlox.buffers import footprint, make_buffer
 from rlox.config import BufferConfig, MmapBufferConfig, PrioritizedBufferConfig
 from rlox.envs import EnvSpec
-from rlox_cli import check, env_probe, estimate, machine, preflight
+from rlox_cli import check, env_probe, estimate, preflight, resources
 from rlox_cli.compose import compose_jobs
 from rlox_cli.main import app
 
@@ -343,10 +343,10 @@ def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
 
     def at(name, free, total=2**40):
         value = (free, total) if name == "memory" else free
-        monkeypatch.setattr(machine, name, lambda *_: value)
+        monkeypatch.setattr(resources, name, lambda *_: value)
         return preflight.preflight(algorithm, job.config, tmp_path)
 
-    monkeypatch.setattr(machine, "free_disk", lambda *_: 2**40)
+    monkeypatch.setattr(resources, "free_disk", lambda *_: 2**40)
     assert at("memory", 2 * needed) == []
     (warning,) = at("memory", needed + 1)
     assert warning.startswith("memory is tight: 3.1 MiB of experience, where 3.1 MiB are free")
@@ -367,10 +367,10 @@ def test_a_container_has_the_memory_of_its_limit(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\nother 3\n")
-    assert machine._container(tmp_path) == (450, 1000)
+    assert resources._container(tmp_path) == (450, 1000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine._container(tmp_path) is None
-    free, total = machine.memory()
+    assert resources._container(tmp_path) is None
+    free, total = resources.memory()
     assert 0 < free <= total
 
 
@@ -385,10 +385,10 @@ def test_costs_are_told_apart_by_when_they_come():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_cpu_seconds_hold_those_of_children_that_live():
-    before = machine.cpu_seconds()
+    before = resources.cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while machine.cpu_seconds() - before < 0.5:
+        while resources.cpu_seconds() - before < 0.5:
             time.sleep(0.02)
         assert child.poll() is None
     finally:
