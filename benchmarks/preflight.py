@@ -4,7 +4,7 @@ usage: preflight.py [CASE …] [--rounds 1] [--out FILE]
 
 Each is a command in a process of its own. CPU seconds are those of the whole command with all it starts, the mirrors
 that outlive it included; memory is the peak of the resident set of the training process, as ``/usr/bin/time -v`` has
-it. Linux only. The last table is the CPU time in which --check refuses each bad configuration of tests/test_check.py.
+it. Linux only. `--out` adds to what the file holds. The last table is the CPU time in which --check refuses each bad configuration of tests/test_check.py.
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ def main() -> None:
         from rlox_cli.bench.machine import provenance
 
         command = f"python benchmarks/preflight.py {' '.join([*args.cases, '--rounds', str(args.rounds)])}"
-        load = {"load_average": round(os.getloadavg()[2], 1)}
-        head = {**provenance(command), **load, "versions": versions()}
-        args.out.write_text(json.dumps({**head, **found}, indent=1) + "\n")
+        load = {"load_average": round(os.getloadavg()[1], 1)}
+        told = json.loads(args.out.read_text()) if args.out.exists() else []
+        told.append({**provenance(command), **load, "versions": versions(), **found})
+        args.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
