@@ -4,7 +4,8 @@ usage: preflight.py [CASE …] [--rounds 1] [--out FILE]
 
 Each is a command in a process of its own. CPU seconds are those of the whole command with all it starts, the mirrors
 that outlive it included; memory is the peak of the resident set of the training process, as ``/usr/bin/time -v`` has
-it. Linux only. `--out` adds to what the file holds. The last table is the CPU time in which --check refuses each bad configuration of tests/test_check.py.
+it. Linux only. `--out` adds to what the file holds. The case `refusals` is the CPU time in which --check refuses each
+bad configuration of tests/test_check.py.
 """
 
 from __future__ import annotations
