@@ -249,7 +249,7 @@ _MINIATURE = 512
 def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_pushed: int) -> Footprint | None:
     """What the memory that `make_buffer` builds of the same arguments takes after `n_pushed` transitions.
 
-    None where its class does not tell: it has neither ``nbytes`` nor ``ram_budget``. Nothing of its size is reserved.
+    None where its class has no ``nbytes`` that would tell. Nothing of its size is reserved.
 
     Raises
     ------
@@ -265,10 +265,8 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
             mini.close()
         hot = config.hot_size * row
         return Footprint(hot, min(n_pushed, config.hot_size) * row, max(0, min(n_pushed, config.size) * row - hot), row)
-    small, large = (
-        getattr(make_buffer(replace(config, size=n), spec, n_envs, gamma), "nbytes", None) for n in (least, 2 * least)
-    )
-    if small is None or large is None:
+    if not hasattr(buffer_class(config.name), "nbytes"):
         return None
+    small, large = (make_buffer(replace(config, size=n), spec, n_envs, gamma).nbytes for n in (least, 2 * least))
     reserved = small + (large - small) * (config.size - least) // least
     return Footprint(reserved, reserved * min(n_pushed, config.size) // config.size, 0, -(-(large - small) // least))
