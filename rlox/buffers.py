@@ -267,6 +267,9 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
         return Footprint(hot, min(n_pushed, config.hot_size) * row, max(0, min(n_pushed, config.size) * row - hot), row)
     if not hasattr(buffer_class(config.name), "nbytes"):
         return None
-    small, large = (make_buffer(replace(config, size=n), spec, n_envs, gamma).nbytes for n in (least, 2 * least))
+    try:
+        small, large = (make_buffer(replace(config, size=n), spec, n_envs, gamma).nbytes for n in (least, 2 * least))
+    except ValueError:
+        return None  # a configuration from outside, whose rules forbid so small a memory
     reserved = small + (large - small) * (config.size - least) // least
     return Footprint(reserved, reserved * min(n_pushed, config.size) // config.size, 0, -(-(large - small) // least))
