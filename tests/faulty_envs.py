@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import gymnasium
@@ -148,6 +149,13 @@ class Picture(Good):
 class NoConstructor(Good):
     def __init__(self):
         raise OSError("no such simulator: /opt/sim")
+
+
+class Draws(Good):
+    """Takes numbers from the generators that all share."""
+
+    def __init__(self):
+        self.drawn = np.random.uniform(), random.random()  # noqa: NPY002
 
 
 class Locked(Good):

@@ -264,7 +264,7 @@ def test_checks_leave_the_generators_that_all_share(rlox):
     np.random.seed(3)  # noqa: NPY002
     random.seed(3)
     expected = np.random.RandomState(3).uniform(), random.Random(3).random()
-    jobs = compose_jobs(["-m"], ["algo=ppo,a2c", "env=LunarLander-v3", "seed=0,1"])
+    jobs = compose_jobs(["-m"], ["algo=ppo,a2c", "imports=[faulty_envs]", "env=Draws-v0"])
     check.require_buildable(jobs)
     assert (np.random.uniform(), random.random()) == expected  # noqa: NPY002
 
