@@ -75,6 +75,7 @@ class Job:
     config: RunConfig
     algo: str
     tuned: str | None  # "ppo/CartPole-v1" where tuned settings apply
+    cfg: DictConfig  # as composed, Hydra's part included
 
 
 class OwnFolderFirst(SearchPathPlugin):
@@ -259,7 +260,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
         raise ValueError(
             f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
         )
-    return Job(overrides, run, algo, applied)
+    return Job(overrides, run, algo, applied, cfg)
 
 
 def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:

@@ -52,7 +52,7 @@ def train(
     rlox train init_from=outputs/…/checkpoints/best.safetensors
     rlox train resume=outputs/…                    rlox train resume=outputs/… total_timesteps=500_000
     rlox train experiment=ppo-smoke                rlox train -m experiment=cartpole-seeds
-    rlox train --import my_package env=Mine-v0
+    rlox train --import my_package env=Mine-v0     rlox train algo=sac env=Pendulum-v1 --check
 
     Tuned settings for (algorithm, environment) are applied where they ship (`rlox ls tuned`) and announced; tuned=off
     turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ with its
@@ -62,8 +62,9 @@ def train(
     been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run.
 
     \b
-    Flags (all but the first are Hydra's; all of those: --hydra-help):
+    Flags (all but the first two are Hydra's; all of those: --hydra-help):
       --import MODULE       import a module of your own first: environments, wrappers, algorithms; recorded with the run
+      --check               look for what can go wrong, tell what the run will take (time, memory, disk), train nothing
       -m, --multirun        one job per combination of comma-separated values
       --cfg job|hydra|all   print the composed configuration and stop; -p KEY: only that part; --resolve
       --info [TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins

@@ -35,8 +35,12 @@ _FIXED = (
 _GROUPS = ("algo", "env", "buffer")
 
 
-def main(run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console) -> Outcome | None:
+def main(
+    run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool = False
+) -> Outcome | None:
     """Resume the run in the folder, or of the checkpoint, `run`; None where nothing is left to do.
+
+    With `checks` all is made ready for it, said, and left.
 
     Raises
     ------
@@ -99,6 +103,11 @@ def main(run: str, flags: list[str], overrides: list[str], modules: list[str], c
         )
     # Whoever types the number of environments, or the modules they come from, has looked at what is asked for.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
+    if checks:
+        from rlox_cli.check import check_resume
+
+        check_resume(config, algo, path, console, typed)
+        return None
     return resume(config, algo, path, console, changed, typed)
 
 

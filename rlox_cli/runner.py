@@ -34,6 +34,7 @@ from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
 from rlox_cli.errors import Stopped
 from rlox_cli.imports import resolve_reward
+from rlox_cli.preflight import preflight, time_limit_warnings
 from rlox_cli.progress import ProgressCallback
 
 
@@ -112,6 +113,11 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
             f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir, or go on with that "
             f"run: rlox train resume={shown(folder)}"
         )
+    return _carry_out(build(config, algo, folder), config, algo, folder, console)
+
+
+def build(config: RunConfig, algo: str, folder: Path) -> Any:
+    """The algorithm of a new run in `folder`, untrained."""
     algorithm = resolve(ALGORITHMS[algo].cls)(
         config.env.id,
         config.env.n_envs,
@@ -119,9 +125,13 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
         env_kwargs=config.env.kwargs,
         **_arguments(config, folder),
     )
-    if config.init_from is not None:
-        algorithm.init_from(config.init_from)
-    return _carry_out(algorithm, config, algo, folder, console)
+    try:
+        if config.init_from is not None:
+            algorithm.init_from(config.init_from)
+    except BaseException:
+        algorithm.close()
+        raise
+    return algorithm
 
 
 def resume(
@@ -136,19 +146,26 @@ def resume(
     trusted : bool
         Whether the environment may be what the files say, however many there are to be and whatever is imported.
     """
-    folder = checkpoint.parent.parent
     identity = _identity(checkpoint)
+    algorithm = restored(config, algo, checkpoint, console, trusted)
+    return _carry_out(algorithm, config, algo, checkpoint.parent.parent, console, changed, (checkpoint, identity))
+
+
+def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
+    """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "from_checkpoint:")
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
-            checkpoint, env_id=config.env.id if trusted else None, **_arguments(config, folder)
+            checkpoint,
+            env_id=config.env.id if trusted else None,
+            **_arguments(config, checkpoint.parent.parent),
         )
     for warning in warned:
         console.print(str(warning.message), soft_wrap=True, markup=False)
     if (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
-    return _carry_out(algorithm, config, algo, folder, console, changed, (checkpoint, identity))
+    return algorithm
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -187,6 +204,12 @@ def _carry_out(
     # The path that ran, so that this file gives the same run elsewhere.
     plain["backend"] = algorithm.backend
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
+    try:
+        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
+            console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    except BaseException:
+        algorithm.close()
+        raise
     folder.mkdir(parents=True, exist_ok=True)
     if resumed is None:
         _write_config(folder, plain)

@@ -20,6 +20,7 @@ _WAIT_S = 120.0
 def main(args: list[str]) -> None:
     """Run what `args` (Hydra overrides and flags, as typed) ask for."""
     modules, args = take_imports(args)
+    checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
     flags, overrides = split_args(args)
     if modules and not any(override.startswith("resume=") for override in overrides):
         if any(override.lstrip("+").startswith("imports=") for override in overrides):
@@ -29,15 +30,26 @@ def main(args: list[str]) -> None:
     console = make_console()
     if runs := [override for override in overrides if override.startswith("resume=")]:
         others = [override for override in overrides if override not in runs]
-        _resume(runs[-1].partition("=")[2], flags, others, modules, console)
+        _resume(runs[-1].partition("=")[2], flags, others, modules, console, checks)
         return
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
     jobs = [] if only_tells else compose_jobs(flags, overrides)
     multirun = is_multirun(flags, overrides)
+    if checks and only_prints:
+        raise UsageError("--check must not stand beside a flag that only prints")
     if not only_prints:
         _announce(jobs, multirun, console)
+    if checks:
+        from rlox_cli.check import check
+
+        check(jobs, flags, multirun, console)
+        return
+    if multirun and not only_prints:
+        from rlox_cli.check import require_buildable
+
+        require_buildable(jobs)
     job.OUTCOMES, job.FAILURES = [], []
     try:
         run_hydra(flags, overrides, job.train)
@@ -53,10 +65,12 @@ def main(args: list[str]) -> None:
         raise last
 
 
-def _resume(run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console) -> None:
+def _resume(
+    run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool
+) -> None:
     from rlox_cli.resume import main
 
-    outcome = main(run, flags, overrides, modules, console)
+    outcome = main(run, flags, overrides, modules, console, checks)
     if outcome is not None:
         _finish_mirrors([outcome.folder], console)
 

@@ -158,7 +158,7 @@ class OnlineAlgorithm:
                 f"{self.spec.describe_actions()}; {self.spec.action_kind} ones are for {', '.join(able)}"
             )
         pool = env_backend == "envpool"
-        self._eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
+        self.eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
         if device not in DEVICES:
@@ -399,7 +399,7 @@ class OnlineAlgorithm:
                 n_episodes,
                 seed,
                 deterministic,
-                self._eval_kwargs,
+                self.eval_kwargs,
                 self.device,
                 wrappers=whole_games(self.env_wrappers),
                 transform=None if self.normalizer is None else self.normalizer.normalize,

@@ -1,0 +1,396 @@
+"""``rlox train … --check``: what it says of configurations that cannot work, and of those that can."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlox.algorithms import DQN, PPO
+from rlox.buffers import footprint, make_buffer
+from rlox.config import BufferConfig, MmapBufferConfig, PrioritizedBufferConfig
+from rlox.envs import EnvSpec
+from rlox_cli import check, env_probe, estimate, preflight, resources
+from rlox_cli.compose import compose_jobs
+from rlox_cli.main import app
+
+OWN = ("--import", "faulty_envs")
+DQN_ARGS = ("algo=dqn", "env=CartPole-v1")
+
+
+def own(env: str, *args: str) -> list[str]:
+    return [*OWN, f"env={env}-v0", *args]
+
+
+# What is typed, and what stderr says; nothing may be trained.
+BAD = [
+    (["algo.clip_epz=1"], "algo.clip_epz is no key of PPOConfig; did you mean 'clip_eps'?"),
+    (["algo.gamma=high"], "algo.gamma must be a number, got 'high'"),
+    (["algo.gamma=1.5"], "algo.gamma must be in [0, 1], got 1.5"),
+    (["algo.hidden_sizes=[0]"], "algo.hidden_sizes must hold widths >= 1, got [0]"),
+    (["total_timesteps=0"], "total_timesteps must be >= 1, got 0"),
+    (["max_time=30"], "max_time must be a time above 0 such as 90s, 30m, 2h or 1h30m, or null, got '30'"),
+    (["algo=pppo"], "algo=pppo does not exist; did you mean 'ppo'?"),
+    (["env=CartPol-v1"], "env=CartPol-v1 is no environment; did you mean 'CartPole-v1'?"),
+    (["env=GymV21Environment-v0"], 'run `pip install "shimmy[gym-v21]"`'),
+    (["experiment=smoke"], "experiment=smoke does not exist; did you mean 'ppo-smoke'?"),
+    (["tuned=best"], "tuned=best does not exist"),
+    (["logger=tensorbored"], "logger=tensorbored does not exist; did you mean 'tensorboard'?"),
+    (["-cd", "absent"], "--config-dir must be a folder of YAML, got absent"),
+    (["--import", "absent_package"], "--import absent_package: there is no such module"),
+    (["--cfg", "job"], "--check must not stand beside a flag that only prints"),
+    (["init_from=absent.safetensors"], "init_from=absent.safetensors must be a checkpoint that loads"),
+    (["init_from=garbage.safetensors"], "init_from=garbage.safetensors must be a checkpoint that loads"),
+    (["init_from=acrobot.safetensors"], "the policy does not fit the checkpoint"),
+    ([*DQN_ARGS, "init_from=acrobot.safetensors"], "the policy does not fit the checkpoint"),
+    (["resume=absent"], "resume=absent does not exist; name a run folder"),
+    (["algo=dqn", "env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C"),
+    (["algo=sac", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete ones are for A2C"),
+    (own("Choices", "algo=td3"), "got 2 components of 2, 3 choices; multi-discrete ones are for A2C, PPO"),
+    (own("Unbounded", "algo=sac"), "must be finite and apart, got [-inf, -inf] to [inf, inf]; wrap it"),
+    (own("Picture", "algo=sac"), "observations must be vectors, got images of shape (3, 48, 48); take PPO"),
+    (own("Picture", "algo.normalize_obs=true"), "normalize_obs must be false for images"),
+    (own("OddSpace"), "the observation space must be one that gymnasium.spaces.flatten makes a vector of"),
+    (own("OddActions"), "the action space must be Discrete, MultiDiscrete, MultiBinary or a Box of floats"),
+    (own("Picture", "backend=native"), "backend must be auto or torch here, got 'native': "),
+    (["env.workers=9"], "env.workers must be between 0 and n_envs, got 9"),
+    (own("Held", "env.workers=2"), "must be such that cloudpickle can send them to another process"),
+    (own("Good", "env.backend=envpool"), "EnvPool has" if find_spec("envpool") else "envpool is not available"),
+    (own("Good", "env.wrappers=[FlattenObservatio]"), "did you mean 'FlattenObservation'?"),
+    (own("Good", "env.wrappers=[NormalizeReward]"), "wrappers must not hold NormalizeReward: episode returns would"),
+    (own("Good", "env.kwargs.speed=2"), "does not take kwargs {'speed': 2}"),
+    (own("Good", "env.reward_fn=faulty_envs:scald"), "faulty_envs has none; did you mean 'scaled'?"),
+    (own("Good", "env.reward_fn=faulty_envs:NOT_A_REWARD"), "must be a callable or a 'rlox.reward.v1' capsule"),
+    (own("Good", "env.reward_fn=faulty_envs:scaled"), "reward_fn must return an array of shape (8,), got (7,)"),
+    (own("Nan"), "observations must be finite, got nan at step 7 of random actions; mend the environment"),
+    (own("NanReward"), "rewards must be finite, got nan; mend the environment, or set env.reward_fn"),
+    (own("NoReward"), "the reward must be a number, got NoneType"),
+    (own("WrongShape"), "observations must have the shape of observation_space, (3,), got (4,)"),
+    (own("NoInfo"), "reset must return (observation, info), got ndarray of shape (3,); return {} where"),
+    (own("OldStep"), "got a tuple of 4; that is old gym's form: part done into terminated"),
+    (own("OldReset"), "reset failed with TypeError: OldReset.reset() got an unexpected keyword argument 'seed'"),
+    (own("Breaks"), "env=Breaks-v0: step failed with KeyError: \"the joint 'knee'\""),
+    (own("NoConstructor"), "env=NoConstructor-v0: making it failed with OSError: no such simulator: /opt/sim"),
+    (own("Locked", "env.n_envs=1"), "the simulator runs only once"),
+    (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms keep none"),
+    ([*DQN_ARGS, "buffer.size=32"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 32"),
+    ([*DQN_ARGS, "algo.learning_starts=50_000"], "algo.learning_starts must be below total_timesteps (50000), or"),
+    ([*DQN_ARGS, "buffer.size=1_000_000_000_000"], "transitions of 64 bytes, 58 TiB, where there are"),
+    (["algo.n_steps=1_000_000_000"], "algo.n_steps must fit in memory, got 1,000,000,000 in 8 environments"),
+    (
+        [*DQN_ARGS, "buffer=mmap", "buffer.size=10_000_000_000_000", "total_timesteps=10_000_000_000_000"],
+        "must have room for the replay memory's files, 582 TiB, but",
+    ),
+    (["hydra.run.dir=blocked/run"], "blocked; choose another hydra.run.dir"),
+    (["hydra.run.dir=done"], "hydra.run.dir=done must be a new folder, but holds a run; choose another, or go on"),
+    (["-m", "seed=0,1", "algo.gamma=0.9,2"], "job 1 of the sweep (seed=0 algo.gamma=2): algo.gamma must be in"),
+    (["-m", "algo=sac,dqn", "env=Pendulum-v1"], "job 1 of the sweep (algo=dqn env=Pendulum-v1): DQN: the environ"),
+]
+
+# What is typed, and a warning; the job is well otherwise.
+ODD = [
+    (own("Unseeded"), "env=Unseeded-v0 is not deterministic: under the same seed and actions observations differ"),
+    (own("UnseededReward"), "under the same seed and actions rewards differ, so that no run can be repeated"),
+    (own("Endless"), "no episode ended in 1,000 random steps, and without a time limit an evaluation may never end"),
+    (
+        own("Terminates"),
+        "every episode terminated after exactly 10 steps; if that is a time limit, it must be",
+    ),
+    (own("Large"), "observations reach 1e+06; algo.normalize_obs=true brings them near 1"),
+    (own("Large"), "rewards reach 1e+05; algo.normalize_rewards=true can bring them near 1"),
+    (own("Large", "algo=dqn"), "rewards reach 1e+05; env.reward_fn can bring them near 1"),
+    (own("Outside"), "gymnasium's checker says: The first element returned by `env.reset()` is not within"),
+    (own("WrongType"), "was expecting numpy array dtype to be float32, actual type: float64"),
+    (["total_timesteps=100"], "total_timesteps=100 is less than one rollout of env.n_envs x algo.n_steps, 256 steps"),
+    ([*DQN_ARGS, "algo.train_freq=60_000"], "is less than one round of train_freq, 60,000 steps"),
+    (["algo.batch_size=1000"], "algo.batch_size=1,000 is more than a rollout holds, 256 transitions"),
+    (["eval.n_points=1000"], "eval.n_points=1,000 is more than the training has places for, 391"),
+    (["schedule_timesteps=1000"], "takes algo.learning_rate to 0 before total_timesteps=100,000: nothing is learned"),
+    ([*DQN_ARGS, "algo.learning_starts=40_000"], "leaves 20% of total_timesteps=50,000 to learn in"),
+    ([*DQN_ARGS, "algo.target_update_freq=50_000"], "the target network never moves"),
+    (
+        ["logger=mlflow", "logger.mlflow.tracking_uri=http://127.0.0.1:9"],
+        "logger=mlflow: http://127.0.0.1:9 does not answer within 1 s; training does not wait for it",
+    ),
+]
+
+
+def prepare(cwd: Path) -> None:
+    """The files that the tables name."""
+    (cwd / "blocked").touch()
+    (cwd / "garbage.safetensors").write_bytes(b"no header")
+    (cwd / "done").mkdir()
+    (cwd / "done" / "metrics.jsonl").touch()
+    PPO("Acrobot-v1").save(cwd / "acrobot.safetensors")
+
+
+def listing(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def rlox(tmp_path, monkeypatch, capfd):
+    """The command in this process, since a start of Python for each would take minutes; probes are cut short."""
+    prepare(tmp_path)
+    scratch = tmp_path.parent / f"{tmp_path.name}-scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module, name, seconds in (
+        (estimate, "_SHORT_S", 0.01),
+        (estimate, "_UPDATES_S", 0.01),
+        (estimate, "_EVALUATION_S", 0.01),
+        (env_probe, "_SECONDS", 0.1),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    if (faulty := sys.modules.get("faulty_envs")) is not None:
+        faulty.Locked.made = 0
+
+    def run(*args: str) -> tuple[int, str, str]:
+        before = listing(tmp_path)
+        code = app(["train", *args], prog_name="rlox", standalone_mode=False)
+        if "--check" in args:
+            assert listing(tmp_path) == before
+            assert not list(scratch.iterdir())
+        return code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(("args", "message"), BAD, ids=[" ".join(args) for args, _ in BAD])
+def test_what_cannot_work_is_refused_in_one_paragraph(args, message, rlox):
+    code, _, err = rlox(*args, "--check")
+    assert message in err
+    assert code in (1, 2)
+    assert err.startswith("rlox train: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("args", "message"), ODD, ids=[" ".join(args) for args, _ in ODD])
+def test_what_is_odd_is_a_warning(args, message, rlox):
+    code, out, err = rlox("logger=none", *args, "--check")
+    assert not code, err
+    assert any(line.startswith("  warning ") and message in line for line in out.splitlines())
+    assert out.endswith("nothing was trained or kept; without --check it is\n")
+    assert err == ""
+
+
+def test_a_good_environment_of_ones_own_gets_no_warning(rlox):
+    code, out, _ = rlox(*own("Good"), "logger=none", "--check")
+    assert not code
+    assert "warning" not in out
+    # gymnasium's checker dislikes what is usual: an action space without bounds, observations without them.
+    code, out, _ = rlox("env=Pendulum-v1", "env.backend=gymnasium", "logger=none", "--check")
+    assert not code
+    assert "warning" not in out
+
+
+def test_every_bad_job_of_a_sweep_is_told_and_the_good_ones_are_priced(rlox):
+    code, out, err = rlox("-m", "algo=ppo,dqn,sac", "env=Pendulum-v1,CartPole-v1", "logger=none", "--check")
+    assert code == 2
+    assert [line.split(":")[1].split("(")[1] for line in err.splitlines()] == [
+        "algo=dqn env=Pendulum-v1 logger=none)",
+        "algo=sac env=CartPole-v1 logger=none)",
+    ]
+    titles = [line for line in out.splitlines() if " on " in line and not line.startswith(" ")]
+    assert titles == ["ppo on Pendulum-v1", "ppo on CartPole-v1", "dqn on CartPole-v1", "sac on Pendulum-v1"]
+
+
+def test_a_sweep_is_summed_and_seeds_are_looked_at_once(rlox):
+    code, out, _ = rlox("-m", "seed=0,1,2", "env=CartPole-v1", "logger=none", "--check")
+    assert not code
+    assert out.count("ppo on CartPole-v1, 3 jobs\n") == 1
+    assert "3 jobs: " in out
+    assert "one after the other, the longest" in out
+
+
+def test_a_sweep_that_has_a_job_that_fits_nothing_does_not_start(rlox, tmp_path):
+    code, _, err = rlox("-m", "algo=ppo,dqn", "env=Pendulum-v1", "logger=none", "total_timesteps=2000")
+    assert code == 2
+    assert "job 1 of the sweep (algo=dqn env=Pendulum-v1 logger=none total_timesteps=2000): DQN: " in err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_the_report_of_a_process_of_its_own(tmp_path):
+    command = [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1", "max_time=1s", "--check"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    for text in (
+        "dqn on CartPole-v1\n",
+        "observations of 4 numbers; 2 discrete actions",
+        "native (a perceptron on the CPU",
+        "50,176 steps in 1 environment, learning every 256 in batches of 64; 10 evaluations of 20 episodes",
+        "the replay memory takes 3.1 MiB",
+        "mlflow",
+        "max_time=1s ends it before",
+        "outputs/",
+    ):
+        assert text in done.stdout
+    assert not list(tmp_path.iterdir())
+    bad = [*command, "algo.learning_starts=50_000"]
+    done = subprocess.run(bad, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def record(run: Path) -> list[dict]:
+    """A run's metrics without its clocks."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows if "event" not in row]
+
+
+@pytest.mark.parametrize("args", [["algo=ppo"], ["algo=dqn", "algo.learning_starts=100"], own("Good")])
+def test_looking_at_a_run_before_it_starts_changes_no_bit_of_it(args, rlox, tmp_path, monkeypatch):
+    common = ["logger=none", "total_timesteps=1000", "eval.n_points=2", "eval.n_episodes=2"]
+    code, out, _ = rlox(*args, *common, "hydra.run.dir=one")
+    assert not code
+    monkeypatch.setattr("rlox_cli.runner.preflight", lambda *_: [])
+    monkeypatch.setattr("rlox_cli.runner.time_limit_warnings", lambda *_: [])
+    rlox(*args, *common, "hydra.run.dir=other")
+    assert record(tmp_path / "one") == record(tmp_path / "other") != []
+    assert ("warning: env=Good-v0 has no time limit" in out) == (args[0] == "--import")
+
+
+def test_checks_leave_the_generators_that_all_share(rlox):
+    np.random.seed(3)  # noqa: NPY002
+    random.seed(3)
+    expected = np.random.RandomState(3).uniform(), random.Random(3).random()
+    jobs = compose_jobs(["-m"], ["algo=ppo,a2c", "imports=[faulty_envs]", "env=Draws-v0"])
+    check.require_buildable(jobs)
+    assert (np.random.uniform(), random.random()) == expected  # noqa: NPY002
+
+
+def test_resume_is_checked_without_touching_the_run(rlox, tmp_path):
+    small = ["logger=none", "total_timesteps=1000", "algo.learning_starts=100", "eval.n_episodes=1", "tuned=off"]
+    rlox("algo=dqn", "env=CartPole-v1", *small, "hydra.run.dir=run")
+    code, out, _ = rlox("resume=run", "total_timesteps=2000", "--check")
+    assert not code
+    assert "resuming run at step 1,000 of 2,000" in out
+    assert out.endswith("it would go on; nothing was trained or written, without --check it does\n")
+    for path in (tmp_path / "run" / "checkpoints" / "memory").iterdir():
+        path.unlink()
+    code, out, _ = rlox("resume=run", "total_timesteps=2000", "--check")
+    assert "the replay memory starts empty" in out
+    code, _, err = rlox("resume=run", "total_timesteps=2000", "algo.learning_rate=0", "--check")
+    assert code == 2
+    assert "algo.learning_rate must be > 0" in err
+
+
+SPECS = {
+    "vector": EnvSpec((4,), n_actions=2),
+    "stacks": EnvSpec((4, 84, 84), np.uint8, n_stacked=4, n_actions=6),
+    "image": EnvSpec((3, 64, 64), np.uint8, act_dim=2, act_low=-np.ones(2), act_high=np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("config", [BufferConfig(size=20_000), PrioritizedBufferConfig(size=20_000, n_step=3)])
+def test_a_replay_memory_is_as_large_as_predicted(config, spec):
+    found = footprint(config, spec, 4, 0.99, n_pushed=5_000)
+    assert found.reserved == pytest.approx(make_buffer(config, spec, 4, 0.99).nbytes, rel=0.01)
+    assert found.resident == found.reserved // 4
+    assert footprint(config, spec, 4, 0.99, n_pushed=10**9).resident == found.reserved
+
+
+def test_a_memory_with_a_file_is_as_large_as_predicted(tmp_path):
+    config = MmapBufferConfig(size=40_000, hot_size=2_000, folder=str(tmp_path))
+    found = footprint(config, SPECS["vector"], 1, 0.99, n_pushed=30_000)
+    buffer, n = make_buffer(config, SPECS["vector"], 1, 0.99), 10_000
+    assert found.resident == pytest.approx(buffer.ram_budget, rel=0.01)
+    obs, ends = np.zeros((n, 4), np.float32), np.zeros(n, bool)
+    for _ in range(3):
+        buffer.push_batch(obs, obs, np.zeros((n, 1), np.float32), np.zeros(n, np.float32), ends, ends)
+    written = 512 * Path(buffer.cold_path).stat().st_blocks
+    buffer.close()
+    assert found.disk == pytest.approx(written, rel=0.1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_is_resident_is_what_the_process_grows_by():
+    """The prediction against the kernel's own account."""
+    program = """
+import numpy as np
+from rlox.buffers import footprint, make_buffer
+from rlox.config import BufferConfig
+from rlox.envs import EnvSpec
+spec, config, n = EnvSpec((100,), n_actions=2), BufferConfig(size=200_000), 1000
+obs, ends = np.ones((n, 100), np.float32), np.zeros(n, bool)
+push = lambda b: b.push_batch(obs, obs, np.ones((n, 1), np.float32), np.ones(n, np.float32), ends, ends)
+push(make_buffer(BufferConfig(size=n), spec, 1, 0.99))
+resident = lambda: 4096 * int(open("/proc/self/statm").read().split()[1])
+before = resident()
+buffer = make_buffer(config, spec, 1, 0.99)
+for _ in range(60): push(buffer)
+print((resident() - before) / footprint(config, spec, 1, 0.99, 60_000).resident)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(1.0, abs=0.1)
+
+
+def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
+    (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "logger=none"])
+    algorithm = DQN("CartPole-v1", buffer_size=100_000)
+    needed = preflight.replay_footprint(algorithm, job.config, 50_000).resident
+
+    def at(name, free, total=2**40):
+        value = (free, total) if name == "memory" else free
+        monkeypatch.setattr(resources, name, lambda *_: value)
+        return preflight.preflight(algorithm, job.config, tmp_path)
+
+    monkeypatch.setattr(resources, "free_disk", lambda *_: 2**40)
+    assert at("memory", 2 * needed) == []
+    (warning,) = at("memory", needed + 1)
+    assert warning.startswith("memory is tight: 3.1 MiB of experience, where 3.1 MiB are free")
+    with pytest.raises(ValueError, match=r"of which the training fills 3\.1 MiB, where .* are free; lower it to"):
+        at("memory", needed - 1)
+    with pytest.raises(ValueError, match=r"got 100,000 transitions of 64 bytes, 6\.1 MiB, where there are"):
+        at("memory", 2 * needed, total=needed)
+    at("memory", 2 * needed)
+    (warning,) = at("free_disk", needed + 100_000)
+    assert warning.startswith("the disk is nearly full")
+    with pytest.raises(ValueError, match=r"or set checkpoint\.memory=false, or choose another folder by hydra\.run"):
+        at("free_disk", needed - 100_000)
+    config = replace(job.config, checkpoint=replace(job.config.checkpoint, memory=False))
+    assert preflight.preflight(algorithm, config, tmp_path) == []
+
+
+def test_a_container_has_the_memory_of_its_limit(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\nother 3\n")
+    assert resources._container(tmp_path) == (450, 1000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert resources._container(tmp_path) is None
+    free, total = resources.memory()
+    assert 0 < free <= total
+
+
+def test_costs_are_told_apart_by_when_they_come():
+    watch = estimate._Watch(1.0)
+    # (CPU, wall, steps): 5 s at first, then 2 s and 3 s for each 100 steps.
+    watch.rows = [(0.0, 0.0, 0), (7.0, 8.0, 100), (9.0, 11.0, 200), (11.0, 14.0, 300)]
+    once, each = watch.costs()
+    np.testing.assert_allclose(once, [5.0, 5.0])
+    np.testing.assert_allclose(each, [0.02, 0.03])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_cpu_seconds_hold_those_of_children_that_live():
+    before = resources.cpu_seconds()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        while resources.cpu_seconds() - before < 0.5:
+            time.sleep(0.02)
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
