@@ -60,11 +60,13 @@ def _plain(value: Any) -> str:
 
 
 def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> Table:
+    searched = any("search" in item.metadata for item in fields(cls))
     columns = [
         "key",
         "type",
         "default",
         *(["tuned"] if tuned_values is not None else []),
+        *(["search"] if searched else []),
         "meaning",
     ]
     table = make_table(*columns)
@@ -82,6 +84,8 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
         ]
         if tuned_values is not None:
             row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
+        if searched:
+            row.append(item.metadata.get("search", ""))
         table.add_row(*row, meaning.get(item.name, ""))
     return table
 
