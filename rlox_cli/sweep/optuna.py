@@ -1,0 +1,235 @@
+"""``hydra/sweeper=optuna``: a sweep whose jobs are the trials of a study, and which goes on after whatever stopped it.
+
+The study chooses values and remembers what came of them; that there are runs, and how far they have come, stands in the
+sweep's ledger and the runs' own records, as with any sweep. A trial that was under way when everything was killed is
+still RUNNING in the study: its runs go on from their checkpoints, in their folders, and it is told when they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from rlox.callbacks import Callback
+from rlox.config import RunConfig
+from rlox.tracking import lock
+from rlox_cli.errors import UsageError
+from rlox_cli.runner import shown
+from rlox_cli.sweep.ledger import Progress
+from rlox_cli.sweep.search import OptunaConfig, Search
+
+STUDY_FILE = "study.db"
+_BUSY_S = 60  # how long a process waits for others that write to the study
+
+
+def study_file(settings: OptunaConfig, folder: Path) -> Path:
+    """The SQLite file that holds the study of a sweep in `folder`."""
+    if settings.storage is None:
+        return (folder / STUDY_FILE).absolute()
+    return Path(settings.storage.removeprefix("sqlite:///")).absolute()
+
+
+def open_study(path: Path, name: str, pruner: optuna.pruners.BasePruner | None = None) -> optuna.Study:
+    """The study of that name in the SQLite file `path`, made if need be."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": _BUSY_S}})
+    return optuna.create_study(
+        storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=pruner
+    )
+
+
+def make_pruner(settings: OptunaConfig, n_points: int) -> optuna.pruners.BasePruner:
+    """The pruner for runs of `n_points` evaluations."""
+    if settings.pruner == "none" or n_points == 0:
+        return optuna.pruners.NopPruner()
+    if settings.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(1, n_points)
+    # Before a third of its evaluations a run says little about where it will end.
+    return optuna.pruners.MedianPruner(settings.n_startup_trials, math.ceil(n_points / 3))
+
+
+class TrialCallback(Callback):
+    """Reports a run's evaluations to its trial, and stops the run where the pruner says so.
+
+    Only a trial's first run reports, since the runs of other seeds are no later steps of it; they stop with it.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The run's.
+    settings : OptunaConfig
+        The search's.
+    file : path
+        The study's.
+    trial : int
+        Number of the trial that the run belongs to.
+    run : int
+        Which of the trial's runs it is.
+
+    Attributes
+    ----------
+    stopped : str or None
+        Why this callback stopped the training, if it did.
+    """
+
+    def __init__(self, config: RunConfig, settings: OptunaConfig, file: Path, trial: int, run: int):
+        self.n_points, self.total = config.eval.n_points, config.total_timesteps
+        self.stopped: str | None = None
+        self._study = open_study(file, settings.study, make_pruner(settings, self.n_points))
+        self._number, self._reports = trial, run == 0
+
+    def on_training_start(self, **info: Any) -> bool:
+        # It may have been killed between the pruner's word and its end.
+        self._obey()
+        return self.stopped is None
+
+    def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
+        # By points, not steps: rollouts of other lengths are evaluated at slightly other steps.
+        point = min(step * self.n_points // self.total, self.n_points) if self.n_points else 0
+        if self._reports and step < self.total:
+            known = self._frozen()
+            trial = Trial(self._study, known._trial_id)
+            # A run that goes on from a checkpoint comes once more to what it has reported already.
+            if point not in known.intermediate_values:
+                trial.report(evaluation.summary()["mean_return"], point)
+            if point >= max(known.intermediate_values, default=0) and trial.should_prune():
+                trial.set_user_attr("pruned", f"pruned at evaluation {point} of {self.n_points}")
+        self._obey()
+
+    def on_step(self, **info: Any) -> bool:
+        return self.stopped is None
+
+    def _obey(self) -> None:
+        self.stopped = self._frozen().user_attrs.get("pruned")
+
+    def _frozen(self) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[self._number]
+
+
+class Trials:
+    """The study of a sweep, as the process that launches its runs sees it."""
+
+    def __init__(self, settings: OptunaConfig, search: Search, folder: Path, n_points: int):
+        self.settings, self.search = settings, search
+        # Whose a trial is, where several sweeps add to one study; a folder that holds its study may be moved.
+        self.sweep = "." if settings.storage is None else str(folder.absolute())
+        self.file = study_file(settings, folder)
+        self.study = open_study(self.file, settings.study, make_pruner(settings, n_points))
+        self._identify()
+
+    def _identify(self) -> None:
+        """Write down what is searched, or see that it is what was searched before.
+
+        Raises
+        ------
+        UsageError
+            Where the study's trials have other ranges, or other settings beside them.
+        """
+        mine = {
+            "overrides": sorted(line for line in self.search.fixed if not line.startswith("logger")),
+            "ranges": {space.key: space.text for space in self.search.spaces},
+            "n_seeds": self.settings.n_seeds,
+            "objective": self.settings.objective,
+        }
+        known = self.study.user_attrs.get("search")
+        if known is None:
+            self.study.set_user_attr("search", mine)
+            return
+        for key, value in mine.items():
+            if known[key] != value:
+                raise UsageError(
+                    f"{key} of the search must stay what they were when the study {self.settings.study!r} in "
+                    f"{shown(self.file)} was begun, {known[key]}, got {value}; another study: hydra.sweeper.study=NAME"
+                )
+
+    def next(self) -> list[Trial]:
+        """Those that were under way when the sweep was stopped, then new ones; at most n_jobs, none at the end."""
+        with self._locked():
+            known = self.study.get_trials(deepcopy=False)
+            mine = [t for t in known if t.state is TrialState.RUNNING and t.user_attrs.get("sweep", self.sweep) == self.sweep]
+            trials = [Trial(self.study, t._trial_id) for t in mine[: self.settings.n_jobs]]
+            n_new = min(self.settings.n_jobs - len(trials), self.settings.n_trials - len(known))
+            trials += [self.study.ask() for _ in range(n_new)]
+            for trial in trials:
+                trial.set_user_attr("sweep", self.sweep)
+        for trial in trials:
+            self._suggest(trial)
+        return trials
+
+    def _suggest(self, trial: Trial) -> None:
+        """Give the trial a value of every searched key; what it has it keeps."""
+        # Seeded anew for each trial, so that a study that was stopped draws what it would have drawn.
+        seed = np.random.SeedSequence([self.settings.seed, trial.number]).generate_state(1)[0]
+        self.study.sampler = optuna.samplers.TPESampler(
+            seed=int(seed), multivariate=True, constant_liar=True, n_startup_trials=self.settings.n_startup_trials
+        )
+        for space in self.search.spaces:
+            space.suggest(trial)
+
+    def tell(self, trial: Trial, runs: Sequence[Progress]) -> bool:
+        """Tell the study how the trial's runs ended; whether they have."""
+        pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
+        failed = next((run for run in runs if run.state == "failed"), None)
+        scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
+        if failed is not None:
+            trial.set_user_attr("error", failed.message)
+            self.study.tell(trial, state=TrialState.FAIL)
+        elif any(run.state != "finished" for run in runs):
+            return False
+        elif pruned is not None:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        elif None in scores:
+            trial.set_user_attr("error", "the mean return of an evaluation is no finite number")
+            self.study.tell(trial, state=TrialState.FAIL)
+        else:
+            self.study.tell(trial, sum(scores) / len(scores))
+        return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone with the study: another sweep that adds to it must neither count past its end nor take our trials."""
+        held = lock.acquire(self.file.with_name(f"{self.file.name}.lock"), _BUSY_S)
+        if held is None:
+            raise UsageError(f"{shown(self.file)} is held by another process; stop it, and go on")
+        try:
+            yield
+        finally:
+            os.close(held)
+
+
+def best_trial(study: optuna.Study) -> FrozenTrial | None:
+    """The trial with the highest value; None before one has come to its end."""
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return max(done, key=lambda trial: (trial.value, -trial.number), default=None)
+
+
+def describe(study: optuna.Study, number: int, n_trials: int) -> str:
+    """One line about a trial that was told."""
+    trial, best = study.get_trials(deepcopy=False)[number], best_trial(study)
+    value = {
+        TrialState.COMPLETE: lambda: f"{trial.value:.1f}",
+        TrialState.PRUNED: lambda: trial.user_attrs["pruned"],
+        TrialState.FAIL: lambda: f"failed: {trial.user_attrs['error']}",
+    }[trial.state]()
+    so_far = "" if best is None else f" (best {best.value:.1f}, trial {best.number})"
+    return f"trial {number} of {n_trials}: {value}{so_far}  {shown_values(trial)}"
+
+
+def shown_values(trial: FrozenTrial) -> str:
+    """``learning_rate=0.000312 gamma=0.99``, for people."""
+    return " ".join(f"{key.removeprefix('algo.')}={shown_value(value)}" for key, value in trial.params.items())
+
+
+def shown_value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
