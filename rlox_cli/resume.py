@@ -35,7 +35,14 @@ _FIXED = (
 _GROUPS = ("algo", "env", "buffer")
 
 
-def main(run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console) -> Outcome | None:
+def main(
+    run: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    console: Console,
+    stop_flag: Path | None = None,
+) -> Outcome | None:
     """Resume the run in the folder, or of the checkpoint, `run`; None where nothing is left to do.
 
     Raises
@@ -50,7 +57,7 @@ def main(run: str, flags: list[str], overrides: list[str], modules: list[str], c
         raise UsageError(f"{shown(folder)} is being trained by another process; stop it first, or wait")
     register()
     saved = read_config(folder)
-    algo = _algorithm(saved, folder)
+    algo = _algorithm(saved, folder / "config.yaml")
     # Code of the user's is loaded only where it is typed, again: a file must not decide what runs.
     require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
     import_modules(modules)
@@ -99,7 +106,22 @@ def main(run: str, flags: list[str], overrides: list[str], modules: list[str], c
         )
     # Whoever types the number of environments, or the modules they come from, has looked at what is asked for.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
-    return resume(config, algo, path, console, changed, typed)
+    return resume(config, algo, path, console, changed, typed, stop_flag)
+
+
+def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tuple[RunConfig, str]:
+    """The validated configuration, and its algorithm's name, of the plain data that `runner.resolved` made.
+
+    Raises
+    ------
+    UsageError
+        For what is no configuration, and code of the user's whose modules were not typed.
+    """
+    register()
+    algo = _algorithm(saved, where)
+    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
+    import_modules(modules)
+    return to_run_config(_typed(saved, algo)), algo
 
 
 def _only_prints(flags: list[str]) -> bool:
@@ -136,7 +158,7 @@ def _or_best(path: Path) -> str:
     return f"; the best one is there: rlox train resume={shown(best)}" if best != path and best.is_file() else ""
 
 
-def _algorithm(saved: dict[str, Any], folder: Path) -> str:
+def _algorithm(saved: dict[str, Any], path: Path) -> str:
     """The algorithm's name, taken out of its section; what is looked at before the types are checked has its own."""
     name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
     env = saved.get("env")
@@ -144,7 +166,7 @@ def _algorithm(saved: dict[str, Any], folder: Path) -> str:
     sound = sound and isinstance(env.get("wrappers"), list) and isinstance(saved.get("imports"), list)
     if not (sound and isinstance(name, str) and name in ALGORITHMS):
         raise UsageError(
-            f"{shown(folder / 'config.yaml')} must be a run's configuration, with env, imports, and algo.name one of "
+            f"{shown(path)} must hold a run's configuration, with env, imports, and algo.name one of "
             f"{', '.join(ALGORITHMS)}, got {name!r}; restore the file"
         )
     return name

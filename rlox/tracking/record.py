@@ -6,7 +6,7 @@
 
 (null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
 ``versions``; where a resume changed settings ``changed``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
-(``status``, ``message``). A resume opens the next *segment*; its start row's ``step`` is the step it resumed from.
+(``status``, ``message``, and ``may_pass`` where it is true). A resume opens the next *segment*; its start row's ``step`` is the step it resumed from.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "file": lambda x: isinstance(x, str) and is_below(x),
     "status": lambda x: x in STATUSES,
     "message": lambda x: isinstance(x, str),
+    "may_pass": lambda x: isinstance(x, bool),
 }
 
 
@@ -119,8 +120,8 @@ class Ledger:
         self.segment = 0
         self.durable = 0  # step of the last segment's newest `last` checkpoint
         self.end: dict[str, Any] | None = None  # the last segment's end row
+        self.starts: dict[int, dict[str, Any]] = {}  # segment -> its start row, whose step it resumed from
         self.checkpoints: dict[str, tuple[int, str]] = {}  # kind -> (end offset of its row, file)
-        self._resumed: dict[int, int] = {}  # segment -> step it resumed from
 
     def scan(self) -> None:
         """Read what was appended since the last scan."""
@@ -130,14 +131,14 @@ class Ledger:
                 if self.run_id is None:
                     self.run_id, self.started = row["run_id"], row["time"]
                 self.segment, self.durable, self.end = row["segment"], row["step"], None
-                self._resumed[self.segment] = row["step"]
+                self.starts[self.segment] = row
             elif event == "checkpoint":
                 self.checkpoints[row["kind"]] = (end, row["file"])
                 if row["kind"] == "last":
                     self.durable = max(self.durable, row["step"])
             elif event == "end":
                 self.end = row
-            if row["segment"] not in self._resumed:
+            if row["segment"] not in self.starts:
                 line = json.dumps(row).encode()
                 raise _corrupt(self.path, self.seen, "follow its segment's start row", line)
             self.seen = end
@@ -146,7 +147,9 @@ class Ledger:
     def ended_cleanly(self) -> bool:
         return self.end is not None and self.end["status"] in ("finished", "interrupted")
 
-    def rows(self, offset: int = 0, mark: tuple[int, int] = (-1, -1)) -> Iterator[tuple[dict[str, Any], int]]:
+    def rows(
+        self, offset: int = 0, mark: tuple[int, int] = (-1, -1), provisional: bool = False
+    ) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield the metrics rows that may be mirrored, with their end offsets.
 
         Parameters
@@ -156,12 +159,14 @@ class Ledger:
         mark
             ``(segment, step)`` of that row. Later segments only add rows beyond that step, so the
             whole stream is monotone in step even if a run went back to an older checkpoint.
+        provisional
+            With the last segment's rows that no checkpoint covers yet: what there is to see now, not to be mirrored.
         """
         limit, limits = math.inf, {}
-        for segment in sorted(self._resumed, reverse=True):
+        for segment in sorted(self.starts, reverse=True):
             limits[segment] = limit
-            limit = min(limit, self._resumed[segment])
-        if not self.ended_cleanly:
+            limit = min(limit, self.starts[segment]["step"])
+        if not self.ended_cleanly and not provisional:
             limits[self.segment] = self.durable
         for row, end in read_rows(self.path, offset):
             if end > self.seen:
@@ -324,11 +329,18 @@ class Record:
         if kind == "last":
             self._flush()
 
-    def end(self, step: int, status: str, message: str = "") -> None:
-        """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``."""
+    def end(self, step: int, status: str, message: str = "", may_pass: bool = False) -> None:
+        """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``.
+
+        Parameters
+        ----------
+        may_pass
+            Whether what failed may succeed when it is tried again: a full disk, a lost device.
+        """
         if status not in STATUSES:
             raise ValueError(f"Record.end: status must be one of {', '.join(STATUSES)}, got {status!r}")
-        self._write("end", step, {"status": status, "message": message})
+        fields = {"status": status, "message": message}
+        self._write("end", step, {**fields, "may_pass": True} if may_pass else fields)
         self._flush()
 
     def close(self) -> None:

@@ -1,0 +1,400 @@
+"""``rlox plot``: learning curves, performance profiles and speed of groups of runs, as a picture and as a page.
+
+Statistics are those of `rlox_cli.statistics`: interquartile means over seeds with bootstrap intervals.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlox.logging import tracker_name
+from rlox_cli.errors import UsageError
+from rlox_cli.runner import shown
+from rlox_cli.runs import EVALUATION, RETURNS, Group, Run, group_runs, read_runs
+from rlox_cli.statistics import Interval, interval, iqm, profile
+from rlox_cli.terminal import make_console, make_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which stays apart for the colour-blind; without yellow and black, too light and too heavy.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_DASHES = ("-", "--")  # in the colours' second round
+_GREY = "#999999"
+_STYLE = {
+    "font.size": 12,
+    "axes.titlesize": 13,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "text.parse_math": False,  # labels are settings: a dollar is a dollar
+    "svg.hashsalt": "rlox",
+}
+_SHADES = {"collect": "#4D4D4D", "update": "#999999", "other": "#DDDDDD"}
+_MOST_POINTS = 100  # of a curve
+_MOST_SINGLE = 10  # runs of a group that are drawn one by one
+_FEW, _ENOUGH = 3, 5  # runs for a band; for a profile
+_DPI = 130
+FORMATS = (".png", ".html")
+
+
+@dataclass
+class Curve:
+    """A group's metric over steps or seconds."""
+
+    x: np.ndarray  # (K,)
+    singles: list[tuple[np.ndarray, np.ndarray]]  # of each run, as far as it got
+    middle: Interval  # (K,) IQM over the runs that are there, with its band
+    n: np.ndarray  # (K,) how many those are
+
+
+@dataclass
+class Summary:
+    """What a group came to."""
+
+    n: int  # runs whose final scores are counted
+    final: Interval  # IQM over them
+    finals: np.ndarray  # (n,)
+    best: float  # IQM of each run's best
+    speed: float  # median of environment steps per second
+    counted: str  # which runs
+
+
+def scores(group: Group, metric: str) -> tuple[list[Run], np.ndarray]:
+    """Final scores: of the runs that finished, or of all where none has."""
+    runs = [run for run in group.runs if run.status == "finished"] or group.runs
+    return runs, np.array([run.series[metric].values[-1] for run in runs])
+
+
+def summarise(group: Group, metric: str) -> Summary:
+    runs, finals = scores(group, metric)
+    states: dict[str, int] = {}
+    for run in group.runs:
+        states[run.status] = states.get(run.status, 0) + 1
+    return Summary(
+        len(runs),
+        interval([finals]),
+        finals,
+        float(iqm([run.series[metric].values.max() for run in runs])),
+        float(np.median([run.speed for run in group.runs])),
+        ", ".join(f"{count} {state}" for state, count in states.items()),
+    )
+
+
+def curve(runs: Sequence[Run], metric: str, by_time: bool) -> Curve:
+    """Bring the runs' series onto one axis and take their middle.
+
+    A run that finished before the others (it reached its score, or its time was over) keeps its last value; one that
+    was stopped is there as far as it got.
+    """
+    series = [(s.seconds if by_time else s.steps, s.values) for s in (run.series[metric] for run in runs)]
+    end = max(x[-1] for x, _ in series)
+    grid = np.unique(np.concatenate([x for x, _ in series]))
+    if len(grid) > _MOST_POINTS:
+        edges = np.linspace(0, end, _MOST_POINTS + 1)
+        series = [_binned(x, y, edges) for x, y in series]
+        grid = np.unique(np.concatenate([x for x, _ in series]))
+        grid = np.linspace(grid[0], grid[-1], _MOST_POINTS)
+    grid = grid[grid >= max(x[0] for x, _ in series)]
+    values = np.stack(
+        [
+            np.interp(grid, x, y, right=None if run.status == "finished" else np.nan)
+            for run, (x, y) in zip(runs, series, strict=True)
+        ],
+        axis=-1,
+    )
+    there = np.isfinite(values)
+    middle = Interval(*np.full((3, len(grid)), np.nan))
+    for pattern in np.unique(there, axis=0):
+        at = (there == pattern).all(-1)
+        if pattern.any():
+            for into, found in zip(middle, interval([values[at][:, pattern]]), strict=True):
+                into[at] = found
+    return Curve(grid, series, middle, there.sum(-1))
+
+
+def _binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means of the points in each bin that has some."""
+    n, _ = np.histogram(x, edges)
+    sums = [np.histogram(x, edges, weights=w)[0][n > 0] / n[n > 0] for w in (x, y)]
+    return sums[0], sums[1]
+
+
+class Picture:
+    """All panels of some groups in one figure.
+
+    In SVG, the id of whatever belongs to the i-th of `labels` begins with ``g<i>-``.
+    """
+
+    def __init__(self, groups: Sequence[Group], metric: str, by_time: bool):
+        self.groups, self.metric, self.by_time = groups, metric, by_time
+        self.summaries = {group: summarise(group, metric) for group in groups}
+        self.labels = list(dict.fromkeys(group.label for group in groups))
+        self.told_apart = self._best_labels()
+        self._n_ids = 0
+
+    def save(self, paths: Sequence[Path]) -> str:
+        """Write the PNG files, and return the figure as an ``<svg>`` element."""
+        from matplotlib import rc_context
+
+        text = io.StringIO()
+        with rc_context(_STYLE):
+            figure = self._draw()
+            for path in paths:
+                figure.savefig(path, dpi=_DPI)
+            figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        return text.getvalue()[text.getvalue().index("<svg") :]
+
+    def _best_labels(self) -> list[str]:
+        """As many as can be told apart, those that are best in some environment first."""
+        ranks: dict[str, int] = {}
+        for env in self._envs():
+            ordered = sorted(self._of(env), key=lambda group: -self.summaries[group].final.value)
+            for rank, group in enumerate(ordered):
+                ranks[group.label] = min(rank, ranks.get(group.label, rank))
+        best = sorted(self.labels, key=lambda label: ranks[label])[: len(_COLOURS) * len(_DASHES)]
+        return [label for label in self.labels if label in best]
+
+    def _envs(self) -> list[str]:
+        return list(dict.fromkeys(group.env for group in self.groups))
+
+    def _of(self, env: str) -> list[Group]:
+        return [group for group in self.groups if group.env == env]
+
+    def _profiled(self, env: str) -> list[Group]:
+        """The groups with runs enough for a profile of their scores."""
+        enough = [group for group in self._of(env) if self.summaries[group].n >= _ENOUGH]
+        return [group for group in enough if group.label in self.told_apart and self.metric in RETURNS]
+
+    def _id(self, label: str) -> str:
+        self._n_ids += 1
+        return f"g{self.labels.index(label)}-{self._n_ids}"
+
+    def look(self, label: str) -> tuple[str, str]:
+        """Colour and dashes of a label."""
+        if label not in self.told_apart:
+            return _GREY, "-"
+        turn, colour = divmod(self.told_apart.index(label), len(_COLOURS))
+        return _COLOURS[colour], _DASHES[turn]
+
+    def _draw(self) -> Figure:
+        from matplotlib.figure import Figure
+
+        envs = self._envs()
+        profiled = [env for env in envs if self._profiled(env)]
+        columns = min(3, len(envs))
+        timed = [group for group in self.groups if group.label in self.told_apart]
+        lines, below = -(-len(envs) // columns), -(-len(profiled) // columns)
+        heights = [3.6 * lines, 3.1 * below, 1.5 + 0.36 * len(timed)]
+        figure = Figure(figsize=(max(10.0, 5.0 * columns), sum(heights) + 0.8), layout="constrained")
+        parts = figure.subfigures(1 + bool(profiled) + 1, 1, height_ratios=[h for h in heights if h], squeeze=False)
+        for part, titles, panel in ((parts[0, 0], envs, self._curves), (parts[1, 0], profiled, self._profiles)):
+            if titles:
+                axes = part.subplots(-(-len(titles) // columns), columns, squeeze=False).flat
+                for axis, env in zip(axes, titles, strict=False):
+                    panel(axis, env)
+                for axis in list(axes)[len(titles) :]:
+                    axis.set_visible(False)
+        self._speeds(timed, *parts[-1, 0].subplots(1, 2, sharey=True))
+        self._explain(figure)
+        return figure
+
+    def _explain(self, figure: Figure) -> None:
+        from matplotlib.lines import Line2D
+
+        handles = []
+        for label in self.told_apart:
+            colour, dashes = self.look(label)
+            handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=label))
+        if others := len(self.labels) - len(self.told_apart):
+            handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"{others} others"))
+        longest = max(len(label) for label in self.labels)
+        columns = max(1, min(len(handles), int(figure.get_figwidth() * 8 / (longest + 6))))
+        figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+        told = ["line: interquartile mean over runs"]
+        if any(len(group.runs) >= _FEW for group in self.groups):
+            told.append("band: 95 % bootstrap interval")
+        if any(1 < len(group.runs) <= _MOST_SINGLE for group in self.groups):
+            told.append("thin: single runs")
+        if any(run.status != "finished" for group in self.groups for run in group.runs):
+            told.append("×: not finished; dots: only some runs got there")
+        figure.supxlabel("; ".join(told), fontsize=11, color="#444444")
+
+    def _curves(self, axis: Axes, env: str) -> None:
+        from matplotlib.ticker import EngFormatter, StrMethodFormatter
+
+        groups = sorted(self._of(env), key=lambda group: group.label in self.told_apart)
+        for group in groups:
+            (colour, dashes), found = self.look(group.label), curve(group.runs, self.metric, self.by_time)
+            told_apart = group.label in self.told_apart
+            for run, (x, y) in zip(group.runs, found.singles, strict=True):
+                if told_apart and 1 < len(group.runs) <= _MOST_SINGLE:
+                    axis.plot(x, y, color=colour, linewidth=0.8, alpha=0.4, gid=self._id(group.label))
+                if run.status != "finished":
+                    axis.plot(x[-1], y[-1], "x", color=colour, markersize=8, gid=self._id(group.label))
+            whole = found.n == len(group.runs)
+            # The dotted line begins where the whole one ends.
+            partial = ~whole | np.append(~whole[1:], False)
+            for at, style, width in ((whole, dashes, 2.2 if told_apart else 0.8), (partial, (0, (1, 1)), 1.4)):
+                line = np.where(at, found.middle.value, np.nan)
+                axis.plot(found.x, line, color=colour, linestyle=style, linewidth=width, gid=self._id(group.label))
+            if told_apart:
+                axis.fill_between(
+                    *(found.x, found.middle.low, found.middle.high),
+                    **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
+                )
+        if self.metric in RETURNS:
+            _draw_references(axis, groups)
+        axis.set(title=env, ylabel=metric_name(self.metric))
+        axis.set_xlabel("training time" if self.by_time else "environment steps")
+        axis.xaxis.set_major_formatter(EngFormatter("s") if self.by_time else EngFormatter(sep=""))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+
+    def _profiles(self, axis: Axes, env: str) -> None:
+        from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+
+        groups = self._profiled(env)
+        finals = np.concatenate([self.summaries[group].finals for group in groups])
+        margin = 0.03 * (np.ptp(finals) or 1.0)
+        thresholds = np.linspace(finals.min() - margin, finals.max() + margin, 201)
+        for group in groups:
+            colour, dashes = self.look(group.label)
+            found = profile([self.summaries[group].finals], thresholds)
+            style = {"color": colour, "linestyle": dashes, "linewidth": 2.2}
+            axis.step(thresholds, found.value, where="post", gid=self._id(group.label), **style)
+            band = {"step": "post", "gid": self._id(group.label), **_band(colour)}
+            axis.fill_between(thresholds, found.low, found.high, **band)
+        axis.set(title=f"{env}: performance profile", xlabel="τ", ylabel="runs with a final score > τ")
+        axis.set_ylim(-0.03, 1.03)
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+
+    def _speeds(self, groups: Sequence[Group], speed: Axes, share: Axes) -> None:
+        from matplotlib.ticker import EngFormatter, PercentFormatter
+
+        short, several = EngFormatter(places=1, sep=""), len(self._envs()) > 1
+        for y, group in enumerate(groups):
+            speeds, median = [run.speed for run in group.runs], self.summaries[group].speed
+            (bar,) = speed.barh(y, median, color=self.look(group.label)[0], alpha=0.6, height=0.7)
+            bar.set_gid(self._id(group.label))
+            speed.plot(speeds, [y] * len(speeds), ".", color="black", markersize=4, gid=self._id(group.label))
+            beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
+            speed.annotate(short(median), (max(speeds), y), gid=self._id(group.label), **beside)
+            left, shares = 0.0, [run.shares for run in group.runs if run.shares]
+            for name, shade in _SHADES.items() if shares else ():
+                width = float(np.mean([of_run[name] for of_run in shares]))
+                (bar,) = share.barh(y, width, left=left, color=shade, height=0.7, label=name if y == 0 else None)
+                bar.set_gid(self._id(group.label))
+                left += width
+        names = [f"{group.label} · {group.env}" if several else group.label for group in groups]
+        speed.set_yticks(range(len(names)), names)
+        speed.set_ylim(len(names) - 0.5, -0.5)
+        speed.set(title="speed (median; dots: runs)", xlabel="environment steps per second")
+        speed.margins(x=0.15)
+        speed.xaxis.set_major_formatter(EngFormatter(sep=""))
+        share.set(title="share of training time", xlim=(0, 1))
+        share.xaxis.set_major_formatter(PercentFormatter(1.0))
+        share.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(_SHADES))
+
+
+def _band(colour: str) -> dict[str, object]:
+    return {"color": colour, "alpha": 0.18, "linewidth": 0}
+
+
+def _draw_references(axis: Axes, groups: Sequence[Group]) -> None:
+    """A line at each score that tuned settings must reach; with the algorithms' names where there are several."""
+    known: dict[float, set[str]] = {}
+    for run in (run for group in groups for run in group.runs):
+        if run.reference is not None:
+            known.setdefault(run.reference, set()).add(run.algo)
+    for value, algos in known.items():
+        whose = f" ({', '.join(sorted(algos))})" if len(known) > 1 else ""
+        axis.axhline(value, color="black", linewidth=1, linestyle=(0, (6, 3)))
+        at = {"xycoords": axis.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 10}
+        axis.annotate(f"reference {value:g}{whose}".replace("-", "−"), (1, value), **at)
+
+
+def metric_name(metric: str) -> str:
+    return "evaluation return" if metric == EVALUATION else metric
+
+
+def draw(runs: Sequence[Path], out: Path) -> list[Path]:
+    """Draw evaluation returns of `runs` into the folder `out`, as ``plot.png`` and ``plot.html``; return both paths.
+
+    Raises
+    ------
+    UsageError
+        If none of the runs has an evaluation.
+    """
+    read, _ = read_runs(runs)
+    paths = [out / f"plot{suffix}" for suffix in FORMATS]
+    _write(group_runs(read), EVALUATION, False, paths, [])
+    return paths
+
+
+def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path], notes: Sequence[str]) -> Picture:
+    from rlox_cli.page import page
+
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    picture = Picture(groups, metric, by_time)
+    svg = picture.save([path for path in paths if path.suffix == ".png"])
+    for path in paths:
+        if path.suffix == ".html":
+            path.write_text(page(picture, svg, notes), encoding="utf-8")
+    return picture
+
+
+def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str], out: list[Path]) -> None:
+    """Draw, print the table of the groups and where the files are."""
+    if x not in ("steps", "time"):
+        raise UsageError(f"--x must be steps or time, got {x!r}")
+    if by and labels:
+        raise UsageError("--label must not stand beside --by: it names the runs of each PATH")
+    if labels and len(labels) != len(paths):
+        raise UsageError(f"--label must be given once for each PATH ({len(paths)}), got {len(labels)}")
+    for path in out:
+        if path.suffix not in FORMATS:
+            raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
+    metric = tracker_name(metric) if "/" not in metric else metric
+    runs, notes = read_runs(paths, metric)
+    groups = group_runs(runs, by, dict(zip(map(str, paths), labels, strict=True)) if labels else None)
+    notes += [f"{g.label} ({g.env}) pools runs that differ in {', '.join(g.pooled)}" for g in groups if g.pooled]
+    for note in notes:
+        print(f"rlox plot: {note}", file=sys.stderr)
+    if not out:
+        stem = _default_stem(paths, runs)
+        out = [stem.with_name(stem.name + suffix) for suffix in FORMATS]
+    picture = _write(groups, metric, x == "time", out, notes)
+    console = make_console()
+    table = make_table("group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", "steps/s")
+    for group in groups:
+        table.add_row(group.label, group.env, *cells(picture.summaries[group]))
+    console.print(table, markup=False)
+    for path in out:
+        console.print(f"  {path.suffix[1:]:<5} {shown(path)}", soft_wrap=True, markup=False)
+
+
+def cells(summary: Summary) -> tuple[str, ...]:
+    """A summary as a table shows it: runs, final score, its interval, best score, speed."""
+    low, high = summary.final.low, summary.final.high
+    bounds = f"{low:.4g} to {high:.4g}" if np.isfinite(low) else "one run"
+    return summary.counted, f"{summary.final.value:.4g}", bounds, f"{summary.best:.4g}", f"{summary.speed:,.0f}"
+
+
+def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:
+    """In a sweep's own folder; a dated name under outputs/plots for any other choice of runs."""
+    if len(paths) == 1 and {run.folder.parent for run in runs} == {paths[0]}:
+        return paths[0] / "plot"
+    return Path("outputs", "plots", time.strftime("%Y-%m-%d-%H%M%S"))

@@ -1,0 +1,121 @@
+"""What several seeds say: robust means, intervals, differences and profiles of scores, as Agarwal et al. 2021
+(arXiv:2108.13264) recommend for few runs. On SciPy; nothing here knows a run or a file.
+
+``tasks`` is everywhere a sequence of arrays, one a task: (..., S) scores of its S runs, not necessarily as many in
+each; a single task is ``[scores]``. Resampling is stratified: runs are drawn anew within their task. Leading axes are
+kept, with the same runs drawn for all of them, so that (K, S) gives a curve of K points with its band. The resamples
+are the same at every call, hence the numbers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+RESAMPLES = 20_000
+_BATCH = 4_000_000  # numbers of the resamples that are in memory at once
+
+
+class Interval(NamedTuple):
+    """A statistic and the bounds of its percentile interval, numbers or arrays of one shape.
+
+    From fewer than two runs in some task the bounds are infinite: one run says nothing of the spread.
+    """
+
+    value: float | np.ndarray
+    low: float | np.ndarray
+    high: float | np.ndarray
+
+
+def iqm(scores: ArrayLike, axis: int = -1) -> np.ndarray:
+    """Interquartile mean: of the middle half; a quarter of the values, rounded down, goes at either end."""
+    return stats.trim_mean(scores, 0.25, axis=axis)
+
+
+def interval(
+    tasks: Sequence[ArrayLike],
+    statistic: Callable[..., np.ndarray] = iqm,
+    confidence: float = 0.95,
+) -> Interval:
+    """`statistic` of all runs together, with its stratified bootstrap interval.
+
+    Parameters
+    ----------
+    tasks : sequence of (..., S) arrays
+        Scores; of several tasks on one scale.
+    statistic : callable
+        From an array and ``axis`` to the array without that axis.
+    confidence : float
+        In (0, 1).
+    """
+    return _bootstrap(list(tasks), lambda *drawn: statistic(np.concatenate(drawn, -1), axis=-1), confidence)
+
+
+def difference(
+    ours: Sequence[ArrayLike],
+    theirs: Sequence[ArrayLike],
+    statistic: Callable[..., np.ndarray] = iqm,
+    confidence: float = 0.95,
+) -> Interval:
+    """`statistic` of ours less that of theirs; both sides are resampled."""
+
+    def of(*drawn: np.ndarray) -> np.ndarray:
+        a, b = drawn[: len(ours)], drawn[len(ours) :]
+        return statistic(np.concatenate(a, -1), axis=-1) - statistic(np.concatenate(b, -1), axis=-1)
+
+    return _bootstrap([*ours, *theirs], of, confidence)
+
+
+def improvement(ours: Sequence[ArrayLike], theirs: Sequence[ArrayLike], confidence: float = 0.95) -> Interval:
+    """Probability that a run of ours beats one of theirs of the same task, ties counted half; the mean over tasks.
+
+    Raises
+    ------
+    ValueError
+        Unless both sides have the same number of tasks.
+    """
+    n = len(ours)
+    if len(theirs) != n:
+        raise ValueError(f"improvement: theirs must have as many tasks as ours ({n}), got {len(theirs)}")
+
+    def of(*drawn: np.ndarray) -> np.ndarray:
+        wins = [
+            np.sign(a[..., :, None] - b[..., None, :]).mean((-2, -1)) for a, b in zip(drawn[:n], drawn[n:], strict=True)
+        ]
+        return 0.5 + 0.5 * np.mean(wins, 0)
+
+    return _bootstrap([*ours, *theirs], of, confidence)
+
+
+def profile(tasks: Sequence[ArrayLike], thresholds: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Fraction of all runs above each of (K,) thresholds, (K,), with a pointwise band; each task is (S,)."""
+    at = np.asarray(thresholds)[:, None]
+    return interval([np.asarray(scores)[None, :] > at for scores in tasks], np.mean, confidence)
+
+
+def _bootstrap(samples: list[ArrayLike], statistic: Callable[..., np.ndarray], confidence: float) -> Interval:
+    samples = [np.asarray(sample, float) for sample in samples]
+    value = statistic(*samples)
+    if min(sample.shape[-1] for sample in samples) < 2:
+        return Interval(_plain(value), _plain(np.full_like(value, -np.inf)), _plain(np.full_like(value, np.inf)))
+    width = sum(sample.size for sample in samples) * max(sample.shape[-1] for sample in samples)
+    found = stats.bootstrap(
+        samples,
+        lambda *drawn, axis: statistic(*drawn),
+        n_resamples=RESAMPLES,
+        batch=max(1, _BATCH // width),
+        vectorized=True,
+        axis=-1,
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Interval(_plain(value), _plain(found.low), _plain(found.high))
+
+
+def _plain(value: np.ndarray) -> float | np.ndarray:
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)
