@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +18,23 @@ from typing import Any
 
 import numpy as np
 import optuna
+from omegaconf import DictConfig
 from optuna.trial import FrozenTrial, Trial, TrialState
+from rich.console import Console
 
+from rlox import __version__
 from rlox.callbacks import Callback
-from rlox.config import RunConfig
 from rlox.tracking import lock
+from rlox_cli.compose import Job, run_name
 from rlox_cli.errors import UsageError
-from rlox_cli.runner import shown
-from rlox_cli.sweep.ledger import Progress
-from rlox_cli.sweep.search import OptunaConfig, Search
+from rlox_cli.runner import resolved, shown
+from rlox_cli.sweep.launch import Launch
+from rlox_cli.sweep.ledger import Head, Progress, Sweep, SweepJob, job_id
+from rlox_cli.sweep.search import OptunaConfig, Search, read_search
+from rlox_cli.sweep.show import resume_command
 
 STUDY_FILE = "study.db"
+TOLD = ("failed", "interrupted", "killed")  # states of runs that are told beside the lines of trials
 _BUSY_S = 60  # how long a process waits for others that write to the study
 
 
@@ -66,16 +73,10 @@ class TrialCallback(Callback):
 
     Parameters
     ----------
-    config : RunConfig
-        The run's.
-    settings : OptunaConfig
-        The search's.
-    file : path
-        The study's.
-    trial : int
-        Number of the trial that the run belongs to.
-    run : int
-        Which of the trial's runs it is.
+    job : SweepJob
+        The run, which is one of a trial's.
+    folder : path
+        The sweep's.
 
     Attributes
     ----------
@@ -83,11 +84,12 @@ class TrialCallback(Callback):
         Why this callback stopped the training, if it did.
     """
 
-    def __init__(self, config: RunConfig, settings: OptunaConfig, file: Path, trial: int, run: int):
-        self.n_points, self.total = config.eval.n_points, config.total_timesteps
+    def __init__(self, job: SweepJob, folder: Path):
+        settings = Search.read(folder)[0].settings
+        self.n_points, self.total = job.config["eval"]["n_points"], job.config["total_timesteps"]
         self.stopped: str | None = None
-        self._study = open_study(file, settings.study, make_pruner(settings, self.n_points))
-        self._number, self._reports = trial, run == 0
+        self._study = open_study(study_file(settings, folder), settings.study, make_pruner(settings, self.n_points))
+        self._number, self._reports = job.extra["trial"], job.extra["run"] == 0
 
     def on_training_start(self, **info: Any) -> bool:
         # It may have been killed between the pruner's word and its end.
@@ -118,14 +120,14 @@ class TrialCallback(Callback):
 
 
 class Trials:
-    """The study of a sweep, as the process that launches its runs sees it."""
+    """The study of a search, as the process that launches its runs sees it."""
 
-    def __init__(self, settings: OptunaConfig, search: Search, folder: Path, n_points: int):
-        self.settings, self.search = settings, search
+    def __init__(self, search: Search, folder: Path, n_points: int):
+        self.settings, self.search = search.settings, search
         # Whose a trial is, where several sweeps add to one study; a folder that holds its study may be moved.
-        self.sweep = "." if settings.storage is None else str(folder.absolute())
-        self.file = study_file(settings, folder)
-        self.study = open_study(self.file, settings.study, make_pruner(settings, n_points))
+        self.sweep = "." if self.settings.storage is None else str(folder.absolute())
+        self.file = study_file(self.settings, folder)
+        self.study = open_study(self.file, self.settings.study, make_pruner(self.settings, n_points))
         self._identify()
 
     def _identify(self) -> None:
@@ -149,15 +151,19 @@ class Trials:
         for key, value in mine.items():
             if known[key] != value:
                 raise UsageError(
-                    f"{key} of the search must stay what they were when the study {self.settings.study!r} in "
-                    f"{shown(self.file)} was begun, {known[key]}, got {value}; another study: hydra.sweeper.study=NAME"
+                    f"{key} of the search must stay {known[key]}, with which the study {self.settings.study!r} in "
+                    f"{shown(self.file)} was begun, got {value}; another study: hydra.sweeper.study=NAME"
                 )
 
     def next(self) -> list[Trial]:
         """Those that were under way when the sweep was stopped, then new ones; at most n_jobs, none at the end."""
         with self._locked():
             known = self.study.get_trials(deepcopy=False)
-            mine = [t for t in known if t.state is TrialState.RUNNING and t.user_attrs.get("sweep", self.sweep) == self.sweep]
+            mine = [
+                t
+                for t in known
+                if t.state is TrialState.RUNNING and t.user_attrs.get("sweep", self.sweep) == self.sweep
+            ]
             trials = [Trial(self.study, t._trial_id) for t in mine[: self.settings.n_jobs]]
             n_new = min(self.settings.n_jobs - len(trials), self.settings.n_trials - len(known))
             trials += [self.study.ask() for _ in range(n_new)]
@@ -180,7 +186,7 @@ class Trials:
     def tell(self, trial: Trial, runs: Sequence[Progress]) -> bool:
         """Tell the study how the trial's runs ended; whether they have."""
         pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
-        failed = next((run for run in runs if run.state == "failed"), None)
+        failed = next((run for run in runs if run.state == "failed" and not run.may_pass), None)
         scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
         if failed is not None:
             trial.set_user_attr("error", failed.message)
@@ -196,6 +202,43 @@ class Trials:
             self.study.tell(trial, sum(scores) / len(scores))
         return True
 
+    def carry_out(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:
+        """Launch trials until there are no more; the numbers of those that are left open."""
+        while not launch.stopped and (trials := self.next()):
+            runs = [self._jobs(sweep, config, trial) for trial in trials]
+            launch.run([job for jobs in runs for job in jobs])
+            open_ = []
+            for trial, jobs in zip(trials, runs, strict=True):
+                if self.tell(trial, [sweep.progress[job.id].scan() for job in jobs]):
+                    console.print(
+                        describe(self.study, trial.number, self.settings.n_trials), soft_wrap=True, markup=False
+                    )
+                else:
+                    open_.append(trial.number)
+            if open_:
+                return open_
+        return []
+
+    def _jobs(self, sweep: Sweep, config: dict[str, Any], trial: Trial) -> list[SweepJob]:
+        """The trial's runs, which the ledger has or is given now."""
+        known = {job.extra.get("run"): job for job in sweep.jobs.values() if job.extra.get("trial") == trial.number}
+        for run in range(self.settings.n_seeds):
+            plain = self.search.configured(config, trial.params, run)
+            overrides = self.search.overrides(trial.params)
+            if self.settings.n_seeds > 1:
+                overrides = [line for line in overrides if not line.startswith("seed=")] + [f"seed={plain['seed']}"]
+            if run not in known:
+                folder = f"{trial.number}-{run_name(plain['algo']['name'], plain['env']['id'], plain['seed'])}"
+                extra = {"trial": trial.number, "run": run}
+                known[run] = SweepJob(job_id(overrides, sweep.jobs), folder, overrides, plain, extra)
+                sweep.add([known[run]])
+            elif known[run].overrides != overrides:
+                raise UsageError(
+                    f"trial {trial.number} of the study in {shown(self.file)} must be that of the ledger, "
+                    f"{' '.join(known[run].overrides)}, got {' '.join(overrides)}; restore the study"
+                )
+        return [known[run] for run in range(self.settings.n_seeds)]
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Alone with the study: another sweep that adds to it must neither count past its end nor take our trials."""
@@ -206,6 +249,55 @@ class Trials:
             yield
         finally:
             os.close(held)
+
+
+def start(
+    flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, jobs: list[Job], console: Console
+) -> None:
+    """Begin a search; `master` and `jobs` are `compose_sweep`'s of what was typed."""
+    search = read_search(overrides, master)
+    head = Head(__version__, flags, overrides, modules, retries=search.settings.retries, created=time.time())
+    sweep = Sweep.create(Path(master.hydra.sweep.dir), head, [])
+    try:
+        config = resolved(jobs[0].config, jobs[0].algo)
+        search.write(sweep.folder, config)
+        console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        for space in search.spaces:
+            console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)
+        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, TOLD), console)
+    finally:
+        sweep.release()
+
+
+def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:
+    """Bring the search to its last trial, and report.
+
+    Raises
+    ------
+    RuntimeError
+        If runs died so often that they are left for another time, and if no trial came to its end.
+    """
+    trials = Trials(search, sweep.folder, config["eval"]["n_points"])
+    if known := len(trials.study.trials):
+        console.print(f"the study has {known} of {search.settings.n_trials} trials", soft_wrap=True)
+    try:
+        with launch.installed():
+            open_ = trials.carry_out(sweep, config, launch, console)
+    except BaseException:
+        console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        raise
+    from rlox_cli.sweep.study_report import report
+    from rlox_cli.train import finish_mirrors
+
+    found = report(trials.study, search, sweep.folder, console)
+    finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
+    if open_:
+        raise RuntimeError(
+            f"trials {', '.join(map(str, open_))} are not finished: their runs died and are left for another time; go "
+            f"on: {resume_command(sweep)}"
+        )
+    if not found:
+        raise RuntimeError(f"no trial came to its end; each run has its account in {shown(sweep.folder)}/…/out.txt")
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -14,7 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlox.config import Config, nearest
 from rlox_cli.errors import UsageError
+from rlox_cli.runner import shown
 
+FILE = "search.json"
 OBJECTIVES = ("final", "best")
 PRUNERS = ("median", "hyperband", "none")
 # What trials may differ in; anything else would make their values incomparable.
@@ -35,13 +40,15 @@ class OptunaConfig(Config):
     pruner: str = "median"  # what stops a poor trial early: median, hyperband or none
     n_startup_trials: int = 10  # trials at random before the sampler learns from them, and the median stops any
     seed: int = 0  # of the sampler; in sequence, the same seed gives the same trials
+    retries: int = 2  # how often in a row a run that died may be tried again without having come further
     storage: str | None = None  # where the study lies, as sqlite:///FILE; null: study.db in the sweep's folder
     study: str = "rlox"  # name of the study in its storage
 
     def rules(self):
         for name in ("n_trials", "n_jobs", "n_seeds"):
             yield name, getattr(self, name) >= 1, "be >= 1"
-        yield "n_startup_trials", self.n_startup_trials >= 0, "be >= 0"
+        for name in ("n_startup_trials", "retries"):
+            yield name, getattr(self, name) >= 0, "be >= 0"
         names = self.search if isinstance(self.search, list) else [self.search or ""]
         yield "search", all(isinstance(name, str) for name in names), "be all, or a list of fields: [gamma,ent_coef]"
         yield "objective", self.objective in OBJECTIVES, f"be one of {', '.join(OBJECTIVES)}"
@@ -98,20 +105,64 @@ class Space:
 class Search:
     """A search: the overrides of every trial, and the ranges of what trials differ in."""
 
+    settings: OptunaConfig
     fixed: list[str]
     spaces: list[Space]
 
     def overrides(self, values: dict[str, Any]) -> list[str]:
-        """Those of a trial that took `values`."""
+        """Those of a trial that took `values`, as they are typed."""
         return [*self.fixed, *(f"{key}={value}" for key, value in values.items())]
 
-    def jobs(self) -> Iterator[list[str]]:
+    def corners(self) -> Iterator[list[str]]:
         """The overrides of a few jobs that meet every choice, and both ends of every range."""
         for i in range(max(len(space.ends()) for space in self.spaces)):
             yield self.overrides({s.key: s.ends()[i % len(s.ends())] for s in self.spaces})
 
+    def configured(self, config: dict[str, Any], values: dict[str, Any], run: int) -> dict[str, Any]:
+        """`config`, a resolved configuration, as that of run number `run` of a trial that took `values`."""
+        config = copy.deepcopy(config)
+        for override in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in values.items()]):
+            *sections, name = override.key_or_group.split(".")
+            inner = config
+            for section in sections:
+                inner = inner[section]
+            inner[name] = override.value()
+        config["seed"] += run
+        return config
 
-def read_search(arguments: list[str], cfg: DictConfig, loader: ConfigLoader) -> Search:
+    def write(self, folder: Path, config: dict[str, Any]) -> None:
+        """Keep the search, and the resolved `config` of one of its jobs, in the folder of its sweep."""
+        plain = {
+            "settings": self.settings.to_dict(),
+            "fixed": self.fixed,
+            "ranges": {space.key: space.text for space in self.spaces},
+            "config": config,
+        }
+        partial = folder / f".{FILE}.{os.getpid()}.partial"
+        partial.write_text(json.dumps(plain, indent=1))
+        os.replace(partial, folder / FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> tuple[Search, dict[str, Any]]:
+        """What `write` has kept.
+
+        Raises
+        ------
+        UsageError
+            For a file that does not hold it.
+        """
+        path = folder / FILE
+        try:
+            plain = json.loads(path.read_text())
+            settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
+            ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
+            spaces = [_space(override) for override in ranges]
+            return cls(settings, list(map(str, plain["fixed"])), spaces), dict(plain["config"])
+        except (ValueError, TypeError, LookupError, AttributeError, HydraException) as e:
+            raise UsageError(f"{shown(path)} must be what `rlox train -m hydra/sweeper=optuna` wrote: {e}") from e
+
+
+def read_search(arguments: list[str], cfg: DictConfig) -> Search:
     """Part `arguments`, the overrides as typed, into what is fixed and what is searched.
 
     Parameters
@@ -127,29 +178,30 @@ def read_search(arguments: list[str], cfg: DictConfig, loader: ConfigLoader) -> 
         For a name without a range, a range that is none, a key that cannot be searched, and if nothing is searched.
     """
     settings = optuna_config(cfg)
-    parser = OverridesParser.create(config_loader=loader)
-
-    def parse(lines: list[str]) -> list[Override]:
-        try:
-            return parser.parse_overrides(lines)
-        except HydraException as e:
-            raise UsageError(" ".join(str(e).split())) from e
-
-    typed = [o for o in parse(arguments) if not o.get_key_element().lstrip("+~").startswith(("hydra.", "hydra/"))]
+    typed = [o for o in _parse(arguments) if not o.is_hydra_override()]
     fixed = {o.key_or_group: o.input_line for o in typed if not o.is_sweep_override()}
-    given = [o for o in parse([f"{k}={v}" for k, v in (settings.params or {}).items()]) if o.key_or_group not in fixed]
+    given = [o for o in _parse([f"{k}={v}" for k, v in (settings.params or {}).items()]) if o.key_or_group not in fixed]
     ranges = {o.key_or_group: o for o in [*given, *(o for o in typed if o.is_sweep_override())]}
     offered = dict(_offered(cfg))
     for key in _named(settings.search, offered, fixed, bool(ranges)):
-        ranges.setdefault(key, parser.parse_override(f"{key}={offered[key]}"))
+        ranges.setdefault(key, _parse([f"{key}={offered[key]}"])[0])
     if not ranges:
-        raise UsageError("hydra/sweeper=optuna must have something to search; try hydra.sweeper.search=[learning_rate]")
-    return Search(list(fixed.values()), [_space(override) for override in ranges.values()])
+        raise UsageError(
+            "hydra/sweeper=optuna must have something to search; try algo.learning_rate='interval(LOW,HIGH)'"
+        )
+    return Search(settings, list(fixed.values()), [_space(override) for override in ranges.values()])
+
+
+def _parse(lines: list[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(lines)
+    except HydraException as e:
+        raise UsageError(" ".join(str(e).split())) from e
 
 
 def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     """The ranges that stand in the metadata of the chosen algorithm's and replay memory's fields, by key."""
-    for section in ("algo", "buffer"):
+    for section in _SECTIONS:
         kind = OmegaConf.get_type(cfg, section)
         if isinstance(kind, type) and issubclass(kind, Config):
             for item in fields(kind):
@@ -181,8 +233,8 @@ def _named(search: Any, offered: dict[str, str], fixed: dict[str, str], has_rang
 def _space(override: Override) -> Space:
     """The range that an override stands for."""
     key, text, sweep = override.key_or_group, override.input_line.split("=", 1)[1], override.value()
-    if key != "buffer" and (key.split(".")[0] not in _SECTIONS or "." not in key or key == "env.id"):
-        remedy = "; for several seeds: hydra.sweeper.n_seeds" if key == "seed" else ""
+    if key.split(".")[0] not in _SECTIONS or "." not in key or key == "env.id":
+        remedy = "; for several seeds: hydra.sweeper.n_seeds=N" if key == "seed" else ""
         raise UsageError(
             f"{key} must have one value in a search, whose trials differ in keys of {', '.join(_SECTIONS)}, got "
             f"{text}{remedy}"

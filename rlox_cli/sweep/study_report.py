@@ -45,13 +45,16 @@ def trials_table(study: optuna.Study) -> Table:
     return table
 
 
-def report(study: optuna.Study, search: Search, folder: Path, console: Console) -> None:
-    """Print the trials and what is best, and write ``experiment/best.yaml`` and ``study.png`` into `folder`."""
+def report(study: optuna.Study, search: Search, folder: Path, console: Console) -> bool:
+    """Print the trials and what is best, and write ``experiment/best.yaml`` and ``study.png`` into `folder`.
+
+    Returns whether any trial came to its end.
+    """
     console.print(trials_table(study))
     best = best_trial(study)
     if best is None:
         console.print("no trial came to its end, so there is no best one", soft_wrap=True)
-        return
+        return False
     overrides = search.overrides(best.params)
     preset = folder / PRESET
     preset.parent.mkdir(exist_ok=True)
@@ -68,6 +71,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
     ):
         if value:
             console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
+    return True
 
 
 def preset_text(overrides: list[str], best: FrozenTrial) -> str:
@@ -117,7 +121,11 @@ def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None
     course.plot([t.number for t in done], [t.value for t in done], "o", color="tab:blue", label="trial")
     if cut:
         course.plot(
-            [t.number for t in cut], [t.value for t in cut], "x", color="tab:gray", label="pruned, at its last evaluation"
+            [t.number for t in cut],
+            [t.value for t in cut],
+            "x",
+            color="tab:gray",
+            label="pruned, at its last evaluation",
         )
     best = [max(t.value for t in done[: i + 1]) for i in range(len(done))]
     course.step([t.number for t in done], best, where="post", color="tab:orange", linewidth=2, label="best so far")
