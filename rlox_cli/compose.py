@@ -95,6 +95,7 @@ class SweeperConfig:
     params: dict[str, str] | None = None  # swept keys, as if they were typed
     max_batch_size: int | None = None  # jobs that are handed to the launcher at once; null: all
     retries: int = 2  # how often in a row a job that died may be tried again without having come further
+    plot: bool = True  # draw the learning curves when all is done
 
 
 class OwnFolderFirst(SearchPathPlugin):

@@ -26,7 +26,7 @@ from rich.console import Console
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.errors import Stopped, paragraph
 from rlox_cli.runner import may_pass, run
-from rlox_cli.sweep.ledger import FILE, Progress, Sweep, SweepJob
+from rlox_cli.sweep.ledger import FILE, STOP, Progress, Sweep, SweepJob
 
 OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal
 _POLL_S = 0.5
@@ -73,16 +73,16 @@ class KnownJobs:
 def train(cfg: DictConfig) -> dict[str, Any]:
     """Do what is left of a job; what launchers run, by its name. Empty, or how it failed."""
     work = Work.parse(cfg.work)
-    folder, sweep = Path(HydraConfig.get().runtime.output_dir), Sweep(Path(work.sweep))
-    if sweep.stop_flag.exists() or Progress(folder).scan().state == "finished":
+    folder, stop_flag = Path(HydraConfig.get().runtime.output_dir), Path(work.sweep, STOP)
+    if stop_flag.exists() or Progress(folder).scan().state == "finished":
         return {}
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / OUT, "a", buffering=1) as out:
         try:
-            _train(work, folder, sweep, Console(file=out, highlight=False, width=400))
+            _train(work, folder, stop_flag, Console(file=out, highlight=False, width=400))
         except Stopped as e:
             if _is_parent:
-                sweep.stop_flag.touch()
+                stop_flag.touch()
             return {"exit_code": e.exit_code}
         except Exception as e:
             traceback.print_exc(file=out)
@@ -90,15 +90,15 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     return {}
 
 
-def _train(work: Work, folder: Path, sweep: Sweep, console: Console) -> None:
+def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
     from rlox_cli import resume
 
     if (folder / RECORD).is_file() and (folder / "checkpoints" / "last.safetensors").is_file():
         typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
-        resume.main(str(folder), [], typed, work.modules, console, sweep.stop_flag)
+        resume.main(str(folder), [], typed, work.modules, console, stop_flag)
         return
-    config, algo = resume.configuration(work.job.config, work.modules, sweep.folder / FILE)
-    run(config, algo, folder, console, sweep.stop_flag, again=True)
+    config, algo = resume.configuration(work.job.config, work.modules, Path(work.sweep, FILE))
+    run(config, algo, folder, console, stop_flag, again=True)
 
 
 class Launch:
@@ -150,11 +150,14 @@ class Launch:
         try:
             with self._watch:
                 yield
+            if self.stopped:
+                raise Stopped((self.exit_code or 130) - 128)
         finally:
             _is_parent = False
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._callbacks.on_multirun_end(config=self._config, config_name=None)
+            self.sweep.stop_flag.unlink(missing_ok=True)
 
     def _stop(self, number: int, frame: Any) -> None:
         if self.exit_code is not None:
@@ -200,9 +203,7 @@ class Launch:
 
     def _launch(self, jobs: list[SweepJob]) -> None:
         attempts = {job.id: self.sweep.progress[job.id].attempts for job in jobs}
-        works = [
-            [*job.overrides, str(Work(job, str(self.sweep.folder), self._modules, self._trusted))] for job in jobs
-        ]
+        works = [[*job.overrides, str(Work(job, str(self.sweep.folder), self._modules, self._trusted))] for job in jobs]
         error = None
         self._watch.active = jobs
         try:
@@ -263,7 +264,8 @@ class _Watch:
         with self._lock:
             progress = self._sweep.progress[job.id].scan()
             now, before = (progress.attempts, progress.state), self._told.get(job.id, (0, "waiting"))
-            if now != before:
+            # That it began is worth a line only where the end does not follow at once.
+            if now != before and not (progress.state == "running" and time.time() - progress.started < 2 * _POLL_S):
                 self._told[job.id] = now
                 self._console.print(_line(self._sweep, job, progress), soft_wrap=True, markup=False)
         return progress

@@ -28,7 +28,7 @@ from rlox_cli.runner import shown
 
 FILE = "sweep.jsonl"
 _LOCK = "sweep.lock"
-_STOP = "stop"
+STOP = "stop"  # the file whose being there asks every job, in whatever process or machine, to save and stop
 _MOST_BYTES = 1 << 20  # of a line
 STATES = ("waiting", "running", "finished", "failed", "interrupted", "killed")
 
@@ -72,6 +72,7 @@ class Progress:
     message: str = ""  # how it failed, or why it stopped early
     may_pass: bool = False  # whether that failure may be gone when it is tried again
     saved: int = -1  # step of the newest checkpoint to go on from; -1: there is none
+    started: float = 0.0  # when the newest attempt began, in seconds since the epoch
     failure: dict[str, Any] | None = None  # newest failure that the ledger has, not the record
     _end: int = 0
     _status: str | None = None
@@ -93,7 +94,7 @@ class Progress:
         event = row.get("event")
         if event == "start":
             self.attempts, self._status, self.message, self.may_pass = self.attempts + 1, None, "", False
-            self._since = row["time"]
+            self._since = self.started = row["time"]
         elif event == "checkpoint":
             self.saved = max(self.saved, row["step"]) if row["kind"] == "last" else self.saved
             return  # it is noted when it is on the disk, which may be later
@@ -112,6 +113,7 @@ class Sweep:
 
     def __init__(self, folder: Path, head: Head):
         self.folder = folder
+        self.stop_flag = folder / STOP
         self.head = head
         self.jobs: dict[str, SweepJob] = {}
         self.progress: dict[str, Progress] = {}
@@ -232,9 +234,10 @@ class Sweep:
         return {key: progress.scan() for key, progress in self.progress.items()}
 
     @property
-    def stop_flag(self) -> Path:
-        """The file whose being there asks every job, in whatever process or machine, to save and stop."""
-        return self.folder / _STOP
+    def shared(self) -> set[str]:
+        """The overrides that all jobs have."""
+        lists = [set(job.overrides) for job in self.jobs.values()]
+        return set.intersection(*lists) if len(lists) > 1 else set()
 
     def hold(self) -> None:
         """Be the one process that runs this sweep.
