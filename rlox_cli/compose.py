@@ -40,6 +40,7 @@ from rlox_cli.cp import shipped
 from rlox_cli.env_source import GymEnvSource
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, resolve_reward
+from rlox_cli.sweep.search import OptunaConfig, read_search
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
@@ -120,6 +121,7 @@ def register() -> None:
     for name in shipped("buffer"):
         store.store(group="buffer", name=f"{name}_schema", node=buffer_config_class(name))
     store.store(group="hydra/sweeper", name="rlox", node=SweeperConfig)
+    store.store(group="hydra/sweeper", name="optuna_schema", node=OptunaConfig)
     Plugins.instance().register(GymEnvSource)
     Plugins.instance().register(BufferSource)
     Plugins.instance().register(OwnFolderFirst)
@@ -244,8 +246,8 @@ def _composition(flags: list[str]) -> Iterator[str]:
 def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[list[str]]]:
     """The configuration without the swept keys, and the jobs as Hydra's basic sweeper expands them.
 
-    ``hydra.sweeper.params`` count as if they were typed. For a sweeper that is neither Hydra's basic one nor rlox's:
-    one job, without the swept keys.
+    ``hydra.sweeper.params`` count as if they were typed. For a search: jobs that meet both ends of every range. For any
+    other sweeper: one job, without the swept keys.
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -254,6 +256,8 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
         fixed = [item.input_line for item in parsed if not item.is_sweep_override()]
         master = composed(fixed, config_name, "")
+        if searches(master):
+            return master, list(read_search(overrides, master).corners())
         if not expands(master):
             return master, [fixed]
         params = master.hydra.sweeper.get("params") or {}
@@ -267,6 +271,11 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
 def expands(master: DictConfig) -> bool:
     """Whether the sweeper is one whose jobs are all known beforehand."""
     return master.hydra.runtime.choices["hydra/sweeper"] in ("basic", "rlox")
+
+
+def searches(master: DictConfig) -> bool:
+    """Whether the sweeper is Optuna, which chooses its jobs as it goes."""
+    return master.hydra.runtime.choices["hydra/sweeper"] == "optuna"
 
 
 class _Composer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rlox.tracking.store import read_config
 from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, to_run_config
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, needed_modules, require_typed
-from rlox_cli.runner import Outcome, resolved, resume, shown
+from rlox_cli.runner import Outcome, Stopper, resolved, resume, shown
 
 # What a run is: a change would make another one of it, or what was saved useless.
 _FIXED = (
@@ -42,6 +42,7 @@ def main(
     modules: list[str],
     console: Console,
     stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
 ) -> Outcome | None:
     """Resume the run in the folder, or of the checkpoint, `run`; None where nothing is left to do.
 
@@ -106,7 +107,7 @@ def main(
         )
     # Whoever types the number of environments, or the modules they come from, has looked at what is asked for.
     typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
-    return resume(config, algo, path, console, changed, typed, stop_flag)
+    return resume(config, algo, path, console, changed, typed, stop_flag, more)
 
 
 def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tuple[RunConfig, str]:

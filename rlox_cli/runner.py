@@ -9,11 +9,11 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from rich.console import Console
@@ -46,6 +46,12 @@ class Outcome:
     seconds: float
     final: dict[str, float]  # summary of the last evaluation; empty if none was made
     best: float | None  # mean return of the best evaluation
+
+
+class Stopper(Protocol):
+    """A callback that says why it stopped a training, if it did."""
+
+    stopped: str | None
 
 
 class StopOnSignal(Callback):
@@ -112,6 +118,7 @@ def run(
     console: Console,
     stop_flag: Path | None = None,
     again: bool = False,
+    more: Sequence[Stopper] = (),
 ) -> Outcome:
     """Train, evaluate, save.
 
@@ -121,6 +128,8 @@ def run(
         A file that stops the training, as Ctrl-C does, once it exists.
     again : bool
         Whether the folder may hold a run that ended before it had saved anything; its next segment starts anew.
+    more : sequence of Stopper
+        Further callbacks, which may stop the training.
 
     Raises
     ------
@@ -149,7 +158,7 @@ def run(
         if _size(folder / FILE) != found:
             raise RuntimeError(f"{shown(folder)} was taken by another process meanwhile; try again")
 
-    return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag)
+    return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
 
 
 def resume(
@@ -160,6 +169,7 @@ def resume(
     changed: Mapping[str, Any],
     trusted: bool,
     stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
 ) -> Outcome:
     """Go on with the run that `checkpoint` lies in, as if it had not been stopped; as `run`.
 
@@ -187,7 +197,7 @@ def resume(
         if _identity(checkpoint) != identity:
             raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
 
-    return _carry_out(algorithm, config, algo, folder, console, verify, changed, resumed=True, stop_flag=stop_flag)
+    return _carry_out(algorithm, config, algo, folder, console, verify, changed, True, stop_flag, more)
 
 
 def _size(path: Path) -> int:
@@ -227,6 +237,7 @@ def _carry_out(
     changed: Mapping[str, Any] | None = None,
     resumed: bool = False,
     stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
 ) -> Outcome:
     """The training itself, from its beginning or from where the checkpoint left it that `algorithm` was made of."""
     plain = resolved(config, algo)
@@ -256,7 +267,7 @@ def _carry_out(
         try:
             with ProgressCallback(console, label, config.total_timesteps) as progress:
                 algorithm.callbacks.extend(
-                    [timing, RecordLogger(record), evaluations, time_limit, advice, progress, stop, checkpoints]
+                    [timing, RecordLogger(record), evaluations, *more, time_limit, advice, progress, stop, checkpoints]
                 )
                 if not resumed:
                     algorithm.train(config.total_timesteps, schedule_timesteps=config.schedule_timesteps)
@@ -274,7 +285,8 @@ def _carry_out(
             algorithm.close()
         seconds = time.perf_counter() - started
         steps = algorithm.counters.env_steps
-        early = f"max_time={config.max_time} was over" if time_limit.reached else evaluations.stopped
+        reasons = (f"max_time={config.max_time} was over" if time_limit.reached else None, evaluations.stopped)
+        early = next(filter(None, [*reasons, *(callback.stopped for callback in more)]), None)
         if stop.signal_number:
             record.end(steps, "interrupted")
         else:

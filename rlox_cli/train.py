@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox_cli import job
-from rlox_cli.compose import Job, compose_jobs, compose_sweep, expands, is_multirun, run_hydra, split_args
+from rlox_cli.compose import Job, compose_jobs, compose_sweep, expands, is_multirun, run_hydra, searches, split_args
 from rlox_cli.errors import UsageError, paragraph
 from rlox_cli.imports import import_modules, take_imports
 from rlox_cli.terminal import make_console, make_table
@@ -37,6 +37,12 @@ def main(args: list[str]) -> None:
     multirun = is_multirun(flags, overrides)
     if multirun and not only_prints:
         master, jobs = compose_sweep(flags, overrides)
+        if searches(master):
+            from rlox_cli.sweep.search import optuna_search
+
+            _announce(jobs[:1], console)
+            optuna_search().start(flags, overrides, modules, master, jobs[0], console)
+            return
         _announce(jobs, console)
         if expands(master):
             from rlox_cli.sweep.commands import start

@@ -17,6 +17,7 @@ from rlox_cli.errors import Stopped, UsageError
 from rlox_cli.imports import import_modules, take_imports
 from rlox_cli.runner import resolved, shown
 from rlox_cli.sweep.ledger import FILE, Head, Sweep, SweepJob, job_id
+from rlox_cli.sweep.search import is_search, optuna_search
 from rlox_cli.sweep.show import label, print_jobs, print_status, resume_command, summary
 from rlox_cli.terminal import make_console
 
@@ -58,7 +59,10 @@ def planned(jobs: list[ComposedJob]) -> list[SweepJob]:
 
 
 def status(folder: Path, as_json: bool) -> None:
-    print_status(Sweep.read(folder), make_console(), as_json)
+    sweep, console = Sweep.read(folder), make_console()
+    if not as_json and is_search(folder):
+        optuna_search().print_trials(folder, console)
+    print_status(sweep, console, as_json)
 
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
@@ -80,7 +84,9 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                 f"planned by rlox {sweep.head.version}, and this is {__version__}: what is trained from now on may "
                 "differ in its last bits, or more"
             )
-        kept = [word for word in sweep.head.overrides if re.match(r"hydra[./](launcher|sweeper)", word)]
+        searched = is_search(sweep.folder)
+        parts = "launcher" if searched else "(launcher|sweeper)"  # a search keeps its own settings
+        kept = [word for word in sweep.head.overrides if re.match(rf"hydra[./]{parts}", word)]
         again = [word for word in kept if not _HARMLESS.fullmatch(word) and not word.startswith("hydra.sweeper.params")]
         same = {word.partition("=")[0] for word in typed}
         if missing := [word for word in again if word.partition("=")[0] not in same]:
@@ -90,10 +96,13 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
             )
         replayed = [word for word in kept if _HARMLESS.fullmatch(word) and word.partition("=")[0] not in same]
         import_modules(modules)
-        master = compose_launcher([], [*replayed, *typed])
+        master = compose_launcher([], [*replayed, *(["hydra/sweeper=optuna"] if searched else []), *typed])
         sweep.head.retries = master.hydra.sweeper.get("retries", sweep.head.retries)
         sweep.scan()
         console.print(summary(sweep), soft_wrap=True)
+        if searched:
+            optuna_search().resume(sweep, master, typed, modules, console)
+            return
         _run(sweep, master, modules, False, master.hydra.sweeper.get("plot", True), console, retry_failed)
     finally:
         sweep.release()

@@ -26,7 +26,7 @@ from rich.console import Console
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.errors import Stopped, paragraph
 from rlox_cli.runner import may_pass, run
-from rlox_cli.sweep.ledger import FILE, STOP, Progress, Sweep, SweepJob
+from rlox_cli.sweep.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
 
 OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal
 _POLL_S = 0.5
@@ -93,12 +93,17 @@ def train(cfg: DictConfig) -> dict[str, Any]:
 def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
     from rlox_cli import resume
 
+    more = []
+    if "trial" in work.job.extra:
+        from rlox_cli.sweep.optuna import TrialCallback
+
+        more = [TrialCallback(work.job, Path(work.sweep))]
     if (folder / RECORD).is_file() and (folder / "checkpoints" / "last.safetensors").is_file():
         typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
-        resume.main(str(folder), [], typed, work.modules, console, stop_flag)
+        resume.main(str(folder), [], typed, work.modules, console, stop_flag, more)
         return
     config, algo = resume.configuration(work.job.config, work.modules, Path(work.sweep, FILE))
-    run(config, algo, folder, console, stop_flag, again=True)
+    run(config, algo, folder, console, stop_flag, True, more)
 
 
 class Launch:
@@ -114,9 +119,19 @@ class Launch:
         Modules of the user's that were typed.
     trusted : bool
         Whether the jobs were typed now; False where they come from a file.
+    told : sequence of str
+        The states of jobs that are told when they come about.
     """
 
-    def __init__(self, sweep: Sweep, config: DictConfig, modules: list[str], trusted: bool, console: Console):
+    def __init__(
+        self,
+        sweep: Sweep,
+        config: DictConfig,
+        modules: list[str],
+        trusted: bool,
+        console: Console,
+        told: Sequence[str] = STATES,
+    ):
         self.sweep, self.console = sweep, console
         self._modules, self._trusted = modules, trusted
         self._config = OmegaConf.masked_copy(config, ["hydra"])
@@ -130,7 +145,7 @@ class Launch:
         self._launched = 0
         self._tries: dict[str, tuple[int, int]] = {}  # id -> newest checkpoint at the last try, tries without a newer
         self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
-        self._watch = _Watch(sweep, console)
+        self._watch = _Watch(sweep, console, told)
         self.exit_code: int | None = None  # of a stop that was asked for
 
     @contextmanager
@@ -236,9 +251,9 @@ class Launch:
 class _Watch:
     """Tells, in a thread, which jobs began and how they ended: their records say so, wherever they run."""
 
-    def __init__(self, sweep: Sweep, console: Console):
+    def __init__(self, sweep: Sweep, console: Console, states: Sequence[str]):
         self.active: list[SweepJob] = []
-        self._sweep, self._console = sweep, console
+        self._sweep, self._console, self._states = sweep, console, states
         self._lock = threading.Lock()
         self._told: dict[str, tuple[int, str]] = {}  # id -> attempt and state that were told last
         self._end = threading.Event()
@@ -257,7 +272,7 @@ class _Watch:
     def _follow(self) -> None:
         while not self._end.wait(_POLL_S):
             for job in self.active:
-                if self._told[job.id][1] != "finished":
+                if self._told.get(job.id, (0, "waiting"))[1] != "finished":
                     self.look(job)
 
     def look(self, job: SweepJob) -> Progress:
@@ -267,7 +282,8 @@ class _Watch:
             # That it began is worth a line only where the end does not follow at once.
             if now != before and not (progress.state == "running" and time.time() - progress.started < 2 * _POLL_S):
                 self._told[job.id] = now
-                self._console.print(_line(self._sweep, job, progress), soft_wrap=True, markup=False)
+                if progress.state in self._states:
+                    self._console.print(_line(self._sweep, job, progress), soft_wrap=True, markup=False)
         return progress
 
 

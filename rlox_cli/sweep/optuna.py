@@ -7,12 +7,15 @@ still RUNNING in the study: its runs go on from their checkpoints, in their fold
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,15 @@ from rlox.callbacks import Callback
 from rlox.tracking import lock
 from rlox_cli.compose import Job, run_name
 from rlox_cli.errors import UsageError
+from rlox_cli.resume import configuration
 from rlox_cli.runner import resolved, shown
 from rlox_cli.sweep.launch import Launch
 from rlox_cli.sweep.ledger import Head, Progress, Sweep, SweepJob, job_id
-from rlox_cli.sweep.search import OptunaConfig, Search, read_search
+from rlox_cli.sweep.search import FILE, OptunaConfig, Search, optuna_config, read_search
 from rlox_cli.sweep.show import resume_command
 
 STUDY_FILE = "study.db"
+_CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
 TOLD = ("failed", "interrupted", "killed")  # states of runs that are told beside the lines of trials
 _BUSY_S = 60  # how long a process waits for others that write to the study
 
@@ -252,14 +257,14 @@ class Trials:
 
 
 def start(
-    flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, jobs: list[Job], console: Console
+    flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, job: Job, console: Console
 ) -> None:
-    """Begin a search; `master` and `jobs` are `compose_sweep`'s of what was typed."""
+    """Begin a search; `master` and `job`, one of its, are `compose_sweep`'s of what was typed."""
     search = read_search(overrides, master)
     head = Head(__version__, flags, overrides, modules, retries=search.settings.retries, created=time.time())
     sweep = Sweep.create(Path(master.hydra.sweep.dir), head, [])
     try:
-        config = resolved(jobs[0].config, jobs[0].algo)
+        config = resolved(job.config, job.algo)
         search.write(sweep.folder, config)
         console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
         for space in search.spaces:
@@ -267,6 +272,41 @@ def start(
         carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, TOLD), console)
     finally:
         sweep.release()
+
+
+def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str], console: Console) -> None:
+    """Go on with a search; `master` has the launcher, and settings that were `typed` anew.
+
+    Raises
+    ------
+    UsageError
+        For a setting that cannot change, and for code of the user's that was not typed.
+    """
+    search, config = Search.read(sweep.folder)
+    # Asked here once: a trial whose runs may not begin would count as failed.
+    configuration(copy.deepcopy(config), modules, sweep.folder / FILE)
+    now, names = (
+        optuna_config(master),
+        [re.split(r"[=.]", word)[2] for word in typed if word.startswith("hydra.sweeper.")],
+    )
+    if fixed := [name for name in names if name not in _CHANGEABLE]:
+        raise UsageError(
+            f"hydra.sweeper.{fixed[0]} must stay what it was in a search that goes on; of its settings, "
+            f"{', '.join(_CHANGEABLE)} may change"
+        )
+    search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
+    search.write(sweep.folder, config)
+    sweep.head.retries = search.settings.retries
+    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, TOLD), console)
+
+
+def print_trials(folder: Path, console: Console) -> None:
+    """The trials of the search in `folder`, the best first."""
+    from rlox_cli.sweep.study_report import trials_table
+
+    settings = Search.read(folder)[0].settings
+    if study_file(settings, folder).is_file():
+        console.print(trials_table(open_study(study_file(settings, folder), settings.study)), markup=False)
 
 
 def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -190,6 +191,30 @@ def read_search(arguments: list[str], cfg: DictConfig) -> Search:
             "hydra/sweeper=optuna must have something to search; try algo.learning_rate='interval(LOW,HIGH)'"
         )
     return Search(settings, list(fixed.values()), [_space(override) for override in ranges.values()])
+
+
+def is_search(folder: Path) -> bool:
+    """Whether the sweep in `folder` is a search."""
+    return (folder / FILE).is_file()
+
+
+def optuna_search() -> ModuleType:
+    """The module that searches, which imports Optuna.
+
+    Raises
+    ------
+    ImportError
+        Where Optuna is not installed, with the remedy.
+    """
+    try:
+        from rlox_cli.sweep import optuna
+    except ModuleNotFoundError as e:
+        if e.name != "optuna":
+            raise
+        raise ImportError(
+            'hydra/sweeper=optuna needs Optuna, which is not installed; try: pip install "rlox-cli[optuna]"'
+        ) from e
+    return optuna
 
 
 def _parse(lines: list[str]) -> list[Override]:

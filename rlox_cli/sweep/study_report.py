@@ -91,7 +91,8 @@ def preset_text(overrides: list[str], best: FrozenTrial) -> str:
                 inner = inner.setdefault(section, {})
             inner[name] = value
     plain = yaml.safe_dump({"defaults": [*defaults, "_self_"], **values}, sort_keys=False)
-    return f"# @package _global_\n# Trial {best.number} of a search, which came to a mean return of {best.value:.1f}.\n{plain}"
+    told = f"Trial {best.number} of a search, which came to a mean return of {best.value:.1f}."
+    return f"# @package _global_\n# {told}\n{plain}"
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
