@@ -59,10 +59,7 @@ def planned(jobs: list[ComposedJob]) -> list[SweepJob]:
 
 
 def status(folder: Path, as_json: bool) -> None:
-    sweep, console = Sweep.read(folder), make_console()
-    if not as_json and is_search(folder):
-        optuna_search().print_trials(folder, console)
-    print_status(sweep, console, as_json)
+    print_status(Sweep.read(folder), make_console(), as_json)
 
 
 def resume(folder: Path, args: list[str], retry_failed: bool) -> None:

@@ -300,13 +300,18 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
     carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, TOLD), console)
 
 
-def print_trials(folder: Path, console: Console) -> None:
-    """The trials of the search in `folder`, the best first."""
+def print_trials(folder: Path, console: Console) -> bool:
+    """Print the trials of the search in `folder`, the best first; whether there is more to do."""
     from rlox_cli.sweep.study_report import trials_table
 
     settings = Search.read(folder)[0].settings
-    if study_file(settings, folder).is_file():
-        console.print(trials_table(open_study(study_file(settings, folder), settings.study)), markup=False)
+    if not study_file(settings, folder).is_file():
+        return True
+    study = open_study(study_file(settings, folder), settings.study)
+    done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    console.print(trials_table(study), markup=False)
+    console.print(f"{done} of {settings.n_trials} trials have come to their end")
+    return done < settings.n_trials
 
 
 def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from rlox_cli.runner import shown
 from rlox_cli.sweep.ledger import STATES, Progress, Sweep, SweepJob
+from rlox_cli.sweep.search import is_search, optuna_search
 from rlox_cli.terminal import make_table
 
 
@@ -33,11 +34,15 @@ def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
     if as_json:
         print(json.dumps([_plain(sweep, job, sweep.progress[job.id]) for job in sweep.jobs.values()], indent=1))
         return
-    print_jobs(sweep, console)
+    unfinished = any(progress.state not in ("finished", "running") for progress in sweep.progress.values())
+    if is_search(sweep.folder):
+        unfinished = optuna_search().print_trials(sweep.folder, console)
+    else:
+        print_jobs(sweep, console)
     console.print(summary(sweep), soft_wrap=True)
     if sweep.is_held:
         console.print("it is being run now")
-    elif any(progress.state not in ("finished", "running") for progress in sweep.progress.values()):
+    elif unfinished:
         console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
 
 

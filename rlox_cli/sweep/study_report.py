@@ -33,15 +33,16 @@ _STATES = {
 
 
 def trials_table(study: optuna.Study) -> Table:
-    """One row a trial, the best first."""
+    """One row a trial, the best first; those that failed or are open last."""
     trials = study.get_trials(deepcopy=False)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
-    table = make_table("trial", "value", "state", *(key.removeprefix("algo.") for key in keys))
+    table = make_table("trial", "value", "state", *(key.removeprefix("algo.") for key in keys), "")
     order = {TrialState.COMPLETE: 0, TrialState.PRUNED: 1}
     for trial in sorted(trials, key=lambda t: (order.get(t.state, 2), -(t.value or 0.0), t.number)):
         value = "" if trial.value is None else f"{trial.value:.1f}"
         row = [shown_value(trial.params[key]) if key in trial.params else "" for key in keys]
-        table.add_row(str(trial.number), value, _STATES[trial.state], *row)
+        told = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
+        table.add_row(str(trial.number), value, _STATES[trial.state], *row, told)
     return table
 
 
@@ -98,7 +99,7 @@ def preset_text(overrides: list[str], best: FrozenTrial) -> str:
 def importance(study: optuna.Study) -> dict[str, float]:
     """How much of what tells good trials from others each key explains, the most important first; empty if unknown.
 
-    PED-ANOVA (Watanabe, Bansal and Hutter 2023, arXiv:2304.10255).
+    PED-ANOVA (Watanabe, Bansal and Hutter 2023, arXiv:2304.10255), over trials that came to their end.
     """
     values = {trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))}
     if len(values) < 2 or not all(map(math.isfinite, values)):
@@ -129,19 +130,20 @@ def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None
             label="pruned, at its last evaluation",
         )
     best = [max(t.value for t in done[: i + 1]) for i in range(len(done))]
-    course.step([t.number for t in done], best, where="post", color="tab:orange", linewidth=2, label="best so far")
-    course.set(xlabel="trial", ylabel="mean return of an evaluation", title="course of the search")
+    numbers = [*(t.number for t in done), trials[-1].number]
+    course.step(numbers, [*best, best[-1]], where="post", color="tab:orange", linewidth=2, label="best so far")
+    course.set(xlabel="trial", ylabel="mean return (undiscounted)", title="course of the search")
     course.xaxis.set_major_locator(MaxNLocator(integer=True))
     course.grid(alpha=0.3)
-    course.legend()
+    course.legend(fontsize=12)
     if importances:
         names = [name.removeprefix("algo.") for name in reversed(importances)]
         shares = list(reversed(importances.values()))
         axes[1].barh(names, shares, color="tab:blue")
         for i, share in enumerate(shares):
-            axes[1].annotate(f"{share:.0%}", (share, i), (4, 0), textcoords="offset points", va="center")
+            axes[1].annotate(f"{share:.0%}", (share, i), (4, 0), textcoords="offset points", va="center", size=12)
         axes[1].margins(x=0.12)
-        axes[1].set(xlabel="share of what tells good trials from others", title="importance (PED-ANOVA)")
+        axes[1].set(xlabel="share of what tells good trials from others", title=f"importance, over {len(done)} finished trials (PED-ANOVA)")
         axes[1].xaxis.set_major_formatter(PercentFormatter(1.0, 0))
         axes[1].grid(axis="x", alpha=0.3)
     for axis in axes:
