@@ -419,11 +419,11 @@ def _check_init_from(path: Path) -> None:
 def to_run_config(cfg: DictConfig) -> RunConfig:
     """The typed configuration of a composed job; every rule is checked on the way."""
     plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
-    return OmegaConf.to_object(OmegaConf.merge(_schema(), plain))
+    return OmegaConf.to_object(OmegaConf.merge(run_schema(), plain))
 
 
 @cache
-def _schema() -> DictConfig:
+def run_schema() -> DictConfig:
     return OmegaConf.structured(RunConfig)
 
 

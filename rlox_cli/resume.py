@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, versions
 from rlox.config import RunConfig
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
-from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, to_run_config
+from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, run_schema, to_run_config
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, needed_modules, require_typed
 from rlox_cli.runner import Outcome, Stopper, resolved, resume, shown
@@ -118,11 +119,13 @@ def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tup
     UsageError
         For what is no configuration, and code of the user's whose modules were not typed.
     """
-    register()
     algo = _algorithm(saved, where)
     require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
     import_modules(modules)
-    return to_run_config(_typed(saved, algo)), algo
+    try:
+        return OmegaConf.to_object(_typed(saved, algo)), algo
+    except (OmegaConfBaseException, ValueError, TypeError) as e:
+        raise UsageError(f"{shown(where)}: {explain(e)}") from e
 
 
 def _only_prints(flags: list[str]) -> bool:
@@ -175,7 +178,7 @@ def _algorithm(saved: dict[str, Any], path: Path) -> str:
 
 def _typed(saved: dict[str, Any], algo: str) -> DictConfig:
     """`saved` under the types of its sections, strict about keys."""
-    cfg = OmegaConf.structured(RunConfig)
+    cfg = copy.deepcopy(run_schema())
     cfg.algo = OmegaConf.structured(resolve(ALGORITHMS[algo].config))
     memory = saved.get("buffer")
     if memory is not None:

@@ -5,19 +5,20 @@ import os
 import random
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import fields
-from pathlib import Path
 
 import optuna
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
+from outcomes import outcome
+from test_sweep import ends, jobs, killed, rlox
 
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
@@ -26,36 +27,24 @@ from rlox_cli.compose import compose_jobs, compose_sweep
 from rlox_cli.errors import UsageError
 from rlox_cli.sweep.search import read_search
 
-# How many searches are killed and go on, of each kind; a soak sets it.
+# How many searches are killed and go on; a soak sets it.
 ROUNDS = int(os.environ.get("RLOX_SEARCH_ROUNDS", "1"))
 OPTUNA = ["-m", "hydra/sweeper=optuna"]
-# Runs of about a second.
-SHORT = [
-    *("algo=ppo", "env=CartPole-v1", "tuned=off", "logger=none", "env.n_envs=4", "algo.hidden_sizes=[16]"),
-    *("eval.n_points=4", "eval.n_episodes=2", "total_timesteps=2048", "algo.batch_size=64"),
-]
+# Runs of about half a second, which save and are evaluated four times.
+RUNS = ["algo=ppo", "env=CartPole-v1", "tuned=off", "logger=none", "env.n_envs=4", "algo.hidden_sizes=[16]"]
+RUNS += ["eval.n_points=4", "eval.n_episodes=2", "total_timesteps=8192", "checkpoint.every_steps=1024"]
 RATE = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
+EIGHT = [*OPTUNA, *RUNS, RATE, "algo.gamma=0.9,0.99,0.999", "hydra.sweeper.n_trials=8", "hydra.sweep.dir=sweep"]
+EIGHT += ["hydra.sweeper.n_startup_trials=3"]
 
 
-def rlox(folder, *arguments, ok=True):
-    """What the command prints on both streams."""
-    command = [sys.executable, "-m", "rlox_cli.main", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert (done.returncode == 0) is ok, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def search(folder, *arguments, ok=True):
-    return rlox(folder, "train", *OPTUNA, "hydra.sweep.dir=s", *SHORT, *arguments, ok=ok)
-
-
-def trials(folder, path="s/study.db"):
+def study(folder, path="sweep/study.db"):
     return optuna.load_study(study_name="rlox", storage=f"sqlite:///{folder / path}").trials
 
 
-def record(folder, trial):
-    (run,) = folder.glob(f"s/{trial}-*")
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def told(trials):
+    """What a study is: its trials' values, states, results and evaluations, in their order."""
+    return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in trials]
 
 
 CONFIGS = [
@@ -64,33 +53,25 @@ CONFIGS = [
 ]
 
 
-def spaces(kind):
-    """The ranges of a configuration class, by field, as the sweeper reads them."""
-    cfg = compose_sweep(OPTUNA, ["hydra/sweeper=optuna", RATE, *SHORT])[0]
-    ranges = {item.name: item.metadata["search"] for item in fields(kind) if "search" in item.metadata}
-    read = read_search([f"algo.{name}={text}" for name, text in ranges.items()], cfg) if ranges else None
-    return {space.key.removeprefix("algo."): space for space in read.spaces} if ranges else {}
+@pytest.fixture(scope="module")
+def master():
+    return compose_sweep([], [*OPTUNA[1:], *RUNS, RATE])[0]
 
 
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
-def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind):
-    ranges = spaces(kind)
-    numbers = {
-        name: st.sampled_from(space.choices)
-        if space.choices
-        else st.integers(space.low, space.high)
-        if isinstance(space.low, int)
-        else st.floats(space.low, space.high)
-        for name, space in ranges.items()
-    }
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
+def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind, master):
+    ranges = {item.name: item.metadata["search"] for item in fields(kind) if "search" in item.metadata}
+    spaces = read_search([f"algo.{name}={text}" for name, text in ranges.items()], master).spaces
+    assert [space.key for space in spaces] == [f"algo.{name}" for name in ranges]
+    values = [
+        st.sampled_from(space.choices) if space.choices else st.floats(space.low, space.high) for space in spaces
+    ]
     parser = OverridesParser.create()
 
     @settings(max_examples=30, deadline=None)
-    @given(st.fixed_dictionaries(numbers))
-    def obeys(values):
-        kind(**{name: parser.parse_override(f"x={value}").value() for name, value in values.items()})
+    @given(st.tuples(*values))
+    def obeys(drawn):
+        kind(**{name: parser.parse_override(f"x={value}").value() for name, value in zip(ranges, drawn, strict=True)})
 
     obeys()
 
@@ -102,3 +83,42 @@ def test_a_default_that_is_restated_does_not_lose_its_range(kind):
         if base is not Config and hasattr(base, "__dataclass_fields__"):
             for item in fields(base):
                 assert "search" not in item.metadata or item.name in mine, (kind, item.name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "searched"),
+    [
+        (["hydra.sweeper.search=[gamma,algo.ent_coef]"], ["algo.gamma", "algo.ent_coef"]),
+        (["hydra.sweeper.search=gamma", RATE], ["algo.learning_rate", "algo.gamma"]),
+        (["algo.gamma=0.9,0.99", "+hydra.sweeper.params.env.n_envs='range(2,8)'"], ["env.n_envs", "algo.gamma"]),
+        (["algo=td3", "env=Pendulum-v1", "buffer.n_step=1"], None),
+    ],
+)
+def test_what_is_searched(arguments, searched):
+    cfg, corners = compose_sweep(["-m"], [*OPTUNA[1:], "tuned=off", *arguments])
+    found = read_search(arguments, cfg)
+    everything = [f"algo.{item.name}" for item in fields(configs.TD3Config) if "search" in item.metadata]
+    assert [space.key for space in found.spaces] == (searched or everything)
+    assert all(set(found.fixed) < set(job.overrides) for job in corners if found.fixed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["hydra.sweeper.search=[lerning_rate]"], r"got lerning_rate; did you mean 'learning_rate'"),
+        (["hydra.sweeper.search=[ortho_init]"], r"got ortho_init; .*algo.ortho_init='interval\(LOW,HIGH\)'"),
+        (["hydra.sweeper.search=gamma", "algo.gamma=0.9"], r"algo.gamma=0.9 must not stand beside"),
+        (["seed=0,1,2"], r"seed must have one value in a search.*hydra.sweeper.n_seeds"),
+        (["env=CartPole-v1,Acrobot-v1"], r"env must have one value"),
+        (["algo.gamma='interval(0.9,0.8)'"], r"algo.gamma must be a range from a lower number to a higher"),
+        (["algo.ent_coef='tag(log,interval(0,1))'"], r"algo.ent_coef must be .* above 0 for tag\(log"),
+        (["algo.gamma='interval(0.9,1.5)'"], r"algo.gamma must be in \[0, 1\], got 1.5"),
+        (["hydra.sweeper.n_trials=0"], r"hydra.sweeper.n_trials must be >= 1, got 0"),
+        (["hydra.sweeper.pruner=medain"], r"hydra.sweeper.pruner must be one of median, hyperband, none"),
+        (["hydra.sweeper.n_trails=9"], r"n_trails.* n_trials"),
+        (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
+    ],
+)
+def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, told):
+    with pytest.raises(UsageError, match=told):
+        compose_jobs(["-m"], [*OPTUNA[1:], *arguments])

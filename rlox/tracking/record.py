@@ -6,7 +6,8 @@
 
 (null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
 ``versions``; where a resume changed settings ``changed``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
-(``status``, ``message``, and ``may_pass`` where it is true). A resume opens the next *segment*; its start row's ``step`` is the step it resumed from.
+(``status``, ``message``, ``may_pass`` where true). A resume opens the next *segment*; its start row's ``step`` is the
+step it resumed from.
 """
 
 from __future__ import annotations

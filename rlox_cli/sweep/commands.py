@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rlox import __version__
-from rlox_cli.compose import SweeperConfig, compose_launcher, split_args
 from rlox_cli.compose import Job as ComposedJob
-from rlox_cli.errors import Stopped, UsageError
+from rlox_cli.compose import SweeperConfig, compose_launcher, split_args
+from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, take_imports
 from rlox_cli.runner import resolved, shown
 from rlox_cli.sweep.ledger import FILE, Head, Sweep, SweepJob, job_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import signal
 import threading
 import time
@@ -138,6 +137,8 @@ class Launch:
         with open_dict(self._config):
             self._config.hydra.sweep.dir = str(sweep.folder).replace("${", "\\${")
             self._config.hydra.output_subdir = None  # what it would hold is in the ledger
+            # Long texts, which launchers copy for every job.
+            self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""
         self._callbacks = Callbacks(self._config)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(KnownJobs(), self._callbacks), task_function=train, config=self._config
