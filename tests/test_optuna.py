@@ -90,12 +90,15 @@ def test_a_default_that_is_restated_does_not_lose_its_range(kind):
     [
         (["hydra.sweeper.search=[gamma,algo.ent_coef]"], ["algo.gamma", "algo.ent_coef"]),
         (["hydra.sweeper.search=gamma", RATE], ["algo.learning_rate", "algo.gamma"]),
-        (["algo.gamma=0.9,0.99", "+hydra.sweeper.params.env.n_envs='range(2,8)'"], ["env.n_envs", "algo.gamma"]),
+        (["experiment=mine", "algo.gamma=0.9,0.99"], ["env.n_envs", "algo.gamma"]),
         (["algo=td3", "env=Pendulum-v1", "buffer.n_step=1"], None),
     ],
 )
-def test_what_is_searched(arguments, searched):
-    cfg, corners = compose_sweep(["-m"], [*OPTUNA[1:], "tuned=off", *arguments])
+def test_what_is_searched(arguments, searched, tmp_path):
+    preset = "# @package _global_\nhydra: {sweeper: {params: {env.n_envs: 'range(2,9)', algo.gamma: '0.5,0.6'}}}\n"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(preset)
+    cfg, corners = compose_sweep(["-m", "-cd", str(tmp_path)], [*OPTUNA[1:], "tuned=off", *arguments])
     found = read_search(arguments, cfg)
     everything = [f"algo.{item.name}" for item in fields(configs.TD3Config) if "search" in item.metadata]
     assert [space.key for space in found.spaces] == (searched or everything)
@@ -110,15 +113,57 @@ def test_what_is_searched(arguments, searched):
         (["hydra.sweeper.search=gamma", "algo.gamma=0.9"], r"algo.gamma=0.9 must not stand beside"),
         (["seed=0,1,2"], r"seed must have one value in a search.*hydra.sweeper.n_seeds"),
         (["env=CartPole-v1,Acrobot-v1"], r"env must have one value"),
-        (["algo.gamma='interval(0.9,0.8)'"], r"algo.gamma must be a range from a lower number to a higher"),
-        (["algo.ent_coef='tag(log,interval(0,1))'"], r"algo.ent_coef must be .* above 0 for tag\(log"),
-        (["algo.gamma='interval(0.9,1.5)'"], r"algo.gamma must be in \[0, 1\], got 1.5"),
+        (["algo.gamma=interval(0.9,0.8)"], r"algo.gamma must be a range from a lower number to a higher"),
+        (["algo.ent_coef=tag(log,interval(0,1))"], r"algo.ent_coef must be .* above 0 for tag\(log"),
+        (["algo.gamma=interval(0.9,1.5)"], r"algo.gamma must be in \[0, 1\], got 1.5"),
         (["hydra.sweeper.n_trials=0"], r"hydra.sweeper.n_trials must be >= 1, got 0"),
         (["hydra.sweeper.pruner=medain"], r"hydra.sweeper.pruner must be one of median, hyperband, none"),
-        (["hydra.sweeper.n_trails=9"], r"n_trails.* n_trials"),
+        (["hydra.sweeper.n_trails=9"], r"n_trails.*n_trials"),
         (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
     ],
 )
 def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, told):
     with pytest.raises(UsageError, match=told):
         compose_jobs(["-m"], [*OPTUNA[1:], *arguments])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A search of eight trials that nothing disturbed, and how long it took, in seconds."""
+    folder = tmp_path_factory.mktemp("whole")
+    started = time.monotonic()
+    rlox(folder, "train", *EIGHT)
+    return folder, time.monotonic() - started
+
+
+def runs(folder):
+    """What each run of the search has come to, by its folder's name."""
+    return {path.parent.name: outcome(path.parent) for path in folder.glob("sweep/*/metrics.jsonl")}
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+def test_killed_at_any_moment_it_ends_as_the_study_that_was_not(round_, whole, tmp_path):
+    folder, seconds = whole
+    kills, command = 0, ["train", *EIGHT]
+    for _ in range(random.choice([1, 2, 3])):
+        done = killed(tmp_path, random.uniform(0.1, 1) * seconds, "both", *command)
+        kills += not done
+        if done:
+            break
+        if (tmp_path / "sweep/sweep.jsonl").exists():
+            command = ["sweep", "resume", "sweep"]
+    if not done:
+        rlox(tmp_path, *command)
+    assert told(study(tmp_path)) == told(study(folder))
+    assert runs(tmp_path) == runs(folder)
+    found = jobs(tmp_path)
+    assert [ends(job["folder"])["finished"] for job in found] == [1] * 8
+    assert max(job["attempts"] for job in found) <= 1 + kills
+
+def test_a_search_prunes_what_is_bad_reports_and_takes_more_trials(tmp_path):
+    bad = "algo.learning_rate=1e-8,0.001"
+    printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, bad, "algo.clip_eps=interval(0.1,0.4)", "hydra.sweep.dir=sweep",
+                   "hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=4", "hydra.sweeper.seed=1")
+    trials = study(tmp_path)
+    assert len(trials) == 9
+    assert all(0.1 <= trial.params["algo.clip_eps"] <= 0.4 for trial in trials)
