@@ -46,6 +46,7 @@ def train(
     rlox train algo=ppo env=CartPole-v1
     rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
     rlox train -m algo=ppo seed=0,1,2,3
+    rlox train -m hydra/sweeper=optuna algo=ppo env=CartPole-v1 hydra.sweeper.search=[learning_rate,gamma]
     rlox train algo=dqn buffer=prioritized buffer.alpha=0.5
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
     rlox train max_time=30m eval.stop_at=475       'logger=[mlflow,csv]'
@@ -136,6 +137,7 @@ def show(
     rlox show algo=ppo                   the algorithm's hyper-parameters
     rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
     rlox show buffer=prioritized         a replay memory's keys
+    rlox show hydra.sweeper              the search by Optuna: rlox train -m hydra/sweeper=optuna
     rlox show eval                       one section: env, buffer, eval, checkpoint, logger.mlflow, logger.wandb,
                                          logger.tensorboard, logger.csv
     """

@@ -73,7 +73,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
     hints, meaning = typing.get_type_hints(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
-        if is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
+        if item.name == "_target_" or is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
             continue
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
@@ -107,6 +107,11 @@ def show_keys(topics: list[str]) -> None:
             console.print(f"{topic}: {inspect.getdoc(cls)}")
             console.print(_table(cls, "buffer."))
             continue
+        elif topic == "hydra.sweeper":
+            from rlox_cli.sweep.search import OptunaConfig  # it takes Hydra, which nothing else here does
+
+            console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
+            console.print(_table(OptunaConfig, f"{topic}."))
         elif topic in _SECTIONS:
             sections.append(topic)
         else:

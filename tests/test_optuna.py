@@ -89,7 +89,7 @@ def test_a_default_that_is_restated_does_not_lose_its_range(kind):
     ("arguments", "searched"),
     [
         (["hydra.sweeper.search=[gamma,algo.ent_coef]"], ["algo.gamma", "algo.ent_coef"]),
-        (["hydra.sweeper.search=gamma", RATE], ["algo.learning_rate", "algo.gamma"]),
+        (["hydra.sweeper.search=[gamma]", RATE], ["algo.learning_rate", "algo.gamma"]),
         (["experiment=mine", "algo.gamma=0.9,0.99"], ["env.n_envs", "algo.gamma"]),
         (["algo=td3", "env=Pendulum-v1", "buffer.n_step=1"], None),
     ],
@@ -110,7 +110,7 @@ def test_what_is_searched(arguments, searched, tmp_path):
     [
         (["hydra.sweeper.search=[lerning_rate]"], r"got lerning_rate; did you mean 'learning_rate'"),
         (["hydra.sweeper.search=[ortho_init]"], r"got ortho_init; .*algo.ortho_init='interval\(LOW,HIGH\)'"),
-        (["hydra.sweeper.search=gamma", "algo.gamma=0.9"], r"algo.gamma=0.9 must not stand beside"),
+        (["hydra.sweeper.search=[gamma]", "algo.gamma=0.9"], r"algo.gamma=0.9 must not stand beside"),
         (["seed=0,1,2"], r"seed must have one value in a search.*hydra.sweeper.n_seeds"),
         (["env=CartPole-v1,Acrobot-v1"], r"env must have one value"),
         (["algo.gamma=interval(0.9,0.8)"], r"algo.gamma must be a range from a lower number to a higher"),

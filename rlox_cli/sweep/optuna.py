@@ -33,6 +33,7 @@ from rlox_cli.errors import UsageError
 from rlox_cli.resume import configuration
 from rlox_cli.runner import resolved, shown
 from rlox_cli.sweep.launch import Launch
+from rlox_cli.sweep.ledger import FILE as LEDGER
 from rlox_cli.sweep.ledger import Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.sweep.search import FILE, OptunaConfig, Search, optuna_config, read_search
 from rlox_cli.sweep.show import resume_command
@@ -262,10 +263,12 @@ def start(
     """Begin a search; `master` and `job`, one of its, are `compose_sweep`'s of what was typed."""
     search = read_search(overrides, master)
     head = Head(__version__, flags, overrides, modules, retries=search.settings.retries, created=time.time())
-    sweep = Sweep.create(Path(master.hydra.sweep.dir), head, [])
+    folder, config = Path(master.hydra.sweep.dir), resolved(job.config, job.algo)
+    if not (folder / LEDGER).exists():
+        # Before there is a ledger, so that no kill can leave one that does not say it is a search's.
+        search.write(folder, config)
+    sweep = Sweep.create(folder, head, [])
     try:
-        config = resolved(job.config, job.algo)
-        search.write(sweep.folder, config)
         console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
         for space in search.spaces:
             console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)

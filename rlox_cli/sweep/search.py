@@ -35,7 +35,7 @@ class OptunaConfig(Config):
     n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
     n_jobs: int = 1  # trials that the launcher is given at once
     n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
-    search: Any = None  # fields to search in their own ranges: all, or a list; null: all, unless ranges are typed
+    search: list[str] | None = None  # fields to search in their own ranges, or [all]; null: all, unless some are typed
     params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
     objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
     pruner: str = "median"  # what stops a poor trial early: median, hyperband or none
@@ -50,8 +50,6 @@ class OptunaConfig(Config):
             yield name, getattr(self, name) >= 1, "be >= 1"
         for name in ("n_startup_trials", "retries"):
             yield name, getattr(self, name) >= 0, "be >= 0"
-        names = self.search if isinstance(self.search, list) else [self.search or ""]
-        yield "search", all(isinstance(name, str) for name in names), "be all, or a list of fields: [gamma,ent_coef]"
         yield "objective", self.objective in OBJECTIVES, f"be one of {', '.join(OBJECTIVES)}"
         yield "pruner", self.pruner in PRUNERS, f"be one of {', '.join(PRUNERS)}"
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
@@ -139,6 +137,7 @@ class Search:
             "ranges": {space.key: space.text for space in self.spaces},
             "config": config,
         }
+        folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{FILE}.{os.getpid()}.partial"
         partial.write_text(json.dumps(plain, indent=1))
         os.replace(partial, folder / FILE)
@@ -234,14 +233,12 @@ def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
                     yield f"{section}.{item.name}", item.metadata["search"]
 
 
-def _named(search: Any, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
+def _named(search: list[str] | None, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
     """The keys whose own ranges ``hydra.sweeper.search`` asks for."""
-    if search is None:
-        search = [] if has_ranges else "all"
-    if search == "all":
+    if search == ["all"] or (search is None and not has_ranges):
         return [key for key in offered if key not in fixed]
     keys = []
-    for name in search if isinstance(search, list) else [search]:
+    for name in search or []:
         key = name if "." in name else f"algo.{name}"
         if key not in offered:
             hint = nearest(key, offered).replace("algo.", "")
