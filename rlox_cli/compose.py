@@ -28,6 +28,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -205,7 +206,10 @@ def compose_jobs(flags: list[str], overrides: list[str]) -> list[Job]:
     if is_multirun(flags, overrides):
         return compose_sweep(flags, overrides)[1]
     with _composition(flags) as config_name:
-        return [_compose_one(composed(overrides, config_name, ""), overrides, "")]
+        cfg = composed(overrides, config_name, "")
+        if cfg.hydra.mode is RunMode.MULTIRUN:
+            raise UsageError("hydra.mode must not be MULTIRUN in a file; type -m instead")
+        return [_compose_one(cfg, overrides, "")]
 
 
 def compose_sweep(flags: list[str], overrides: list[str]) -> tuple[DictConfig, list[Job]]:

@@ -144,6 +144,8 @@ def _checkpoint_of(run: Path) -> Path:
     folder = path.parent.parent
     if not run.exists():
         raise UsageError(f"resume={run} does not exist; name a run folder (`rlox ls runs`) or a checkpoint in one")
+    if (run / "sweep.jsonl").is_file():
+        raise UsageError(f"resume={run} is a sweep, not a run; go on with it: rlox sweep resume {run}")
     if not ((folder / FILE).is_file() and (folder / "config.yaml").is_file()):
         raise UsageError(
             f"resume={run} must be a run folder, or a checkpoint in the checkpoints/ of one, which has config.yaml and "

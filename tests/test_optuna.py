@@ -37,6 +37,8 @@ RATE = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
 EIGHT = [*OPTUNA, *RUNS, RATE, "algo.gamma=0.9,0.99,0.999", "hydra.sweeper.n_trials=8", "hydra.sweep.dir=sweep"]
 EIGHT += ["hydra.sweeper.n_startup_trials=3"]
 
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=2"]
+
 
 def study(folder, path="sweep/study.db"):
     return optuna.load_study(study_name="rlox", storage=f"sqlite:///{folder / path}").trials
@@ -63,9 +65,7 @@ def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind, master):
     ranges = {item.name: item.metadata["search"] for item in fields(kind) if "search" in item.metadata}
     spaces = read_search([f"algo.{name}={text}" for name, text in ranges.items()], master).spaces
     assert [space.key for space in spaces] == [f"algo.{name}" for name in ranges]
-    values = [
-        st.sampled_from(space.choices) if space.choices else st.floats(space.low, space.high) for space in spaces
-    ]
+    values = [st.sampled_from(space.choices) if space.choices else st.floats(space.low, space.high) for space in spaces]
     parser = OverridesParser.create()
 
     @settings(max_examples=30, deadline=None)
@@ -142,28 +142,48 @@ def runs(folder):
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
-def test_killed_at_any_moment_it_ends_as_the_study_that_was_not(round_, whole, tmp_path):
+@pytest.mark.parametrize("launcher", [[], JOBLIB], ids=["basic", "joblib"])
+def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
+    if launcher:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     folder, seconds = whole
-    kills, command = 0, ["train", *EIGHT]
-    for _ in range(random.choice([1, 2, 3])):
-        done = killed(tmp_path, random.uniform(0.1, 1) * seconds, "both", *command)
-        kills += not done
+    kills, command = 0, ["train", *EIGHT, *launcher]
+    for victim in random.choices(["parent", "child", "both"], k=random.choice([1, 2, 3])):
+        done = killed(tmp_path, random.uniform(0.1, 1) * seconds, victim, *command)
+        kills += 1
         if done:
             break
         if (tmp_path / "sweep/sweep.jsonl").exists():
             command = ["sweep", "resume", "sweep"]
     if not done:
         rlox(tmp_path, *command)
-    assert told(study(tmp_path)) == told(study(folder))
-    assert runs(tmp_path) == runs(folder)
-    found = jobs(tmp_path)
+    trials, found = study(tmp_path), jobs(tmp_path)
+    assert len(trials) == len(found) == 8
     assert [ends(job["folder"])["finished"] for job in found] == [1] * 8
     assert max(job["attempts"] for job in found) <= 1 + kills
+    for trial, job in zip(trials, found, strict=True):
+        assert trial.value == job["last"]
+        assert {f"{key}={value}" for key, value in trial.params.items()} < set(job["overrides"])
+        assert (trial.state is TrialState.PRUNED) == (job["step"] < 8192)
+    if not launcher:  # one after another, so that each trial knows the same of those before it
+        assert told(trials) == told(study(folder))
+        assert runs(tmp_path) == runs(folder)
+
 
 def test_a_search_prunes_what_is_bad_reports_and_takes_more_trials(tmp_path):
     bad = "algo.learning_rate=1e-8,0.001"
-    printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, bad, "algo.clip_eps=interval(0.1,0.4)", "hydra.sweep.dir=sweep",
-                   "hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=4", "hydra.sweeper.seed=1")
+    printed = rlox(
+        tmp_path,
+        "train",
+        *OPTUNA,
+        *RUNS,
+        bad,
+        "algo.clip_eps=interval(0.1,0.4)",
+        "hydra.sweep.dir=sweep",
+        "hydra.sweeper.n_trials=9",
+        "hydra.sweeper.n_startup_trials=4",
+        "hydra.sweeper.seed=1",
+    )
     trials = study(tmp_path)
     assert len(trials) == 9
     assert all(0.1 <= trial.params["algo.clip_eps"] <= 0.4 for trial in trials)

@@ -21,7 +21,7 @@ LAUNCHERS = {
     "basic": [],
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     "submitit_local": ["hydra/launcher=submitit_local", "hydra.sweeper.max_batch_size=4"],
-    "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "hydra.launcher.ray.init.num_cpus=2"],
+    "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2"],
 }
 EIGHT = ["-m", "algo=ppo,dqn", "seed=0,1,2,3", "env=CartPole-v1", "tuned=off", "logger=none", "algo.hidden_sizes=[16]"]
 EIGHT += ["total_timesteps=12_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=2_000"]

@@ -11,10 +11,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from rlox import __version__
-from rlox_cli.compose import Job as ComposedJob
-from rlox_cli.compose import SweeperConfig, compose_launcher, split_args
+from rlox_cli.compose import Job, SweeperConfig, compose_launcher, split_args
 from rlox_cli.errors import UsageError
-from rlox_cli.imports import import_modules, take_imports
+from rlox_cli.imports import import_modules, needed_modules, take_imports
 from rlox_cli.runner import resolved, shown
 from rlox_cli.sweep.ledger import FILE, Head, Sweep, SweepJob, job_id
 from rlox_cli.sweep.search import is_search, optuna_search
@@ -22,7 +21,8 @@ from rlox_cli.sweep.show import label, print_jobs, print_status, resume_command,
 from rlox_cli.terminal import make_console
 
 # What a file may say of a launcher: its name and plain values. Anything else could be a command, or name code.
-_HARMLESS = re.compile(r"hydra/launcher=[\w-]+|hydra\.(launcher|sweeper)\.([a-z]\w*\.)*[a-z]\w*=[\w.-]*")
+_HARMLESS = re.compile(r"hydra/launcher=[\w-]+|\+*hydra\.launcher\.([a-z]\w*\.)*[a-z]\w*=[\w.-]*")
+_MOST_ROWS = 50  # of the table at the end
 
 
 def start(
@@ -30,26 +30,36 @@ def start(
     overrides: list[str],
     modules: list[str],
     master: DictConfig,
-    jobs: list[ComposedJob],
+    jobs: list[Job],
     console: Console,
 ) -> None:
     """Write the ledger of a new sweep and run it; `master` and `jobs` are `compose_sweep`'s of what was typed."""
     settings = {name: master.hydra.sweeper.get(name, default) for name, default in vars(SweeperConfig()).items()}
-    sweep = Sweep.create(
-        Path(master.hydra.sweep.dir),
-        Head(
-            *(__version__, flags, overrides, modules),
-            retries=settings["retries"],
-            max_batch_size=settings["max_batch_size"],
-            created=time.time(),
-        ),
-        planned(jobs),
+    todo = planned(jobs)
+    for config in (job.config for job in todo):
+        modules = [*modules, *needed_modules(config["env"], config), *config["imports"]]
+    head = Head(
+        *(__version__, flags, overrides, list(dict.fromkeys(modules)), launcher_overrides(master, overrides)),
+        retries=settings["retries"],
+        max_batch_size=settings["max_batch_size"],
+        plot=settings["plot"],
+        created=time.time(),
     )
-    console.print(f"sweep: {shown(sweep.folder)}", soft_wrap=True, markup=False)
-    _run(sweep, master, modules, True, settings["plot"], console)
+    sweep = Sweep.create(Path(master.hydra.sweep.dir), head, todo)
+    try:
+        console.print(f"sweep: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        _run(sweep, master, head.imports, console, trusted=True)
+    finally:
+        sweep.release()
 
 
-def planned(jobs: list[ComposedJob]) -> list[SweepJob]:
+def launcher_overrides(master: DictConfig, overrides: list[str]) -> list[str]:
+    """What chooses the launcher again: its name, from wherever it came, and what was typed of its settings."""
+    name = f"hydra/launcher={master.hydra.runtime.choices['hydra/launcher']}"
+    return [name, *(word for word in overrides if re.match(r"\+*hydra\.launcher\.", word))]
+
+
+def planned(jobs: list[Job]) -> list[SweepJob]:
     """Composed jobs as the ledger keeps them."""
     found: dict[str, SweepJob] = {}
     for job in jobs:
@@ -67,11 +77,11 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
     console = make_console()
     modules, words = take_imports(args)
     flags, typed = split_args(words)
-    for word in [*flags, *typed]:
-        if not re.match(r"hydra[./](launcher|sweeper)", word):
+    for word in typed:
+        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper", word):
             raise UsageError(
-                f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; only --import "
-                "and hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
+                f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; --import, -cd, "
+                "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
             )
     sweep = Sweep.read(folder)
     sweep.hold()
@@ -79,39 +89,55 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         if sweep.head.version != __version__:
             console.print(
                 f"planned by rlox {sweep.head.version}, and this is {__version__}: what is trained from now on may "
-                "differ in its last bits, or more"
+                "differ in its last bits, or more",
+                soft_wrap=True,
             )
-        searched = is_search(sweep.folder)
-        parts = "launcher" if searched else "(launcher|sweeper)"  # a search keeps its own settings
-        kept = [word for word in sweep.head.overrides if re.match(rf"hydra[./]{parts}", word)]
-        again = [word for word in kept if not _HARMLESS.fullmatch(word) and not word.startswith("hydra.sweeper.params")]
-        same = {word.partition("=")[0] for word in typed}
-        if missing := [word for word in again if word.partition("=")[0] not in same]:
-            raise UsageError(
-                f"{shown(sweep.folder / FILE)} has {' '.join(missing)}, which a file may not decide by itself; type it "
-                "again if you trust it"
-            )
-        replayed = [word for word in kept if _HARMLESS.fullmatch(word) and word.partition("=")[0] not in same]
         import_modules(modules)
-        master = compose_launcher([], [*replayed, *(["hydra/sweeper=optuna"] if searched else []), *typed])
-        sweep.head.retries = master.hydra.sweeper.get("retries", sweep.head.retries)
-        sweep.scan()
-        console.print(summary(sweep), soft_wrap=True)
+        searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
+        master = compose_launcher(flags, [*_replayed(sweep, typed), *searched, *typed])
         if searched:
             optuna_search().resume(sweep, master, typed, modules, console)
             return
-        _run(sweep, master, modules, False, master.hydra.sweeper.get("plot", True), console, retry_failed)
+        for name in ("retries", "max_batch_size", "plot"):
+            if any(word.startswith(f"hydra.sweeper.{name}=") for word in typed):
+                setattr(sweep.head, name, master.hydra.sweeper[name])
+        sweep.scan()
+        console.print(summary(sweep), soft_wrap=True)
+        _run(sweep, master, modules, console, retry_failed=retry_failed)
     finally:
         sweep.release()
+
+
+def _replayed(sweep: Sweep, typed: list[str]) -> list[str]:
+    """What chose the sweep's launcher, except for what is typed anew.
+
+    Raises
+    ------
+    UsageError
+        For settings that could be commands: a file must not decide what runs.
+    """
+    names = {_key(word) for word in typed}
+    if "hydra/launcher" in names:
+        return []
+    kept = [word for word in sweep.head.launcher if _key(word) not in names]
+    if doubtful := [word for word in kept if not _HARMLESS.fullmatch(word)]:
+        raise UsageError(
+            f"{shown(sweep.folder / FILE)} has {' '.join(doubtful)}, which a file may not decide by itself; type it "
+            "again if you trust it"
+        )
+    return kept
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
 
 
 def _run(
     sweep: Sweep,
     master: DictConfig,
     modules: list[str],
-    trusted: bool,
-    plot: bool,
     console: Console,
+    trusted: bool = False,
     retry_failed: bool = False,
 ) -> None:
     from rlox_cli.sweep.launch import Launch
@@ -123,7 +149,7 @@ def _run(
     except BaseException:
         console.print(f"{summary(sweep)}. Go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
         raise
-    finish(sweep, plot, console)
+    finish(sweep, sweep.head.plot, console)
 
 
 def finish(sweep: Sweep, plot: bool, console: Console) -> None:
@@ -136,7 +162,7 @@ def finish(sweep: Sweep, plot: bool, console: Console) -> None:
     """
     from rlox_cli.train import finish_mirrors
 
-    print_jobs(sweep, console)
+    print_jobs(sweep, console, _MOST_ROWS)
     console.print(summary(sweep), soft_wrap=True)
     if plot:
         _plot(sweep)

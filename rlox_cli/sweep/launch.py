@@ -205,6 +205,8 @@ class Launch:
                 time.sleep(_POLL_S)  # in processes that outlived the parent they had
             else:
                 return
+        while any(self._watch.look(job).state == "running" for job in jobs):
+            time.sleep(_POLL_S)  # they have been asked to stop
 
     def _is_due(self, job: SweepJob, retry_failed: bool) -> bool:
         progress = self._watch.look(job)

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,10 @@ class Head:
     flags: list[str]
     overrides: list[str]
     imports: list[str]
+    launcher: list[str]  # the overrides that choose it and set what it takes
     retries: int = 2
     max_batch_size: int | None = None
+    plot: bool = True
     created: float = 0.0  # seconds since the epoch
 
 
@@ -80,10 +83,15 @@ class Progress:
 
     def scan(self) -> Progress:
         alive = is_alive(self.folder)  # asked before: what then ends is read as ended
-        if (self.folder / RECORD).exists():
+        try:
             for row, end in read_rows(self.folder / RECORD, self._end):
                 self._take(row)
                 self._end = end
+        except FileNotFoundError:
+            pass
+        except ValueError as e:  # damaged: nothing can go on from it before somebody has looked
+            self.state, self.message, self.may_pass = "failed", str(e), False
+            return self
         self.state = "waiting" if self.attempts == 0 else self._status or ("running" if alive else "killed")
         if self.failure is not None and self.state != "running" and self.failure["time"] >= self._since:
             self.state, self.message = "failed", self.failure["message"]
@@ -129,6 +137,7 @@ class Sweep:
             For a folder that holds a sweep.
         """
         sweep = cls(folder.absolute(), head)
+        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._added(jobs))]
         sweep.folder.mkdir(parents=True, exist_ok=True)
         sweep.hold()
         if (sweep.folder / FILE).exists():
@@ -137,7 +146,6 @@ class Sweep:
                 f"hydra.sweep.dir={shown(folder)} must be a new folder, but holds a sweep; choose another, or go on "
                 f"with it: rlox sweep resume {shown(folder)}"
             )
-        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._added(jobs))]
         partial = sweep.folder / f".{FILE}.{os.getpid()}.partial"
         with open(partial, "w") as file:
             file.writelines(_line(item) for item in lines)
@@ -166,7 +174,8 @@ class Sweep:
             raise _damaged(path, 1, "be the head of a sweep")
         try:
             head = Head(**first)
-            if not all(isinstance(x, list) for x in (head.flags, head.overrides, head.imports)):
+            lists = (head.flags, head.overrides, head.imports, head.launcher)
+            if not all(isinstance(x, list) and all(isinstance(word, str) for word in x) for x in lists):
                 raise TypeError
         except TypeError:
             raise _damaged(path, 1, "be the head of a sweep") from None
@@ -183,28 +192,31 @@ class Sweep:
                 continue
             try:
                 job = SweepJob(**item)
-                sound = isinstance(job.config, dict) and isinstance(job.extra, dict)
-                sound = sound and re.fullmatch(r"[0-9a-f]{8}(-\d+)?", job.id) and is_below(job.folder)
-                if not sound or not all(isinstance(x, str) for x in job.overrides):
+                sound = isinstance(job.config, dict) and type(job.config.get("total_timesteps")) is int
+                sound = sound and isinstance(job.extra, dict) and all(isinstance(x, str) for x in job.overrides)
+                if not sound or not re.fullmatch(r"[0-9a-f]{8}(-\d+)?", job.id):
                     raise TypeError
-                inside(sweep.folder, job.folder)
                 list(sweep._added([job]))
+                inside(sweep.folder, job.folder)
             except (TypeError, ValueError, AttributeError) as e:
-                told = str(e) if isinstance(e, UsageError) else "be a job with id, folder, overrides and configuration"
-                raise _damaged(path, number, told) from None
+                told = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
+                raise _damaged(path, number, f"be a job{told}") from None
         return sweep
 
     def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
         folders = {job.folder for job in self.jobs.values()}
         for job in jobs:
             if job.id in self.jobs:
-                raise UsageError(f"be a job of its own, got the id {job.id} twice")
+                raise UsageError(f"the id must be one that no other job has, got {job.id} twice")
+            if not is_below(job.folder):
+                raise UsageError(f"hydra.sweep.subdir must lead below the sweep's folder, got {job.folder!r}")
             if job.folder in folders:
                 raise UsageError(
                     f"hydra.sweep.subdir must give each job a folder of its own, got {job.folder} twice; "
                     "${hydra:job.num} in it tells them apart"
                 )
             folders.add(job.folder)
+            self.__dict__.pop("shared", None)
             self.jobs[job.id] = job
             self.progress[job.id] = Progress(self.folder / job.folder)
             yield job
@@ -233,7 +245,7 @@ class Sweep:
         """How far each job has come, by its id."""
         return {key: progress.scan() for key, progress in self.progress.items()}
 
-    @property
+    @cached_property
     def shared(self) -> set[str]:
         """The overrides that all jobs have."""
         lists = [set(job.overrides) for job in self.jobs.values()]

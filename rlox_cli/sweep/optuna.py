@@ -32,6 +32,7 @@ from rlox_cli.compose import Job, run_name
 from rlox_cli.errors import UsageError
 from rlox_cli.resume import configuration
 from rlox_cli.runner import resolved, shown
+from rlox_cli.sweep.commands import launcher_overrides
 from rlox_cli.sweep.launch import Launch
 from rlox_cli.sweep.ledger import FILE as LEDGER
 from rlox_cli.sweep.ledger import Head, Progress, Sweep, SweepJob, job_id
@@ -262,7 +263,8 @@ def start(
 ) -> None:
     """Begin a search; `master` and `job`, one of its, are `compose_sweep`'s of what was typed."""
     search = read_search(overrides, master)
-    head = Head(__version__, flags, overrides, modules, retries=search.settings.retries, created=time.time())
+    launcher = launcher_overrides(master, overrides)
+    head = Head(__version__, flags, overrides, modules, launcher, retries=search.settings.retries, created=time.time())
     folder, config = Path(master.hydra.sweep.dir), resolved(job.config, job.algo)
     if not (folder / LEDGER).exists():
         # Before there is a ledger, so that no kill can leave one that does not say it is a search's.

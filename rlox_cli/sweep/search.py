@@ -35,7 +35,9 @@ class OptunaConfig(Config):
     n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
     n_jobs: int = 1  # trials that the launcher is given at once
     n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
-    search: list[str] | None = None  # fields to search in their own ranges, or [all]; null: all, unless some are typed
+    search: list[str] | None = (
+        None  # fields to search in their own ranges (all: every one); null: all, unless ranges are typed
+    )
     params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
     objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
     pruner: str = "median"  # what stops a poor trial early: median, hyperband or none

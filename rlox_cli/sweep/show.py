@@ -52,16 +52,21 @@ def resume_command(sweep: Sweep) -> str:
     return f"rlox sweep resume {shown(sweep.folder)}{imports}"
 
 
-def print_jobs(sweep: Sweep, console: Console) -> None:
+def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
+    """The table of all jobs; where there are more than `most`, of those that are not finished."""
+    every = most is None or len(sweep.jobs) <= most
     table = make_table("id", "job", "state", "steps", "last", "best", "seconds", "attempts", "")
     for job in sweep.jobs.values():
         p = sweep.progress[job.id]
+        if p.state == "finished" and not every:
+            continue
         steps = f"{p.step:,}/{job.config['total_timesteps']:,}"
         last = "" if p.last is None else f"{p.last:.1f} ± {p.spread or 0.0:.1f}"
         best = "" if p.best is None else f"{p.best:.1f}"
         told = (label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), p.message)
         table.add_row(job.id, *told)
-    console.print(table, markup=False)
+    if table.row_count:
+        console.print(table, markup=False)
 
 
 def _plain(sweep: Sweep, job: SweepJob, progress: Progress) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlox_cli.runner import shown
@@ -40,9 +41,9 @@ def trials_table(study: optuna.Study) -> Table:
     order = {TrialState.COMPLETE: 0, TrialState.PRUNED: 1}
     for trial in sorted(trials, key=lambda t: (order.get(t.state, 2), -(t.value or 0.0), t.number)):
         value = "" if trial.value is None else f"{trial.value:.1f}"
-        row = [shown_value(trial.params[key]) if key in trial.params else "" for key in keys]
+        row = [escape(shown_value(trial.params[key])) if key in trial.params else "" for key in keys]
         told = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
-        table.add_row(str(trial.number), value, _STATES[trial.state], *row, told)
+        table.add_row(str(trial.number), value, _STATES[trial.state], *row, escape(told))
     return table
 
 
@@ -143,7 +144,10 @@ def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None
         for i, share in enumerate(shares):
             axes[1].annotate(f"{share:.0%}", (share, i), (4, 0), textcoords="offset points", va="center", size=12)
         axes[1].margins(x=0.12)
-        axes[1].set(xlabel="share of what tells good trials from others", title=f"importance, over {len(done)} finished trials (PED-ANOVA)")
+        axes[1].set(
+            xlabel="share of what tells good trials from others",
+            title=f"importance, over {len(done)} finished trials (PED-ANOVA)",
+        )
         axes[1].xaxis.set_major_formatter(PercentFormatter(1.0, 0))
         axes[1].grid(axis="x", alpha=0.3)
     for axis in axes:
