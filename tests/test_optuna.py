@@ -12,7 +12,6 @@ from dataclasses import fields
 
 import optuna
 import pytest
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config
 from rlox_cli.compose import compose_jobs, compose_sweep
 from rlox_cli.errors import UsageError
+from rlox_cli.runner import resolved
 from rlox_cli.sweep.search import read_search
 
 # How many searches are killed and go on; a soak sets it.
@@ -170,20 +170,66 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
         assert runs(tmp_path) == runs(folder)
 
 
-def test_a_search_prunes_what_is_bad_reports_and_takes_more_trials(tmp_path):
-    bad = "algo.learning_rate=1e-8,0.001"
-    printed = rlox(
-        tmp_path,
-        "train",
-        *OPTUNA,
-        *RUNS,
-        bad,
-        "algo.clip_eps=interval(0.1,0.4)",
-        "hydra.sweep.dir=sweep",
-        "hydra.sweeper.n_trials=9",
-        "hydra.sweeper.n_startup_trials=4",
-        "hydra.sweeper.seed=1",
-    )
-    trials = study(tmp_path)
+def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):
+    """A learning rate with which nothing is learned is pruned; the preset and the command are the best trial's job."""
+    spaces = ["algo.learning_rate=1e-8,0.001", "algo.clip_eps=interval(0.1,0.4)"]
+    pruning = ["hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=9", "hydra.sweeper.seed=1"]
+    printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *spaces, *pruning, "hydra.sweep.dir=sweep")
+    trials, runs = study(tmp_path), jobs(tmp_path)
     assert len(trials) == 9
     assert all(0.1 <= trial.params["algo.clip_eps"] <= 0.4 for trial in trials)
+    cut = [trial for trial in trials if trial.state is TrialState.PRUNED]
+    assert cut
+    for trial in cut:
+        assert trial.params["algo.learning_rate"] == "1e-08"
+        assert runs[trial.number]["message"].startswith("stopped early: pruned at evaluation")
+        assert runs[trial.number]["step"] < 8192
+    best = max((t for t in trials if t.state is TrialState.COMPLETE), key=lambda t: t.value)
+    ledger = [json.loads(line) for line in (tmp_path / "sweep/sweep.jsonl").read_text().splitlines()][1:]
+    (command,) = re.findall(r"train it +rlox train (.*)", printed)
+    for flags, overrides in (
+        (["-cd", str(tmp_path / "sweep")], ["experiment=best", "logger=none"]),
+        ([], shlex.split(command)),
+    ):
+        (job,) = compose_jobs(flags, overrides)
+        assert resolved(job.config, job.algo) == ledger[best.number]["config"]
+    assert (tmp_path / "sweep/study.png").read_bytes().startswith(b"\x89PNG")
+    # What is left of a process that was killed when it had just asked for a trial.
+    optuna.load_study(study_name="rlox", storage=f"sqlite:///{tmp_path}/sweep/study.db").ask()
+    printed = rlox(tmp_path, "sweep", "resume", "sweep", "hydra.sweeper.n_trials=11")
+    assert [trial.state.is_finished() for trial in study(tmp_path)] == [True] * 11
+    assert told(study(tmp_path)[:9]) == told(trials)
+    assert {"trial 9 of 11", "trial 10 of 11"} == set(re.findall(r"trial \d+ of 11", printed))
+    assert "11 of 11 trials have ended" in rlox(tmp_path, "sweep", "status", "sweep")
+
+
+def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_study(tmp_path):
+    common = [*OPTUNA, *RUNS, RATE, "hydra.sweeper.n_seeds=2", "hydra.sweeper.storage=sqlite:///s.db", "seed=3"]
+    rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=1", "hydra.sweep.dir=sweep")
+    (trial,) = study(tmp_path, "s.db")
+    runs = jobs(tmp_path)
+    assert [job["overrides"][-1] for job in runs] == ["seed=3", "seed=4"]
+    assert trial.value == sum(job["last"] for job in runs) / 2
+    rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=2", "hydra.sweep.dir=more")
+    assert told(study(tmp_path, "s.db")[:1]) == told([trial])
+    assert len(study(tmp_path, "s.db")) == 2
+    assert len(list(tmp_path.glob("more/*/metrics.jsonl"))) == 2
+    other = [*common, "hydra.sweeper.n_trials=3", "hydra.sweep.dir=other", "algo.gamma=0.5"]
+    assert "another study: hydra.sweeper.study=NAME" in rlox(tmp_path, "train", *other, code=2)
+
+
+def test_trials_that_diverge_count_and_a_search_of_nothing_else_says_so(tmp_path):
+    diverging = ["algo.learning_rate=1e37,1e38", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=sweep"]
+    printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *diverging, code=1)
+    assert [trial.state for trial in study(tmp_path)] == [TrialState.FAIL] * 2
+    assert "no trial came to a value" in printed
+    assert "became nan" in printed
+
+
+def test_without_optuna_the_remedy_is_told(tmp_path):
+    program = "import sys; sys.modules['optuna'] = None; from rlox_cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", *OPTUNA, *RUNS, RATE], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, not any(tmp_path.iterdir())) == (1, True)
+    assert 'pip install "rlox-cli[optuna]"' in done.stderr

@@ -96,6 +96,11 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
         master = compose_launcher(flags, [*_replayed(sweep, typed), *searched, *typed])
         if searched:
+            if retry_failed:
+                raise UsageError(
+                    "--retry-failed must be left out of a search, whose failed trials have told it something; more "
+                    "trials: hydra.sweeper.n_trials=N"
+                )
             optuna_search().resume(sweep, master, typed, modules, console)
             return
         for name in ("retries", "max_batch_size", "plot"):

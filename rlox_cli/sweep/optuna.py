@@ -24,6 +24,7 @@ import optuna
 from omegaconf import DictConfig
 from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
+from sqlalchemy.exc import SQLAlchemyError
 
 from rlox import __version__
 from rlox.callbacks import Callback
@@ -41,7 +42,8 @@ from rlox_cli.sweep.show import resume_command
 
 STUDY_FILE = "study.db"
 _CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
-TOLD = ("failed", "interrupted", "killed")  # states of runs that are told beside the lines of trials
+TOLD = ("interrupted", "killed")  # states of runs that are told beside the lines of trials
+_MEDIAN_OF = 5  # finished trials: a median of fewer says little
 _BUSY_S = 60  # how long a process waits for others that write to the study
 
 
@@ -52,15 +54,56 @@ def study_file(settings: OptunaConfig, folder: Path) -> Path:
     return Path(settings.storage.removeprefix("sqlite:///")).absolute()
 
 
+def make_study(path: Path, name: str) -> None:
+    """Make sure that the SQLite file `path` has the study of that name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path), _stored(path):
+        if not path.exists():
+            # Its tables come one by one; a kill between two would leave a file that Optuna takes for a whole one.
+            for left in path.parent.glob(f".{path.name}.*.partial"):
+                left.unlink()
+            partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+            _storage(partial).engine.dispose()
+            os.replace(partial, path)
+        optuna.create_study(storage=_storage(path), study_name=name, direction="maximize", load_if_exists=True)
+
+
 def open_study(path: Path, name: str, pruner: optuna.pruners.BasePruner | None = None) -> optuna.Study:
-    """The study of that name in the SQLite file `path`, made if need be."""
+    """The study of that name in the SQLite file `path`."""
+    with _stored(path):
+        try:
+            return optuna.load_study(storage=_storage(path), study_name=name, pruner=pruner)
+        except KeyError as e:
+            raise ValueError(f"{shown(path)} must hold a study of the name {name}; restore the file") from e
+
+
+def _storage(path: Path) -> optuna.storages.RDBStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": _BUSY_S}})
-    return optuna.create_study(
-        storage=storage, study_name=name, direction="maximize", load_if_exists=True, pruner=pruner
-    )
+    return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": _BUSY_S}})
+
+
+@contextmanager
+def _stored(path: Path) -> Iterator[None]:
+    """Make what a database can raise an OSError that says which it is: a disk that is full today may not be tomorrow."""
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as e:
+        raise OSError(
+            f"{shown(path)} must be a database that holds the study and can be written: {e.__cause__ or e}"
+        ) from e
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Alone with a study: another sweep that adds to it must neither count past its end nor take our trials."""
+    held = lock.acquire(path.with_name(f"{path.name}.lock"), _BUSY_S)
+    if held is None:
+        raise OSError(f"{shown(path)} is held by another process; stop it, and go on")
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def make_pruner(settings: OptunaConfig, n_points: int) -> optuna.pruners.BasePruner:
@@ -70,7 +113,7 @@ def make_pruner(settings: OptunaConfig, n_points: int) -> optuna.pruners.BasePru
     if settings.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(1, n_points)
     # Before a third of its evaluations a run says little about where it will end.
-    return optuna.pruners.MedianPruner(settings.n_startup_trials, math.ceil(n_points / 3))
+    return optuna.pruners.MedianPruner(min(_MEDIAN_OF, settings.n_startup_trials), math.ceil(n_points / 3))
 
 
 class TrialCallback(Callback):
@@ -95,7 +138,8 @@ class TrialCallback(Callback):
         settings = Search.read(folder)[0].settings
         self.n_points, self.total = job.config["eval"]["n_points"], job.config["total_timesteps"]
         self.stopped: str | None = None
-        self._study = open_study(study_file(settings, folder), settings.study, make_pruner(settings, self.n_points))
+        self._file = study_file(settings, folder)
+        self._study = open_study(self._file, settings.study, make_pruner(settings, self.n_points))
         self._number, self._reports = job.extra["trial"], job.extra["run"] == 0
 
     def on_training_start(self, **info: Any) -> bool:
@@ -107,20 +151,25 @@ class TrialCallback(Callback):
         # By points, not steps: rollouts of other lengths are evaluated at slightly other steps.
         point = min(step * self.n_points // self.total, self.n_points) if self.n_points else 0
         if self._reports and step < self.total:
-            known = self._frozen()
-            trial = Trial(self._study, known._trial_id)
-            # A run that goes on from a checkpoint comes once more to what it has reported already.
-            if point not in known.intermediate_values:
-                trial.report(evaluation.summary()["mean_return"], point)
-            if point >= max(known.intermediate_values, default=0) and trial.should_prune():
-                trial.set_user_attr("pruned", f"pruned at evaluation {point} of {self.n_points}")
+            with _stored(self._file):
+                self._report(evaluation.summary()["mean_return"], point)
         self._obey()
+
+    def _report(self, value: float, point: int) -> None:
+        known = self._frozen()
+        trial = Trial(self._study, known._trial_id)
+        # A run that goes on from a checkpoint comes once more to what it has reported already.
+        if point not in known.intermediate_values:
+            trial.report(value, point)
+        if point >= max(known.intermediate_values, default=0) and trial.should_prune():
+            trial.set_user_attr("pruned", f"pruned at evaluation {point} of {self.n_points}")
 
     def on_step(self, **info: Any) -> bool:
         return self.stopped is None
 
     def _obey(self) -> None:
-        self.stopped = self._frozen().user_attrs.get("pruned")
+        with _stored(self._file):
+            self.stopped = self._frozen().user_attrs.get("pruned")
 
     def _frozen(self) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[self._number]
@@ -134,6 +183,7 @@ class Trials:
         # Whose a trial is, where several sweeps add to one study; a folder that holds its study may be moved.
         self.sweep = "." if self.settings.storage is None else str(folder.absolute())
         self.file = study_file(self.settings, folder)
+        make_study(self.file, self.settings.study)
         self.study = open_study(self.file, self.settings.study, make_pruner(self.settings, n_points))
         self._identify()
 
@@ -164,7 +214,7 @@ class Trials:
 
     def next(self) -> list[Trial]:
         """Those that were under way when the sweep was stopped, then new ones; at most n_jobs, none at the end."""
-        with self._locked():
+        with _alone(self.file):
             known = self.study.get_trials(deepcopy=False)
             mine = [
                 t
@@ -246,17 +296,6 @@ class Trials:
                 )
         return [known[run] for run in range(self.settings.n_seeds)]
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Alone with the study: another sweep that adds to it must neither count past its end nor take our trials."""
-        held = lock.acquire(self.file.with_name(f"{self.file.name}.lock"), _BUSY_S)
-        if held is None:
-            raise UsageError(f"{shown(self.file)} is held by another process; stop it, and go on")
-        try:
-            yield
-        finally:
-            os.close(held)
-
 
 def start(
     flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, job: Job, console: Console
@@ -315,7 +354,7 @@ def print_trials(folder: Path, console: Console) -> bool:
     study = open_study(study_file(settings, folder), settings.study)
     done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
     console.print(trials_table(study), markup=False)
-    console.print(f"{done} of {settings.n_trials} trials have come to their end")
+    console.print(f"{done} of {settings.n_trials} trials have ended")
     return done < settings.n_trials
 
 
@@ -325,13 +364,13 @@ def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launc
     Raises
     ------
     RuntimeError
-        If runs died so often that they are left for another time, and if no trial came to its end.
+        If runs died so often that they are left for another time, and if no trial came to a value.
     """
     trials = Trials(search, sweep.folder, config["eval"]["n_points"])
     if known := len(trials.study.trials):
         console.print(f"the study has {known} of {search.settings.n_trials} trials", soft_wrap=True)
     try:
-        with launch.installed():
+        with launch.installed(), _stored(trials.file):
             open_ = trials.carry_out(sweep, config, launch, console)
     except BaseException:
         console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
@@ -347,7 +386,7 @@ def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launc
             f"on: {resume_command(sweep)}"
         )
     if not found:
-        raise RuntimeError(f"no trial came to its end; each run has its account in {shown(sweep.folder)}/…/out.txt")
+        raise RuntimeError(f"no trial came to a value; each run has its account in {shown(sweep.folder)}/…/out.txt")
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:

@@ -40,8 +40,10 @@ class OptunaConfig(Config):
     )
     params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
     objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
-    pruner: str = "median"  # what stops a poor trial early: median, hyperband or none
-    n_startup_trials: int = 10  # trials at random before the sampler learns from them, and the median stops any
+    pruner: str = (
+        "median"  # what stops a poor trial early: median (of at least five finished trials), hyperband or none
+    )
+    n_startup_trials: int = 10  # trials at random before the sampler learns from them
     seed: int = 0  # of the sampler; in sequence, the same seed gives the same trials
     retries: int = 2  # how often in a row a run that died may be tried again without having come further
     storage: str | None = None  # where the study lies, as sqlite:///FILE; null: study.db in the sweep's folder

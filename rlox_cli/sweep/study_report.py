@@ -50,12 +50,12 @@ def trials_table(study: optuna.Study) -> Table:
 def report(study: optuna.Study, search: Search, folder: Path, console: Console) -> bool:
     """Print the trials and what is best, and write ``experiment/best.yaml`` and ``study.png`` into `folder`.
 
-    Returns whether any trial came to its end.
+    Returns whether any trial came to a value.
     """
     console.print(trials_table(study))
     best = best_trial(study)
     if best is None:
-        console.print("no trial came to its end, so there is no best one", soft_wrap=True)
+        console.print("no trial came to a value, so there is no best one", soft_wrap=True)
         return False
     overrides = search.overrides(best.params)
     preset = folder / PRESET
