@@ -223,15 +223,17 @@ class Launch:
             saved, tries = self._tries.get(job.id, (progress.saved, 0))
             self._tries[job.id] = (progress.saved, 1 if progress.saved > saved else tries + 1)
         for job, result in zip(jobs, results, strict=False):
-            self._note(job, result)
+            self._note(job, result, job in started)
 
-    def _note(self, job: SweepJob, result: JobReturn) -> None:
+    def _note(self, job: SweepJob, result: JobReturn, started: bool) -> None:
         told = result._return_value
         if result.status is JobStatus.FAILED:
             told = {"message": paragraph(told), "may_pass": may_pass(told)}
-        if code := told.get("exit_code"):
-            self.exit_code = self.exit_code or (code if self.sweep.stop_flag.exists() else None)
-        elif "message" in told and self.sweep.progress[job.id].state not in ("failed", "finished", "running"):
+        if (code := told.get("exit_code")) and self.sweep.stop_flag.exists():
+            self.exit_code = self.exit_code or code
+        state = self.sweep.progress[job.id].state
+        if "message" in told and (state == "killed" if started else state not in ("finished", "running")):
+            # What came before it had opened its record stands nowhere else.
             self.sweep.note_failure(job, told["message"], told["may_pass"])
             self._watch.look(job)
 
