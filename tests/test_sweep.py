@@ -147,7 +147,7 @@ def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path)
     assert process.returncode == 130
     assert "Go on: rlox sweep resume sweep" in printed
     states = Counter(job.state for job in jobs(tmp_path))
-    assert states["finished"] >= 4
+    assert states["finished"] >= 3
     assert states["interrupted"] >= 1
     assert set(states) <= {"finished", "interrupted", "waiting"}
     rlox(tmp_path, "sweep", "resume", "sweep")
