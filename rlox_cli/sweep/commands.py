@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 import time
@@ -13,7 +14,8 @@ from rich.console import Console
 from rlox import __version__
 from rlox_cli.compose import Job, SweeperConfig, compose_launcher, split_args
 from rlox_cli.errors import UsageError
-from rlox_cli.imports import import_modules, needed_modules, take_imports
+from rlox_cli.imports import needed_modules, take_imports
+from rlox_cli.resume import configuration
 from rlox_cli.runner import resolved, shown
 from rlox_cli.sweep.ledger import FILE, Head, Sweep, SweepJob, job_id
 from rlox_cli.sweep.search import is_search, optuna_search
@@ -92,7 +94,6 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                 "differ in its last bits, or more",
                 soft_wrap=True,
             )
-        import_modules(modules)
         searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
         master = compose_launcher(flags, [*_replayed(sweep, typed), *searched, *typed])
         if searched:
@@ -106,7 +107,10 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         for name in ("retries", "max_batch_size", "plot"):
             if any(word.startswith(f"hydra.sweeper.{name}=") for word in typed):
                 setattr(sweep.head, name, master.hydra.sweeper[name])
-        sweep.scan()
+        for key, progress in sweep.scan().items():
+            if progress.state != "finished":
+                # As when it was typed: every job is checked before the first one starts.
+                configuration(copy.deepcopy(sweep.jobs[key].config), modules, sweep.folder / FILE)
         console.print(summary(sweep), soft_wrap=True)
         _run(sweep, master, modules, console, retry_failed=retry_failed)
     finally:

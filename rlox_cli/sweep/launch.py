@@ -79,10 +79,11 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     with open(folder / OUT, "a", buffering=1) as out:
         try:
             _train(work, folder, stop_flag, Console(file=out, highlight=False, width=400))
-        except Stopped as e:
+        except Stopped:
             if _is_parent:
                 stop_flag.touch()
-            return {"exit_code": e.exit_code}
+                raise
+            # A launcher that met it would kill its other processes before they have saved.
         except Exception as e:
             traceback.print_exc(file=out)
             return {"id": work.job.id, "message": paragraph(e), "may_pass": may_pass(e)}
@@ -143,7 +144,7 @@ class Launch:
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(KnownJobs(), self._callbacks), task_function=train, config=self._config
         )
-        self._launched = 0
+        self._launched = self._barren = 0  # jobs, and launches in a row that failed before any job began
         self._tries: dict[str, tuple[int, int]] = {}  # id -> newest checkpoint at the last try, tries without a newer
         self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
         self._watch = _Watch(sweep, console, told)
@@ -226,27 +227,31 @@ class Launch:
         self._watch.active = jobs
         try:
             results = self._launcher.launch(works, initial_job_idx=self._launched)
+        except Stopped as e:
+            self.exit_code, results = e.exit_code, []
         except Exception as e:
             error, results = e, []
         self._watch.active = []
         self._launched += len(jobs)
         started = [job for job in jobs if self._watch.look(job).attempts > attempts[job.id]]
-        if error is not None and not started and not self.stopped:
+        self._barren = 0 if started or error is None else self._barren + 1
+        bearable = self.sweep.head.retries if error is not None and may_pass(error) else 0
+        if error is not None and not self.stopped and self._barren > bearable:
             raise error  # the launcher itself cannot do it
         for job in started if error is not None else jobs:
             progress = self.sweep.progress[job.id]
             saved, tries = self._tries.get(job.id, (progress.saved, 0))
             self._tries[job.id] = (progress.saved, 1 if progress.saved > saved else tries + 1)
         for job, result in zip(jobs, results, strict=False):
-            self._note(job, result)
+            self._note(job, result, job in started)
 
-    def _note(self, job: SweepJob, result: JobReturn) -> None:
+    def _note(self, job: SweepJob, result: JobReturn, started: bool) -> None:
         told = result._return_value
         if result.status is JobStatus.FAILED:
             told = {"message": paragraph(told), "may_pass": may_pass(told)}
-        if code := told.get("exit_code"):
-            self.exit_code = self.exit_code or (code if self.sweep.stop_flag.exists() else None)
-        elif "message" in told and self.sweep.progress[job.id].state not in ("failed", "finished", "running"):
+        state = self.sweep.progress[job.id].state
+        if "message" in told and (state == "killed" if started else state not in ("finished", "running")):
+            # What came before it had opened its record stands nowhere else.
             self.sweep.note_failure(job, told["message"], told["may_pass"])
             self._watch.look(job)
 

@@ -85,7 +85,7 @@ def _storage(path: Path) -> optuna.storages.RDBStorage:
 
 @contextmanager
 def _stored(path: Path) -> Iterator[None]:
-    """Make what a database can raise an OSError that says which it is: a disk that is full today may not be tomorrow."""
+    """What a database raises becomes an OSError, which may pass, as a full disk does, and says which file it is."""
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as e:
