@@ -1,6 +1,5 @@
 """`rlox train -m hydra/sweeper=optuna`: ranges from the fields' metadata, and studies that survive what kills them."""
 
-import json
 import os
 import random
 import re
@@ -16,8 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
-from outcomes import outcome
-from test_sweep import ends, jobs, killed, rlox
+from test_sweep import ends, jobs, killed, outcomes, rlox
 
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
@@ -25,6 +23,7 @@ from rlox.config import Config
 from rlox_cli.compose import compose_jobs, compose_sweep
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import resolved
+from rlox_cli.sweep.ledger import Sweep
 from rlox_cli.sweep.search import read_search
 
 # How many searches are killed and go on; a soak sets it.
@@ -42,6 +41,10 @@ JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_j
 
 def study(folder, path="sweep/study.db"):
     return optuna.load_study(study_name="rlox", storage=f"sqlite:///{folder / path}").trials
+
+
+def ledger(folder):
+    return list(Sweep.read(folder / "sweep").jobs.values())
 
 
 def told(trials):
@@ -136,11 +139,6 @@ def whole(tmp_path_factory):
     return folder, time.monotonic() - started
 
 
-def runs(folder):
-    """What each run of the search has come to, by its folder's name."""
-    return {path.parent.name: outcome(path.parent) for path in folder.glob("sweep/*/metrics.jsonl")}
-
-
 @pytest.mark.parametrize("round_", range(ROUNDS))
 @pytest.mark.parametrize("launcher", [[], JOBLIB], ids=["basic", "joblib"])
 def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
@@ -159,40 +157,40 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
         rlox(tmp_path, *command)
     trials, found = study(tmp_path), jobs(tmp_path)
     assert len(trials) == len(found) == 8
-    assert [ends(job["folder"])["finished"] for job in found] == [1] * 8
-    assert max(job["attempts"] for job in found) <= 1 + kills
-    for trial, job in zip(trials, found, strict=True):
-        assert trial.value == job["last"]
-        assert {f"{key}={value}" for key, value in trial.params.items()} < set(job["overrides"])
-        assert (trial.state is TrialState.PRUNED) == (job["step"] < 8192)
+    assert [ends(run.folder)["finished"] for run in found] == [1] * 8
+    assert max(run.attempts for run in found) <= 1 + kills
+    for trial, run, job in zip(trials, found, ledger(tmp_path), strict=True):
+        assert trial.value == run.last
+        assert {f"{key}={value}" for key, value in trial.params.items()} < set(job.overrides)
+        assert (trial.state is TrialState.PRUNED) == (run.step < 8192)
     if not launcher:  # one after another, so that each trial knows the same of those before it
         assert told(trials) == told(study(folder))
-        assert runs(tmp_path) == runs(folder)
+        assert outcomes(tmp_path) == outcomes(folder)
 
 
 def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):
     """A learning rate with which nothing is learned is pruned; the preset and the command are the best trial's job."""
     spaces = ["algo.learning_rate=1e-8,0.001", "algo.clip_eps=interval(0.1,0.4)"]
-    pruning = ["hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=9", "hydra.sweeper.seed=1"]
+    pruning = ["hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=9", "hydra.sweeper.seed=5"]
     printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *spaces, *pruning, "hydra.sweep.dir=sweep")
     trials, runs = study(tmp_path), jobs(tmp_path)
     assert len(trials) == 9
     assert all(0.1 <= trial.params["algo.clip_eps"] <= 0.4 for trial in trials)
     cut = [trial for trial in trials if trial.state is TrialState.PRUNED]
-    assert cut
+    # With this seed three of the first five trials, which none is compared with, learn.
+    bad = [trial.number for trial in trials[5:] if trial.params["algo.learning_rate"] == "1e-08"]
+    assert [trial.number for trial in cut] == bad != []
     for trial in cut:
-        assert trial.params["algo.learning_rate"] == "1e-08"
-        assert runs[trial.number]["message"].startswith("stopped early: pruned at evaluation")
-        assert runs[trial.number]["step"] < 8192
+        assert runs[trial.number].message.startswith("stopped early: pruned at evaluation")
+        assert runs[trial.number].step < 8192
     best = max((t for t in trials if t.state is TrialState.COMPLETE), key=lambda t: t.value)
-    ledger = [json.loads(line) for line in (tmp_path / "sweep/sweep.jsonl").read_text().splitlines()][1:]
     (command,) = re.findall(r"train it +rlox train (.*)", printed)
     for flags, overrides in (
         (["-cd", str(tmp_path / "sweep")], ["experiment=best", "logger=none"]),
         ([], shlex.split(command)),
     ):
         (job,) = compose_jobs(flags, overrides)
-        assert resolved(job.config, job.algo) == ledger[best.number]["config"]
+        assert resolved(job.config, job.algo) == ledger(tmp_path)[best.number].config
     assert (tmp_path / "sweep/study.png").read_bytes().startswith(b"\x89PNG")
     # What is left of a process that was killed when it had just asked for a trial.
     optuna.load_study(study_name="rlox", storage=f"sqlite:///{tmp_path}/sweep/study.db").ask()
@@ -208,8 +206,8 @@ def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_
     rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=1", "hydra.sweep.dir=sweep")
     (trial,) = study(tmp_path, "s.db")
     runs = jobs(tmp_path)
-    assert [job["overrides"][-1] for job in runs] == ["seed=3", "seed=4"]
-    assert trial.value == sum(job["last"] for job in runs) / 2
+    assert [job.overrides[-1] for job in ledger(tmp_path)] == ["seed=3", "seed=4"]
+    assert trial.value == sum(run.last for run in runs) / 2
     rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=2", "hydra.sweep.dir=more")
     assert told(study(tmp_path, "s.db")[:1]) == told([trial])
     assert len(study(tmp_path, "s.db")) == 2
