@@ -42,7 +42,7 @@ from rlox_cli.sweep.show import resume_command
 
 STUDY_FILE = "study.db"
 _CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
-TOLD = ("interrupted", "killed")  # states of runs that are told beside the lines of trials
+_TOLD = ("interrupted", "killed")  # states of runs that are told beside the lines of trials
 _MEDIAN_OF = 5  # finished trials: a median of fewer says little
 _BUSY_S = 60  # how long a process waits for others that write to the study
 
@@ -206,9 +206,9 @@ class Trials:
             self.study.set_user_attr("search", mine)
             return
         for key, value in mine.items():
-            if known[key] != value:
+            if known.get(key) != value:
                 raise UsageError(
-                    f"{key} of the search must stay {known[key]}, with which the study {self.settings.study!r} in "
+                    f"{key} of the search must stay {known.get(key)}, with which the study {self.settings.study!r} in "
                     f"{shown(self.file)} was begun, got {value}; another study: hydra.sweeper.study=NAME"
                 )
 
@@ -313,7 +313,7 @@ def start(
         console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
         for space in search.spaces:
             console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)
-        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, TOLD), console)
+        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, _TOLD), console)
     finally:
         sweep.release()
 
@@ -329,10 +329,8 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
     search, config = Search.read(sweep.folder)
     # Asked here once: a trial whose runs may not begin would count as failed.
     configuration(copy.deepcopy(config), modules, sweep.folder / FILE)
-    now, names = (
-        optuna_config(master),
-        [re.split(r"[=.]", word)[2] for word in typed if word.startswith("hydra.sweeper.")],
-    )
+    now = optuna_config(master)
+    names = [re.split(r"[=.]", word)[2] for word in typed if word.startswith("hydra.sweeper.")]
     if fixed := [name for name in names if name not in _CHANGEABLE]:
         raise UsageError(
             f"hydra.sweeper.{fixed[0]} must stay what it was in a search that goes on; of its settings, "
@@ -341,7 +339,7 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
     search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
     search.write(sweep.folder, config)
     sweep.head.retries = search.settings.retries
-    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, TOLD), console)
+    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, _TOLD), console)
 
 
 def print_trials(folder: Path, console: Console) -> bool:
@@ -398,19 +396,17 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
 def describe(study: optuna.Study, number: int, n_trials: int) -> str:
     """One line about a trial that was told."""
     trial, best = study.get_trials(deepcopy=False)[number], best_trial(study)
-    value = {
-        TrialState.COMPLETE: lambda: f"{trial.value:.1f}",
-        TrialState.PRUNED: lambda: trial.user_attrs["pruned"],
-        TrialState.FAIL: lambda: f"failed: {trial.user_attrs['error']}",
-    }[trial.state]()
+    if trial.state is TrialState.COMPLETE:
+        told = f"{trial.value:.1f}"
+    else:
+        told = (
+            trial.user_attrs["pruned"] if trial.state is TrialState.PRUNED else f"failed: {trial.user_attrs['error']}"
+        )
     so_far = "" if best is None else f" (best {best.value:.1f}, trial {best.number})"
-    return f"trial {number} of {n_trials}: {value}{so_far}  {shown_values(trial)}"
-
-
-def shown_values(trial: FrozenTrial) -> str:
-    """``learning_rate=0.000312 gamma=0.99``, for people."""
-    return " ".join(f"{key.removeprefix('algo.')}={shown_value(value)}" for key, value in trial.params.items())
+    values = " ".join(f"{key.removeprefix('algo.')}={shown_value(value)}" for key, value in trial.params.items())
+    return f"trial {number} of {n_trials}: {told}{so_far}  {values}"
 
 
 def shown_value(value: Any) -> str:
+    """For people: ``0.000312``."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from rlox_cli.runner import shown
 FILE = "search.json"
 OBJECTIVES = ("final", "best")
 PRUNERS = ("median", "hyperband", "none")
+_SQLITE = "sqlite:///"
 # What trials may differ in; anything else would make their values incomparable.
 _SECTIONS = ("algo", "buffer", "env")
 
@@ -35,14 +36,10 @@ class OptunaConfig(Config):
     n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
     n_jobs: int = 1  # trials that the launcher is given at once
     n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
-    search: list[str] | None = (
-        None  # fields to search in their own ranges (all: every one); null: all, unless ranges are typed
-    )
+    search: list[str] | None = None  # fields to search in their own ranges, or all; null: all, unless ranges are typed
     params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
     objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
-    pruner: str = (
-        "median"  # what stops a poor trial early: median (of at least five finished trials), hyperband or none
-    )
+    pruner: str = "median"  # what stops poor trials early: median (of five finished ones or more), hyperband or none
     n_startup_trials: int = 10  # trials at random before the sampler learns from them
     seed: int = 0  # of the sampler; in sequence, the same seed gives the same trials
     retries: int = 2  # how often in a row a run that died may be tried again without having come further
@@ -57,14 +54,19 @@ class OptunaConfig(Config):
         yield "objective", self.objective in OBJECTIVES, f"be one of {', '.join(OBJECTIVES)}"
         yield "pruner", self.pruner in PRUNERS, f"be one of {', '.join(PRUNERS)}"
         yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
-        yield "storage", self.storage is None or self.storage.startswith("sqlite:///"), "be sqlite:///FILE, or null"
+        yield "storage", self.storage is None or self.storage.startswith(_SQLITE), "be sqlite:///FILE, or null"
         yield "study", bool(self.study), "not be empty"
 
 
 def optuna_config(cfg: DictConfig) -> OptunaConfig:
     """The sweeper's settings in a composed configuration; every rule is checked on the way."""
     try:
-        return OptunaConfig.from_kwargs("hydra.sweeper", **OmegaConf.to_container(cfg.hydra.sweeper))
+        settings = OptunaConfig.from_kwargs("hydra.sweeper", **OmegaConf.to_container(cfg.hydra.sweeper))
+        if settings.storage is None:
+            return settings
+        # Kept for a process, or a day, with another working directory.
+        file = Path(settings.storage.removeprefix(_SQLITE)).absolute()
+        return replace(settings, storage=f"{_SQLITE}{file}")
     except (ValueError, TypeError) as e:
         raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
 
@@ -114,7 +116,9 @@ class Search:
 
     def overrides(self, values: dict[str, Any]) -> list[str]:
         """Those of a trial that took `values`, as they are typed."""
-        return [*self.fixed, *(f"{key}={value}" for key, value in values.items())]
+        chosen = [f"{space.key}={values[space.key]}" for space in self.spaces]
+        # The kwargs take any key; to Hydra's strict mode each would be unknown.
+        return [*self.fixed, *(f"++{line}" if ".kwargs." in line else line for line in chosen)]
 
     def corners(self) -> Iterator[list[str]]:
         """The overrides of a few jobs that meet every choice, and both ends of every range."""
