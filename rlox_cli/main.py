@@ -112,12 +112,10 @@ def eval_(
 @app.command(name="ls")
 def ls(
     what: Annotated[str, typer.Argument(help="algos, buffers, envs, experiments, tuned, runs or sweeps.")],
-    folder: Annotated[Path, typer.Option(help="Where runs and sweeps lie (for `ls runs`, `ls sweeps`).")] = Path(
-        "outputs"
-    ),
+    folder: Annotated[Path, typer.Option(help="Where runs and sweeps lie.")] = Path("outputs"),
     imports: _Imports = None,
 ) -> None:
-    """List algorithms, replay memories, environments, experiments (presets), tuned settings, or runs and sweeps made here."""
+    """List algorithms, replay memories, environments, presets, tuned settings, or runs and sweeps made here."""
     with reported("ls"):
         from rlox_cli.imports import import_modules
         from rlox_cli.show import list_things
