@@ -327,7 +327,7 @@ def _subdir(cfg: DictConfig, number: int) -> str:
     """The job's folder in that of its sweep."""
     with open_dict(cfg.hydra.job):
         cfg.hydra.job.num = number
-    HydraConfig.instance().set_config(cfg)  # what ${hydra:…} asks
+    HydraConfig.instance().cfg = cfg  # what ${hydra:…} asks; `set_config` would copy it
     return str(cfg.hydra.sweep.subdir)
 
 

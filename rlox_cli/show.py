@@ -33,7 +33,7 @@ _SECTIONS = {
     "logger.tensorboard": configs.TensorboardConfig,
     "logger.csv": configs.CsvConfig,
 }
-_THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs")
+_THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -172,6 +172,8 @@ def list_things(what: str, folder: Path) -> None:
         console.print(table)
     elif what == "runs":
         _list_runs(folder, console)
+    elif what == "sweeps":
+        _list_sweeps(folder, console)
     else:
         raise ValueError(f"the list must be known, got {what!r}; {nearest(what, _THINGS)}")
 
@@ -202,6 +204,26 @@ def _list_envs(console: Console) -> None:
     console.print("gymnasium's (one process, one core):")
     for group, names in sorted(groups.items()):
         console.print(f"  {group}: {', '.join(sorted(names))}", soft_wrap=True)
+
+
+def _list_sweeps(folder: Path, console: Console) -> None:
+    from rlox_cli.runner import shown
+    from rlox_cli.sweep.ledger import FILE, Sweep
+    from rlox_cli.sweep.show import summary
+
+    table = make_table("sweep", "jobs", "typed")
+    for path in sorted(folder.rglob(FILE), key=lambda path: path.stat().st_mtime):
+        try:
+            sweep = Sweep.read(path.parent)
+        except ValueError as e:
+            # A sweep that is damaged does not hide the others.
+            print(f"rlox ls: {shown(path.parent)} is left out: {e}", file=sys.stderr)
+            continue
+        sweep.scan()
+        table.add_row(shown(path.parent), summary(sweep), " ".join(sweep.head.overrides))
+    if not table.row_count:
+        raise ValueError(f"no sweeps under {folder}; `rlox train -m …` makes one, or name another folder with --folder")
+    console.print(table, markup=False)
 
 
 def _list_runs(folder: Path, console: Console) -> None:

@@ -52,9 +52,12 @@ def outcomes(cwd):
     return {job.folder.name: outcome(job.folder) for job in jobs(cwd)}
 
 
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def ends(run):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return Counter(row["status"] for row in rows if row.get("event") == "end")
+    return Counter(row["status"] for row in rows(run) if row.get("event") == "end")
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,12 @@ def test_killed_at_any_moment_it_loses_nothing_and_repeats_nothing(launcher, rou
     assert outcomes(tmp_path) == expected
     assert [ends(job.folder)["finished"] for job in found] == [1] * 8
     assert max(job.attempts for job in found) <= 1 + kills
+    for job in found:
+        saved = 0
+        for row in rows(job.folder):
+            if row.get("event") == "start":
+                assert row["step"] >= saved  # it went on from what was saved, and from the beginning only without
+            saved = row["step"] if row.get("kind") == "last" else saved
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 8
 
 
@@ -259,6 +268,7 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
         ("go on with it: rlox sweep resume sweep", train, "resume=sweep"),
         ("seed=5 must not stand beside a sweep", resume, "sweep", "seed=5"),
         ("give each job a folder of its own", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=same"),
+        ("hydra.sweeper.retries must be >= 0, got -1", train, "-m", *SHORT[:-2], "hydra.sweeper.retries=-1"),
         ("must lead below", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=../${seed}"),
     ]:
         with pytest.raises(UsageError, match=re.escape(says)):

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -36,15 +37,13 @@ def start(
     console: Console,
 ) -> None:
     """Write the ledger of a new sweep and run it; `master` and `jobs` are `compose_sweep`'s of what was typed."""
-    settings = {name: master.hydra.sweeper.get(name, default) for name, default in vars(SweeperConfig()).items()}
+    settings = sweeper_settings(master)
     todo = planned(jobs)
     for config in (job.config for job in todo):
         modules = [*modules, *needed_modules(config["env"], config), *config["imports"]]
     head = Head(
         *(__version__, flags, overrides, list(dict.fromkeys(modules)), launcher_overrides(master, overrides)),
-        retries=settings["retries"],
-        max_batch_size=settings["max_batch_size"],
-        plot=settings["plot"],
+        **settings,
         created=time.time(),
     )
     sweep = Sweep.create(Path(master.hydra.sweep.dir), head, todo)
@@ -53,6 +52,22 @@ def start(
         _run(sweep, master, head.imports, console, trusted=True)
     finally:
         sweep.release()
+
+
+def sweeper_settings(master: DictConfig) -> dict[str, Any]:
+    """How jobs are gone through; for Hydra's own sweeper, rlox's defaults where it has no such setting.
+
+    Raises
+    ------
+    UsageError
+        For a value out of range.
+    """
+    defaults = vars(SweeperConfig())
+    found = {name: master.hydra.sweeper.get(name, defaults[name]) for name in ("retries", "max_batch_size", "plot")}
+    for name, least in (("retries", 0), ("max_batch_size", 1)):
+        if found[name] is not None and found[name] < least:
+            raise UsageError(f"hydra.sweeper.{name} must be >= {least}, got {found[name]}")
+    return found
 
 
 def launcher_overrides(master: DictConfig, overrides: list[str]) -> list[str]:
@@ -104,9 +119,9 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
                 )
             optuna_search().resume(sweep, master, typed, modules, console)
             return
-        for name in ("retries", "max_batch_size", "plot"):
+        for name, value in sweeper_settings(master).items():
             if any(word.startswith(f"hydra.sweeper.{name}=") for word in typed):
-                setattr(sweep.head, name, master.hydra.sweeper[name])
+                setattr(sweep.head, name, value)
         for key, progress in sweep.scan().items():
             if progress.state != "finished":
                 # As when it was typed: every job is checked before the first one starts.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.callbacks import Callbacks
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -72,7 +71,7 @@ class KnownJobs:
 def train(cfg: DictConfig) -> dict[str, Any]:
     """Do what is left of a job; what launchers run, by its name. Empty, or how it failed."""
     work = Work.parse(cfg.work)
-    folder, stop_flag = Path(HydraConfig.get().runtime.output_dir), Path(work.sweep, STOP)
+    folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
     if stop_flag.exists() or Progress(folder).scan().state == "finished":
         return {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +135,7 @@ class Launch:
         self._modules, self._trusted = modules, trusted
         self._config = OmegaConf.masked_copy(config, ["hydra"])
         with open_dict(self._config):
-            self._config.hydra.sweep.dir = str(sweep.folder).replace("${", "\\${")
+            self._config.hydra.sweep.dir = str(sweep.folder)
             self._config.hydra.output_subdir = None  # what it would hold is in the ledger
             # Long texts, which launchers copy for every job.
             self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""

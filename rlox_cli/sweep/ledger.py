@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlox import __version__
 from rlox.config import is_below
 from rlox.tracking import lock
 from rlox.tracking.record import FILE as RECORD
@@ -31,6 +32,7 @@ FILE = "sweep.jsonl"
 _LOCK = "sweep.lock"
 STOP = "stop"  # the file whose being there asks every job, in whatever process or machine, to save and stop
 _MOST_BYTES = 1 << 20  # of a line
+_HEAD = f"be the head of a sweep, as rlox {__version__} writes it"
 STATES = ("waiting", "running", "finished", "failed", "interrupted", "killed")
 
 
@@ -171,14 +173,14 @@ class Sweep:
         lines = _read(path)
         _, first = next(lines, (0, None))
         if not isinstance(first, dict) or first.pop("sweep", None) != 1:
-            raise _damaged(path, 1, "be the head of a sweep")
+            raise _damaged(path, 1, _HEAD)
         try:
             head = Head(**first)
             lists = (head.flags, head.overrides, head.imports, head.launcher)
             if not all(isinstance(x, list) and all(isinstance(word, str) for word in x) for x in lists):
                 raise TypeError
         except TypeError:
-            raise _damaged(path, 1, "be the head of a sweep") from None
+            raise _damaged(path, 1, _HEAD) from None
         sweep = cls(folder.absolute(), head)
         for number, item in lines:
             if not isinstance(item, dict):
@@ -306,10 +308,12 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _damaged(path: Path, number: int, rule: str) -> UsageError:
-    return UsageError(
-        f"{shown(path)} is damaged: line {number} must {rule}; mend the line, or delete it (its job is then no longer "
-        "one of the sweep, and its run stays)"
+    remedy = (
+        "restore it; until then each of its runs can be resumed by itself: rlox train resume=RUN"
+        if number == 1
+        else "mend the line, or delete it: its job is then no longer one of the sweep, and its run stays"
     )
+    return UsageError(f"{shown(path)} is damaged: line {number} must {rule}; {remedy}")
 
 
 _held: set[int] = set()
