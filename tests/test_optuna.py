@@ -118,6 +118,7 @@ def test_what_is_searched(arguments, searched, tmp_path):
         (["env=CartPole-v1,Acrobot-v1"], r"env must have one value"),
         (["algo.gamma=interval(0.9,0.8)"], r"algo.gamma must be a range from a lower number to a higher"),
         (["algo.ent_coef=tag(log,interval(0,1))"], r"algo.ent_coef must be .* above 0 for tag\(log"),
+        (["algo.n_steps=tag(log,range(8,64))"], r"algo.n_steps must be tag\(log,interval\(LOW,HIGH\)\)"),
         (["algo.gamma=interval(0.9,1.5)"], r"algo.gamma must be in \[0, 1\], got 1.5"),
         (["hydra.sweeper.n_trials=0"], r"hydra.sweeper.n_trials must be >= 1, got 0"),
         (["hydra.sweeper.pruner=medain"], r"hydra.sweeper.pruner must be one of median, hyperband, none"),

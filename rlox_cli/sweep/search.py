@@ -275,6 +275,8 @@ def _space(override: Override) -> Space:
     if isinstance(sweep, IntervalSweep):
         space = Space(key, text, (), sweep.start, sweep.end, None, log)
     elif isinstance(sweep, RangeSweep):
+        if log:
+            raise UsageError(f"{key} must be tag(log,interval(LOW,HIGH)), or with int(interval(…)) in it, got {text}")
         numbers = list(sweep.range())
         space = Space(key, text, (), min(numbers, default=0), max(numbers, default=0), abs(sweep.step))
     else:
