@@ -136,7 +136,7 @@ def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None
     course.set(xlabel="trial", ylabel="mean return (undiscounted)", title="course of the search")
     course.xaxis.set_major_locator(MaxNLocator(integer=True))
     course.grid(alpha=0.3)
-    course.legend(fontsize=12)
+    figure.legend(loc="outside lower left", ncols=3, fontsize=12)
     if importances:
         names = [name.removeprefix("algo.") for name in reversed(importances)]
         shares = list(reversed(importances.values()))
