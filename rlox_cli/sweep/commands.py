@@ -93,8 +93,8 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
     console = make_console()
     modules, words = take_imports(args)
     flags, typed = split_args(words)
-    for word in typed:
-        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper", word):
+    for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
+        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper|(-cd|--config-dir)(=|$)", word):
             raise UsageError(
                 f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; --import, -cd, "
                 "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
