@@ -161,6 +161,7 @@ def _run(
         with launch.installed():
             launch.run(list(sweep.jobs.values()), retry_failed)
     except BaseException:
+        sweep.scan()
         console.print(f"{summary(sweep)}. Go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
         raise
     finish(sweep, sweep.head.plot, console)
