@@ -230,6 +230,7 @@ def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
     ("old", "new", "says"),
     [
         ('{"sweep":1', '{"sweep":2', "line 1 must be the head of a sweep"),
+        ('"retries":2', '"retries":"x"', "line 1 must be the head of a sweep"),
         ('"seed=0",', "0,", "line 2 must be a job with id"),
         ('"folder":"0-', '"folder":"../0-', "line 2 must be a job: hydra.sweep.subdir must lead below"),
         (

@@ -94,8 +94,8 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
     console = make_console()
     modules, words = take_imports(args)
     flags, typed = split_args(words)
-    for word in typed:
-        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper", word):
+    for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
+        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper|(-cd|--config-dir)(=|$)", word):
             raise UsageError(
                 f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; --import, -cd, "
                 "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
@@ -171,6 +171,7 @@ def _run(
         with launch.installed():
             launch.run(list(sweep.jobs.values()), retry_failed)
     except BaseException:
+        sweep.scan()
         console.print(f"{summary(sweep)}. Go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
         raise
     finish(sweep, sweep.head.plot, console)

@@ -127,6 +127,7 @@ class Sweep:
         self.head = head
         self.jobs: dict[str, SweepJob] = {}
         self.progress: dict[str, Progress] = {}
+        self._folders: set[str] = set()
         self._lock: int | None = None
 
     @classmethod
@@ -177,7 +178,9 @@ class Sweep:
         try:
             head = Head(**first)
             lists = (head.flags, head.overrides, head.imports, head.launcher)
-            if not all(isinstance(x, list) and all(isinstance(word, str) for word in x) for x in lists):
+            sound = all(isinstance(x, list) and all(isinstance(word, str) for word in x) for x in lists)
+            size = 1 if head.max_batch_size is None else head.max_batch_size
+            if not sound or type(head.retries) is not int or type(size) is not int or size < 1:
                 raise TypeError
         except TypeError:
             raise _damaged(path, 1, _HEAD) from None
@@ -206,18 +209,17 @@ class Sweep:
         return sweep
 
     def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
-        folders = {job.folder for job in self.jobs.values()}
         for job in jobs:
             if job.id in self.jobs:
                 raise UsageError(f"the id must be one that no other job has, got {job.id} twice")
             if not is_below(job.folder):
                 raise UsageError(f"hydra.sweep.subdir must lead below the sweep's folder, got {job.folder!r}")
-            if job.folder in folders:
+            if job.folder in self._folders:
                 raise UsageError(
                     f"hydra.sweep.subdir must give each job a folder of its own, got {job.folder} twice; "
                     "${hydra:job.num} in it tells them apart"
                 )
-            folders.add(job.folder)
+            self._folders.add(job.folder)
             self.__dict__.pop("shared", None)
             self.jobs[job.id] = job
             self.progress[job.id] = Progress(self.folder / job.folder)
