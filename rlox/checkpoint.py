@@ -35,6 +35,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,21 @@ def versions() -> dict[str, str]:
 
     found = {"rlox": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "gymnasium"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        if (version := _installed(name)) is not None:
+            found[name] = version
     return {
         **found,
         "platform": f"{sys.platform}-{platform.machine()}",
         "cpu_level": str(CPU_LEVEL),
     }
+
+
+@cache
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)  # parses the package's whole description
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _digest(header: str, flat: dict[str, np.ndarray]) -> str:

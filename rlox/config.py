@@ -24,6 +24,12 @@ BACKENDS = ("auto", "native", "torch")
 WANDB_MODES = ("online", "offline")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool")
 
+# Where a sweep looks, in Hydra's grammar: the ranges that rl-zoo3 searches, less what only diverges.
+LEARNING_RATES = "tag(log, interval(1e-5, 1e-2))"
+DISCOUNTS = "0.9,0.95,0.98,0.99,0.995,0.999"
+TRACE_DECAYS = "0.8,0.9,0.95,0.98,1.0"
+ENTROPY_WEIGHTS = "tag(log, interval(1e-8, 0.1))"
+
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """`` did you mean 'x'?`` for the closest of `choices`, else the sorted list of them."""
@@ -59,6 +65,14 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def searched(default: Any, space: str) -> Any:
+    """A field that sweeps may search: its default, and the range in Hydra's grammar, which stands in its metadata."""
+    metadata = {"search": space}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -98,18 +112,18 @@ class Config:
 class OnPolicyConfig(Config):
     """What every on-policy actor-critic shares."""
 
-    n_steps: int = 128  # steps per environment in one rollout
-    learning_rate: float = 2.5e-4  # step size of the optimiser at the start
+    n_steps: int = searched(128, "32,64,128,256,512,1024,2048")  # steps per environment in one rollout
+    learning_rate: float = searched(2.5e-4, LEARNING_RATES)  # step size of the optimiser at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
-    gamma: float = 0.99  # discount factor per step, in [0, 1]
-    gae_lambda: float = 0.95  # decay of the advantage trace per step, in [0, 1]
-    ent_coef: float = 0.01  # weight of the entropy bonus, per nat
-    vf_coef: float = 0.5  # weight of the squared value error
-    max_grad_norm: float | None = 0.5  # global gradient norm is clipped to this; null: off
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    gae_lambda: float = searched(0.95, TRACE_DECAYS)  # decay of the advantage trace per step, in [0, 1]
+    ent_coef: float = searched(0.01, ENTROPY_WEIGHTS)  # weight of the entropy bonus, per nat
+    vf_coef: float = searched(0.5, "interval(0.1, 1.0)")  # weight of the squared value error
+    max_grad_norm: float | None = searched(0.5, "0.3,0.5,1,2,5")  # global gradient norm is clipped to this; null: off
     optimizer: str = "adam"  # adam or rmsprop, both with eps 1e-5
-    normalize_advantages: bool = True  # zero mean, unit variance in each minibatch
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])  # units per hidden layer, actor and critic alike
-    activation: str = "tanh"  # tanh or relu
+    normalize_advantages: bool = searched(True, "true,false")  # zero mean, unit variance in each minibatch
+    hidden_sizes: list[int] = searched([64, 64], "[64,64],[256,256]")  # units per hidden layer, actor and critic alike
+    activation: str = searched("tanh", "tanh,relu")  # tanh or relu
     ortho_init: bool = True  # orthogonal weights (gain sqrt 2; 0.01 at the policy head), else uniform 1/sqrt(fan_in)
     log_std_init: float = 0.0  # initial log standard deviation of continuous actions
     normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
@@ -146,9 +160,9 @@ class OnPolicyConfig(Config):
 class PPOConfig(OnPolicyConfig):
     """Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347)."""
 
-    n_epochs: int = 4  # passes over each rollout
-    batch_size: int = 256  # transitions per gradient step
-    clip_eps: float = 0.2  # the probability ratio is clipped to [1 - eps, 1 + eps]
+    n_epochs: int = searched(4, "1,4,10,20")  # passes over each rollout
+    batch_size: int = searched(256, "32,64,128,256,512")  # transitions per gradient step
+    clip_eps: float = searched(0.2, "0.1,0.2,0.3,0.4")  # the probability ratio is clipped to [1 - eps, 1 + eps]
     clip_eps_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
     clip_vf: float | None = None  # clip value changes to this distance, in units of return; null: off
     target_kl: float | None = (
@@ -173,27 +187,27 @@ class PPOConfig(OnPolicyConfig):
 class A2CConfig(OnPolicyConfig):
     """Advantage Actor-Critic, synchronous (Mnih et al. 2016, arXiv:1602.01783)."""
 
-    n_steps: int = 5  # steps per environment in one rollout, which is one gradient step
-    learning_rate: float = 7e-4  # step size of the optimiser at the start
-    gae_lambda: float = 1.0  # decay of the advantage trace per step, in [0, 1]
-    ent_coef: float = 0.0  # weight of the entropy bonus, per nat
-    optimizer: str = "rmsprop"  # adam or rmsprop, both with eps 1e-5
-    normalize_advantages: bool = False  # zero mean, unit variance in each rollout
+    n_steps: int = searched(5, "5,8,16,32,64,128")  # steps per environment in one rollout, which is one gradient step
+    learning_rate: float = searched(7e-4, LEARNING_RATES)  # step size of the optimiser at the start
+    gae_lambda: float = searched(1.0, TRACE_DECAYS)  # decay of the advantage trace per step, in [0, 1]
+    ent_coef: float = searched(0.0, ENTROPY_WEIGHTS)  # weight of the entropy bonus, per nat
+    optimizer: str = searched("rmsprop", "adam,rmsprop")  # adam or rmsprop, both with eps 1e-5
+    normalize_advantages: bool = searched(False, "true,false")  # zero mean, unit variance in each rollout
 
 
 @dataclass
 class OffPolicyConfig(Config):
     """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
 
-    learning_rate: float = 1e-4  # step size of the optimiser at the start
+    learning_rate: float = searched(1e-4, LEARNING_RATES)  # step size of the optimiser at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
-    gamma: float = 0.99  # discount factor per step, in [0, 1]
-    batch_size: int = 64  # transitions per update
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    batch_size: int = searched(64, "32,64,128,256,512")  # transitions per update
     learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
-    train_freq: int = 1  # environment steps, over all environments together, from one round of updates to the next
-    gradient_steps: int = 1  # updates in a round; -1: as many as environment steps were taken since the last
+    train_freq: int = searched(1, "1,4,8,16,64,256")  # environment steps, over all environments, per round of updates
+    gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates in a round; -1: one per step taken since the last
     max_grad_norm: float | None = 10.0  # global gradient norm is clipped to this; null: off
-    hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])  # units per hidden layer
+    hidden_sizes: list[int] = searched([256, 256], "[64,64],[256,256],[400,300]")  # units per hidden layer
     activation: str = "relu"  # tanh or relu
     normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
     clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
@@ -225,13 +239,15 @@ class DQNConfig(OffPolicyConfig):
     """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236), with parts of Rainbow (arXiv:1710.02298)."""
 
     double_dqn: bool = True  # the online network chooses the next action, the target network values it
-    dueling: bool = False  # separate streams for the state's value and the actions' advantages
+    dueling: bool = searched(False, "true,false")  # separate streams for the state's value and the actions' advantages
     loss: str = "huber"  # huber (quadratic to an error of 1, then linear) or mse (the squared error, no factor 1/2)
-    target_update_freq: int = 1000  # environment steps from one update of the target network to the next
+    target_update_freq: int = searched(1000, "1,250,1000,10000")  # environment steps per update of the target network
     tau: float = 1.0  # share of the online network that an update of the target takes in; 1: a copy
-    exploration_fraction: float = 0.1  # part of total_timesteps over which epsilon falls, linearly
+    exploration_fraction: float = searched(
+        0.1, "interval(0.01, 0.5)"
+    )  # part of total_timesteps over which epsilon falls, linearly
     exploration_initial_eps: float = 1.0  # probability of a random action at the start
-    exploration_final_eps: float = 0.05  # probability of a random action from then on
+    exploration_final_eps: float = searched(0.05, "interval(0.0, 0.2)")  # probability of a random action from then on
 
     def rules(self):
         yield from super().rules()
@@ -247,10 +263,12 @@ class DQNConfig(OffPolicyConfig):
 class TwinCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share."""
 
-    batch_size: int = 256  # transitions per update
+    batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
     learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
     max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
-    tau: float = 0.005  # share of the online networks that an update of the targets takes in
+    tau: float = searched(
+        0.005, "tag(log, interval(1e-3, 0.08))"
+    )  # share of the online networks that an update of the targets takes in
     exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
     noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
 
@@ -267,7 +285,7 @@ class TwinCriticConfig(OffPolicyConfig):
 class SACConfig(TwinCriticConfig):
     """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
 
-    learning_rate: float = 3e-4  # step size of policy, critics and temperature at the start
+    learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
     auto_entropy: bool = True  # learn the weight of the entropy, so that the entropy comes to target_entropy
     ent_coef: float = 1.0  # weight of the policy's entropy, per nat; with auto_entropy only where it starts
     target_entropy: float | None = None  # nats, of actions scaled to [-1, 1]; null: minus their number of components
@@ -283,11 +301,15 @@ class SACConfig(TwinCriticConfig):
 class TD3Config(TwinCriticConfig):
     """Twin Delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477)."""
 
-    learning_rate: float = 1e-3  # step size of policy and critics at the start
-    policy_delay: int = 2  # updates of the critics for each one of the policy and of all targets
-    target_noise: float = 0.2  # standard deviation of the noise on the target's actions, which are in [-1, 1]
+    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of policy and critics at the start
+    policy_delay: int = searched(2, "1,2,4")  # updates of the critics for each one of the policy and of all targets
+    target_noise: float = searched(
+        0.2, "interval(0.0, 0.5)"
+    )  # standard deviation of the noise on the target's actions, which are in [-1, 1]
     noise_clip: float = 0.5  # that noise is clipped to this
-    exploration_noise: float = 0.1  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
+    exploration_noise: float = searched(
+        0.1, "interval(0.0, 0.5)"
+    )  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
 
     def rules(self):
         yield from super().rules()
@@ -302,7 +324,7 @@ class BufferConfig(Config):
 
     name: str = "uniform"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     size: int = 1_000_000  # transitions it holds before the oldest make room
-    n_step: int = 1  # steps of a return before it bootstraps; ends of episodes and time limits cut it short
+    n_step: int = searched(1, "1,3,5")  # steps of a return before it bootstraps; episode ends and time limits cut it
 
     frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store the frames of stacks once
 
@@ -336,7 +358,7 @@ class PrioritizedBufferConfig(BufferConfig):
     """Transitions are drawn in proportion to their last TD error (Schaul et al. 2016, arXiv:1511.05952)."""
 
     name: str = "prioritized"  # which one (`rlox ls buffers`); chosen by buffer=NAME
-    alpha: float = 0.6  # exponent of the priorities: 0 draws uniformly, 1 in full proportion
+    alpha: float = searched(0.6, "interval(0.3, 0.9)")  # exponent of the priorities: 0 draws uniformly, 1 in proportion
     beta: float = 0.4  # exponent of the importance weights at the start; it rises to 1 at total_timesteps, linearly
 
     def rules(self):

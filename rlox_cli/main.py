@@ -45,7 +45,8 @@ def train(
     \b
     rlox train algo=ppo env=CartPole-v1
     rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
-    rlox train -m algo=ppo seed=0,1,2,3
+    rlox train -m algo=ppo seed=0,1,2,3            rlox train -m 'seed=range(8)' hydra/launcher=joblib
+    rlox train -m hydra/sweeper=optuna algo=ppo env=CartPole-v1 'hydra.sweeper.search=[learning_rate,gamma]'
     rlox train algo=dqn buffer=prioritized buffer.alpha=0.5
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
     rlox train max_time=30m eval.stop_at=475       'logger=[mlflow,csv]'
@@ -60,6 +61,9 @@ def train(
 
     resume=RUN (a run folder, or a checkpoint in one) goes on with a run that was stopped or killed, as if it had not
     been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run.
+
+    A sweep (-m) tells each job when it ends, tries again what died, and ends with tables and a picture; `rlox sweep
+    resume` goes on with one that was stopped or killed. hydra/launcher=joblib runs its jobs beside each other.
 
     \b
     Flags (all but the first two are Hydra's; all of those: --hydra-help):
@@ -109,11 +113,11 @@ def eval_(
 
 @app.command(name="ls")
 def ls(
-    what: Annotated[str, typer.Argument(help="algos, buffers, envs, experiments, tuned or runs.")],
-    folder: Annotated[Path, typer.Option(help="Where runs lie (for `ls runs`).")] = Path("outputs"),
+    what: Annotated[str, typer.Argument(help="algos, buffers, envs, experiments, tuned, runs or sweeps.")],
+    folder: Annotated[Path, typer.Option(help="Where runs and sweeps lie.")] = Path("outputs"),
     imports: _Imports = None,
 ) -> None:
-    """List algorithms, replay memories, environments, experiments (presets), tuned settings, or the runs made here."""
+    """List algorithms, replay memories, environments, presets, tuned settings, or runs and sweeps made here."""
     with reported("ls"):
         from rlox_cli.imports import import_modules
         from rlox_cli.show import list_things
@@ -137,6 +141,7 @@ def show(
     rlox show algo=ppo                   the algorithm's hyper-parameters
     rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
     rlox show buffer=prioritized         a replay memory's keys
+    rlox show hydra.sweeper              the search by Optuna: rlox train -m hydra/sweeper=optuna
     rlox show eval                       one section: env, buffer, eval, checkpoint, logger.mlflow, logger.wandb,
                                          logger.tensorboard, logger.csv
     """
@@ -243,6 +248,50 @@ def compare(
         from rlox_cli.compare import main
 
         main(a, b, metric, threshold, json)
+
+
+sweep = typer.Typer(help="See and go on with what `rlox train -m` began.", no_args_is_help=True)
+app.add_typer(sweep, name="sweep")
+
+
+@sweep.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the sweep.")],
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list of the jobs.")] = False,
+) -> None:
+    """Show every job of a sweep: what tells it from the others, how far it has come, its scores.
+
+    A job is waiting, running, finished, failed (with why), interrupted (Ctrl-C) or killed.
+    """
+    with reported("sweep"):
+        from rlox_cli.sweep.commands import status as show
+
+        show(folder, json)
+
+
+@sweep.command(context_settings={**_PASS, "allow_interspersed_args": True})
+def resume(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the sweep.")],
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try again what failed by its settings or its numbers, too.")
+    ] = False,
+) -> None:
+    """Go on with a sweep that was stopped or killed: finished jobs stay, others go on from their last checkpoints.
+
+    A job without a checkpoint starts anew. Jobs are what they were when the sweep was typed, even if settings that ship
+    have changed since. The launcher is the same unless another is typed.
+
+    \b
+    rlox sweep resume outputs/sweeps/…
+    rlox sweep resume outputs/sweeps/… hydra/launcher=joblib hydra.launcher.n_jobs=4
+    rlox sweep resume outputs/sweeps/… --import my_package
+    rlox sweep resume outputs/sweeps/… hydra.sweeper.n_trials=50      a search by Optuna, to more trials
+    """
+    with reported("sweep"):
+        from rlox_cli.sweep.commands import resume as go_on
+
+        go_on(folder, context.args, retry_failed)
 
 
 bench = typer.Typer(help="Measure rlox against its peers on this machine.", no_args_is_help=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, versions
 from rlox.config import RunConfig
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
-from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, to_run_config
+from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, run_schema, to_run_config
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, needed_modules, require_typed
-from rlox_cli.runner import Outcome, resolved, resume, shown
+from rlox_cli.runner import Outcome, Stopper, resolved, resume, shown
 
 # What a run is: a change would make another one of it, or what was saved useless.
 _FIXED = (
@@ -36,7 +37,14 @@ _GROUPS = ("algo", "env", "buffer")
 
 
 def main(
-    run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool = False
+    run: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    console: Console,
+    stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
+    checks: bool = False,
 ) -> Outcome | None:
     """Resume the run in the folder, or of the checkpoint, `run`; None where nothing is left to do.
 
@@ -54,7 +62,7 @@ def main(
         raise UsageError(f"{shown(folder)} is being trained by another process; stop it first, or wait")
     register()
     saved = read_config(folder)
-    algo = _algorithm(saved, folder)
+    algo = _algorithm(saved, folder / "config.yaml")
     # Code of the user's is loaded only where it is typed, again: a file must not decide what runs.
     require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
     import_modules(modules)
@@ -108,7 +116,24 @@ def main(
 
         check_resume(config, algo, path, console, typed)
         return None
-    return resume(config, algo, path, console, changed, typed)
+    return resume(config, algo, path, console, changed, typed, stop_flag, more)
+
+
+def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tuple[RunConfig, str]:
+    """The validated configuration, and its algorithm's name, of the plain data that `runner.resolved` made.
+
+    Raises
+    ------
+    UsageError
+        For what is no configuration, and code of the user's whose modules were not typed.
+    """
+    algo = _algorithm(saved, where)
+    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
+    import_modules(modules)
+    try:
+        return OmegaConf.to_object(_typed(saved, algo)), algo
+    except (OmegaConfBaseException, ValueError, TypeError) as e:
+        raise UsageError(f"{shown(where)}: {explain(e)}") from e
 
 
 def _only_prints(flags: list[str]) -> bool:
@@ -127,6 +152,8 @@ def _checkpoint_of(run: Path) -> Path:
     folder = path.parent.parent
     if not run.exists():
         raise UsageError(f"resume={run} does not exist; name a run folder (`rlox ls runs`) or a checkpoint in one")
+    if (run / "sweep.jsonl").is_file():
+        raise UsageError(f"resume={run} is a sweep, not a run; go on with it: rlox sweep resume {run}")
     if not ((folder / FILE).is_file() and (folder / "config.yaml").is_file()):
         raise UsageError(
             f"resume={run} must be a run folder, or a checkpoint in the checkpoints/ of one, which has config.yaml and "
@@ -145,7 +172,7 @@ def _or_best(path: Path) -> str:
     return f"; the best one is there: rlox train resume={shown(best)}" if best != path and best.is_file() else ""
 
 
-def _algorithm(saved: dict[str, Any], folder: Path) -> str:
+def _algorithm(saved: dict[str, Any], path: Path) -> str:
     """The algorithm's name, taken out of its section; what is looked at before the types are checked has its own."""
     name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
     env = saved.get("env")
@@ -153,7 +180,7 @@ def _algorithm(saved: dict[str, Any], folder: Path) -> str:
     sound = sound and isinstance(env.get("wrappers"), list) and isinstance(saved.get("imports"), list)
     if not (sound and isinstance(name, str) and name in ALGORITHMS):
         raise UsageError(
-            f"{shown(folder / 'config.yaml')} must be a run's configuration, with env, imports, and algo.name one of "
+            f"{shown(path)} must hold a run's configuration, with env, imports, and algo.name one of "
             f"{', '.join(ALGORITHMS)}, got {name!r}; restore the file"
         )
     return name
@@ -161,7 +188,7 @@ def _algorithm(saved: dict[str, Any], folder: Path) -> str:
 
 def _typed(saved: dict[str, Any], algo: str) -> DictConfig:
     """`saved` under the types of its sections, strict about keys."""
-    cfg = OmegaConf.structured(RunConfig)
+    cfg = copy.deepcopy(run_schema())
     cfg.algo = OmegaConf.structured(resolve(ALGORITHMS[algo].config))
     memory = saved.get("buffer")
     if memory is not None:

@@ -9,11 +9,11 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from rich.console import Console
@@ -31,7 +31,7 @@ from rlox.callbacks import (
 from rlox.checkpoint import load_checkpoint, versions
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
 from rlox.logging import RecordLogger
-from rlox.tracking.record import Record
+from rlox.tracking.record import FILE, Record
 from rlox_cli.errors import Stopped
 from rlox_cli.imports import resolve_reward
 from rlox_cli.preflight import preflight, time_limit_warnings
@@ -49,13 +49,27 @@ class Outcome:
     best: float | None  # mean return of the best evaluation
 
 
-class StopOnSignal(Callback):
-    """The first Ctrl-C or SIGTERM lets the update finish, so that what is saved is whole; the second stops at once."""
+class Stopper(Protocol):
+    """A callback that says why it stopped a training, if it did."""
 
-    def __init__(self) -> None:
+    stopped: str | None
+
+
+class StopOnSignal(Callback):
+    """The first Ctrl-C or SIGTERM lets the update finish, so that what is saved is whole; the second stops at once.
+
+    So does the file `flag`, if it comes to be: a sweep's other processes, or machines, cannot be sent a signal.
+    """
+
+    def __init__(self, flag: Path | None = None) -> None:
         self.signal_number: int | None = None
+        self._flag, self._looked = flag, 0.0
 
     def on_step(self, **info: Any) -> bool:
+        if self._flag is not None and (now := time.monotonic()) - self._looked > 0.5:
+            self._looked = now
+            if self._flag.exists():
+                self.signal_number = signal.SIGINT
         return self.signal_number is None
 
     @contextmanager
@@ -98,8 +112,25 @@ def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig
     return {} if buffer is None else {"buffer": buffer}
 
 
-def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome:
+def run(
+    config: RunConfig,
+    algo: str,
+    folder: Path,
+    console: Console,
+    stop_flag: Path | None = None,
+    again: bool = False,
+    more: Sequence[Stopper] = (),
+) -> Outcome:
     """Train, evaluate, save.
+
+    Parameters
+    ----------
+    stop_flag : Path, optional
+        A file that stops the training, as Ctrl-C does, once it exists.
+    again : bool
+        Whether the folder may hold a run that ended before it had saved anything; its next segment starts anew.
+    more : sequence of Stopper
+        Further callbacks, which may stop the training.
 
     Raises
     ------
@@ -108,12 +139,19 @@ def run(config: RunConfig, algo: str, folder: Path, console: Console) -> Outcome
     Exception
         Whatever went wrong; the record says so, and saved checkpoints are untouched.
     """
-    if (folder / "metrics.jsonl").exists():
+    found = _size(folder / FILE)
+    if found and not again:
         raise ValueError(
             f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir, or go on with that "
             f"run: rlox train resume={shown(folder)}"
         )
-    return _carry_out(build(config, algo, folder), config, algo, folder, console)
+    algorithm = build(config, algo, folder)
+
+    def verify() -> None:
+        if _size(folder / FILE) != found:
+            raise RuntimeError(f"{shown(folder)} was taken by another process meanwhile; try again")
+
+    return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
 
 
 def build(config: RunConfig, algo: str, folder: Path) -> Any:
@@ -135,7 +173,14 @@ def build(config: RunConfig, algo: str, folder: Path) -> Any:
 
 
 def resume(
-    config: RunConfig, algo: str, checkpoint: Path, console: Console, changed: Mapping[str, Any], trusted: bool
+    config: RunConfig,
+    algo: str,
+    checkpoint: Path,
+    console: Console,
+    changed: Mapping[str, Any],
+    trusted: bool,
+    stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
 ) -> Outcome:
     """Go on with the run that `checkpoint` lies in, as if it had not been stopped; as `run`.
 
@@ -146,9 +191,14 @@ def resume(
     trusted : bool
         Whether the environment may be what the files say, however many there are to be and whatever is imported.
     """
-    identity = _identity(checkpoint)
+    folder, identity = checkpoint.parent.parent, _identity(checkpoint)
     algorithm = restored(config, algo, checkpoint, console, trusted)
-    return _carry_out(algorithm, config, algo, checkpoint.parent.parent, console, changed, (checkpoint, identity))
+
+    def verify() -> None:
+        if _identity(checkpoint) != identity:
+            raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
+
+    return _carry_out(algorithm, config, algo, folder, console, verify, changed, True, stop_flag, more)
 
 
 def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
@@ -166,6 +216,11 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
     if (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm
+
+
+def _size(path: Path) -> int:
+    """Of a file that only grows, in bytes; 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -196,10 +251,13 @@ def _carry_out(
     algo: str,
     folder: Path,
     console: Console,
+    verify: Callable[[], None],
     changed: Mapping[str, Any] | None = None,
-    resumed: tuple[Path, tuple[int, int, int]] | None = None,
+    resumed: bool = False,
+    stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
 ) -> Outcome:
-    """The training itself, from its beginning or from where `resumed`, a checkpoint and its identity, left it."""
+    """The training itself, from its beginning or from where the checkpoint left it that `algorithm` was made of."""
     plain = resolved(config, algo)
     # The path that ran, so that this file gives the same run elsewhere.
     plain["backend"] = algorithm.backend
@@ -211,9 +269,9 @@ def _carry_out(
         algorithm.close()
         raise
     folder.mkdir(parents=True, exist_ok=True)
-    if resumed is None:
+    if not resumed:
         _write_config(folder, plain)
-    stop = StopOnSignal()
+    stop = StopOnSignal(stop_flag)
     timing = TimingCallback()
     plan = config.eval
     evaluations = EvalCallback(plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience)
@@ -223,24 +281,19 @@ def _carry_out(
     checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
     label = f"{algo} {config.env.id} seed {config.seed}"
     start = algorithm.counters.env_steps
-
-    def verify() -> None:
-        if resumed is not None and _identity(resumed[0]) != resumed[1]:
-            raise RuntimeError(f"{shown(resumed[0])} was replaced by another process while it was read; try again")
-
     record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
     with record, stop.installed():
-        if resumed is not None:
+        if resumed:
             _write_config(folder, plain)
-            _remove_partial(folder / "checkpoints")
+        _remove_partial(folder / "checkpoints")
         tracking.start_mirrors(folder)
         started = time.perf_counter()
         try:
             with ProgressCallback(console, label, config.total_timesteps) as progress:
                 algorithm.callbacks.extend(
-                    [timing, RecordLogger(record), evaluations, time_limit, advice, progress, stop, checkpoints]
+                    [timing, RecordLogger(record), evaluations, *more, time_limit, advice, progress, stop, checkpoints]
                 )
-                if resumed is None:
+                if not resumed:
                     algorithm.train(config.total_timesteps, schedule_timesteps=config.schedule_timesteps)
                 else:
                     checkpoints.best = max(checkpoints.best, _best_score(folder))
@@ -248,7 +301,7 @@ def _carry_out(
         except BaseException as e:
             # On a full disk this fails as well; what is to be told is the first error.
             with suppress(OSError):
-                record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__)
+                record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__, may_pass(e))
             if isinstance(e, (FloatingPointError, RuntimeError)):
                 e.args = (f"{e}. {_last_good(folder)}",)
             raise
@@ -256,7 +309,8 @@ def _carry_out(
             algorithm.close()
         seconds = time.perf_counter() - started
         steps = algorithm.counters.env_steps
-        early = f"max_time={config.max_time} was over" if time_limit.reached else evaluations.stopped
+        reasons = (f"max_time={config.max_time} was over" if time_limit.reached else None, evaluations.stopped)
+        early = next(filter(None, [*reasons, *(callback.stopped for callback in more)]), None)
         if stop.signal_number:
             record.end(steps, "interrupted")
         else:
@@ -282,6 +336,11 @@ def _carry_out(
     shares = ", ".join(f"{name} {share:.0%}" for name, share in timing.summary().items() if name != "total_s")
     console.print(f"  {'time':<12} {shares}")
     return Outcome(folder, steps, seconds, final, best)
+
+
+def may_pass(e: BaseException) -> bool:
+    """Whether the same training, tried again, may succeed: not where its input or its numbers are at fault."""
+    return isinstance(e, (RuntimeError, OSError, MemoryError)) and not isinstance(e, NotImplementedError)
 
 
 def _write_config(folder: Path, plain: dict[str, Any]) -> None:

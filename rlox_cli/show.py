@@ -33,7 +33,7 @@ _SECTIONS = {
     "logger.tensorboard": configs.TensorboardConfig,
     "logger.csv": configs.CsvConfig,
 }
-_THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs")
+_THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -60,18 +60,20 @@ def _plain(value: Any) -> str:
 
 
 def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> Table:
+    searched = any("search" in item.metadata for item in fields(cls))
     columns = [
         "key",
         "type",
         "default",
         *(["tuned"] if tuned_values is not None else []),
+        *(["search"] if searched else []),
         "meaning",
     ]
     table = make_table(*columns)
     hints, meaning = typing.get_type_hints(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
-        if is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
+        if item.name == "_target_" or is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
             continue
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
@@ -82,6 +84,8 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
         ]
         if tuned_values is not None:
             row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
+        if searched:
+            row.append(item.metadata.get("search", ""))
         table.add_row(*row, meaning.get(item.name, ""))
     return table
 
@@ -103,6 +107,11 @@ def show_keys(topics: list[str]) -> None:
             console.print(f"{topic}: {inspect.getdoc(cls)}")
             console.print(_table(cls, "buffer."))
             continue
+        elif topic == "hydra.sweeper":
+            from rlox_cli.sweep.search import OptunaConfig  # it takes Hydra, which nothing else here does
+
+            console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
+            console.print(_table(OptunaConfig, f"{topic}."))
         elif topic in _SECTIONS:
             sections.append(topic)
         else:
@@ -163,6 +172,8 @@ def list_things(what: str, folder: Path) -> None:
         console.print(table)
     elif what == "runs":
         _list_runs(folder, console)
+    elif what == "sweeps":
+        _list_sweeps(folder, console)
     else:
         raise ValueError(f"the list must be known, got {what!r}; {nearest(what, _THINGS)}")
 
@@ -193,6 +204,26 @@ def _list_envs(console: Console) -> None:
     console.print("gymnasium's (one process, one core):")
     for group, names in sorted(groups.items()):
         console.print(f"  {group}: {', '.join(sorted(names))}", soft_wrap=True)
+
+
+def _list_sweeps(folder: Path, console: Console) -> None:
+    from rlox_cli.runner import shown
+    from rlox_cli.sweep.ledger import FILE, Sweep
+    from rlox_cli.sweep.show import summary
+
+    table = make_table("sweep", "jobs", "typed")
+    for path in sorted(folder.rglob(FILE), key=lambda path: path.stat().st_mtime):
+        try:
+            sweep = Sweep.read(path.parent)
+        except ValueError as e:
+            # A sweep that is damaged does not hide the others.
+            print(f"rlox ls: {shown(path.parent)} is left out: {e}", file=sys.stderr)
+            continue
+        sweep.scan()
+        table.add_row(shown(path.parent), summary(sweep), " ".join(sweep.head.overrides))
+    if not table.row_count:
+        raise ValueError(f"no sweeps under {folder}; `rlox train -m …` makes one, or name another folder with --folder")
+    console.print(table, markup=False)
 
 
 def _list_runs(folder: Path, console: Console) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox_cli import job
-from rlox_cli.compose import Job, compose_jobs, is_multirun, run_hydra, split_args
+from rlox_cli.compose import Job, compose_jobs, compose_sweep, expands, is_multirun, run_hydra, searches, split_args
 from rlox_cli.errors import UsageError, paragraph
 from rlox_cli.imports import import_modules, take_imports
 from rlox_cli.terminal import make_console, make_table
@@ -35,21 +35,36 @@ def main(args: list[str]) -> None:
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
-    jobs = [] if only_tells else compose_jobs(flags, overrides)
     multirun = is_multirun(flags, overrides)
     if checks and only_prints:
         raise UsageError("--check must not stand beside a flag that only prints")
+    sweep = None
+    if multirun and not only_prints:
+        sweep, jobs = compose_sweep(flags, overrides)
+    else:
+        jobs = [] if only_tells else compose_jobs(flags, overrides)
+    is_search = sweep is not None and searches(sweep)
     if not only_prints:
-        _announce(jobs, multirun, console)
+        _announce(jobs[:1] if is_search else jobs, console)
     if checks:
         from rlox_cli.check import check
 
         check(jobs, flags, multirun, console)
         return
-    if multirun and not only_prints:
+    if sweep is not None:
         from rlox_cli.check import require_buildable
 
         require_buildable(jobs)
+    if is_search:
+        from rlox_cli.sweep.search import optuna_search
+
+        optuna_search().start(flags, overrides, modules, sweep, jobs[0], console)
+        return
+    if sweep is not None and expands(sweep):
+        from rlox_cli.sweep.commands import start
+
+        start(flags, overrides, modules, sweep, jobs, console)
+        return
     job.OUTCOMES, job.FAILURES = [], []
     try:
         run_hydra(flags, overrides, job.train)
@@ -57,7 +72,7 @@ def main(args: list[str]) -> None:
         if job.OUTCOMES:
             if multirun:
                 _table(console)
-            _finish_mirrors([outcome.folder for outcome in job.OUTCOMES], console)
+            finish_mirrors([outcome.folder for outcome in job.OUTCOMES], console)
     if job.FAILURES:
         *others, last = job.FAILURES
         for e in others:
@@ -70,13 +85,13 @@ def _resume(
 ) -> None:
     from rlox_cli.resume import main
 
-    outcome = main(run, flags, overrides, modules, console, checks)
+    outcome = main(run, flags, overrides, modules, console, checks=checks)
     if outcome is not None:
-        _finish_mirrors([outcome.folder], console)
+        finish_mirrors([outcome.folder], console)
 
 
-def _announce(jobs: list[Job], multirun: bool, console: Console) -> None:
-    if multirun:
+def _announce(jobs: list[Job], console: Console) -> None:
+    if len(jobs) > 1:
         console.print(f"{len(jobs)} jobs, all valid")
     for name in dict.fromkeys(item.tuned for item in jobs if item.tuned):
         console.print(
@@ -98,7 +113,7 @@ def _table(console: Console) -> None:
     console.print(table)
 
 
-def _finish_mirrors(folders: list[Path], console: Console) -> None:
+def finish_mirrors(folders: list[Path], console: Console) -> None:
     """Wait until the trackers hold the runs; a tracker that is not there costs a line, never a run."""
     from rlox import tracking
     from rlox_cli.runner import shown

@@ -137,7 +137,9 @@ def start_mirrors(run: str | Path) -> list[str]:
     for name, store in targets.items():
         (run / stores.MIRRORS).mkdir(exist_ok=True)
         stores.register(store, run)
-        _spawn(run, name, store)
+        # A writer at work looks for registrations once more after it has let go of the store.
+        if not stores.is_busy(store):
+            _spawn(run, name, store)
     return list(targets)
 
 

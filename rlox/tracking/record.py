@@ -6,7 +6,8 @@
 
 (null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
 ``versions``; where a resume changed settings ``changed``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
-(``status``, ``message``). A resume opens the next *segment*; its start row's ``step`` is the step it resumed from.
+(``status``, ``message``, ``may_pass`` where true). A resume opens the next *segment*; its start row's ``step`` is the
+step it resumed from.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "file": lambda x: isinstance(x, str) and is_below(x),
     "status": lambda x: x in STATUSES,
     "message": lambda x: isinstance(x, str),
+    "may_pass": lambda x: isinstance(x, bool),
 }
 
 
@@ -328,11 +330,18 @@ class Record:
         if kind == "last":
             self._flush()
 
-    def end(self, step: int, status: str, message: str = "") -> None:
-        """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``."""
+    def end(self, step: int, status: str, message: str = "", may_pass: bool = False) -> None:
+        """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``.
+
+        Parameters
+        ----------
+        may_pass
+            Whether what failed may succeed when it is tried again: a full disk, a lost device.
+        """
         if status not in STATUSES:
             raise ValueError(f"Record.end: status must be one of {', '.join(STATUSES)}, got {status!r}")
-        self._write("end", step, {"status": status, "message": message})
+        fields = {"status": status, "message": message}
+        self._write("end", step, {**fields, "may_pass": True} if may_pass else fields)
         self._flush()
 
     def close(self) -> None:

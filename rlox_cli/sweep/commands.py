@@ -1,0 +1,214 @@
+"""``rlox train -m``, ``rlox sweep status`` and ``rlox sweep resume``."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from rlox import __version__
+from rlox_cli.compose import Job, SweeperConfig, compose_launcher, split_args
+from rlox_cli.errors import UsageError
+from rlox_cli.imports import needed_modules, take_imports
+from rlox_cli.resume import configuration
+from rlox_cli.runner import resolved, shown
+from rlox_cli.sweep.ledger import FILE, Head, Sweep, SweepJob, job_id
+from rlox_cli.sweep.search import is_search, optuna_search
+from rlox_cli.sweep.show import label, print_jobs, print_status, resume_command, summary
+from rlox_cli.terminal import make_console
+
+# What a file may say of a launcher: its name and plain values. Anything else could be a command, or name code.
+_HARMLESS = re.compile(r"hydra/launcher=[\w-]+|\+*hydra\.launcher\.([a-z]\w*\.)*[a-z]\w*=[\w.-]*")
+_MOST_ROWS = 50  # of the table at the end
+
+
+def start(
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    master: DictConfig,
+    jobs: list[Job],
+    console: Console,
+) -> None:
+    """Write the ledger of a new sweep and run it; `master` and `jobs` are `compose_sweep`'s of what was typed."""
+    settings = sweeper_settings(master)
+    todo = planned(jobs)
+    for config in (job.config for job in todo):
+        modules = [*modules, *needed_modules(config["env"], config), *config["imports"]]
+    head = Head(
+        *(__version__, flags, overrides, list(dict.fromkeys(modules)), launcher_overrides(master, overrides)),
+        **settings,
+        created=time.time(),
+    )
+    sweep = Sweep.create(Path(master.hydra.sweep.dir), head, todo)
+    try:
+        console.print(f"sweep: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        _run(sweep, master, head.imports, console, trusted=True)
+    finally:
+        sweep.release()
+
+
+def sweeper_settings(master: DictConfig) -> dict[str, Any]:
+    """How jobs are gone through; for Hydra's own sweeper, rlox's defaults where it has no such setting.
+
+    Raises
+    ------
+    UsageError
+        For a value out of range.
+    """
+    defaults = vars(SweeperConfig())
+    found = {name: master.hydra.sweeper.get(name, defaults[name]) for name in ("retries", "max_batch_size", "plot")}
+    for name, least in (("retries", 0), ("max_batch_size", 1)):
+        if found[name] is not None and found[name] < least:
+            raise UsageError(f"hydra.sweeper.{name} must be >= {least}, got {found[name]}")
+    return found
+
+
+def launcher_overrides(master: DictConfig, overrides: list[str]) -> list[str]:
+    """What chooses the launcher again: its name, from wherever it came, and what was typed of its settings."""
+    name = f"hydra/launcher={master.hydra.runtime.choices['hydra/launcher']}"
+    return [name, *(word for word in overrides if re.match(r"\+*hydra\.launcher\.", word))]
+
+
+def planned(jobs: list[Job]) -> list[SweepJob]:
+    """Composed jobs as the ledger keeps them."""
+    found: dict[str, SweepJob] = {}
+    for job in jobs:
+        name = job_id(job.overrides, found)
+        found[name] = SweepJob(name, job.subdir, job.overrides, resolved(job.config, job.algo))
+    return list(found.values())
+
+
+def status(folder: Path, as_json: bool) -> None:
+    print_status(Sweep.read(folder), make_console(), as_json)
+
+
+def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
+    """Go on with a sweep; `args` are ``--import`` again, and what is to be another launcher."""
+    console = make_console()
+    modules, words = take_imports(args)
+    flags, typed = split_args(words)
+    for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
+        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper|(-cd|--config-dir)(=|$)", word):
+            raise UsageError(
+                f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; --import, -cd, "
+                "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
+            )
+    sweep = Sweep.read(folder)
+    sweep.hold()
+    try:
+        if sweep.head.version != __version__:
+            console.print(
+                f"planned by rlox {sweep.head.version}, and this is {__version__}: what is trained from now on may "
+                "differ in its last bits, or more",
+                soft_wrap=True,
+            )
+        searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
+        master = compose_launcher(flags, [*_replayed(sweep, typed), *searched, *typed])
+        if searched:
+            if retry_failed:
+                raise UsageError(
+                    "--retry-failed must be left out of a search, whose failed trials have told it something; more "
+                    "trials: hydra.sweeper.n_trials=N"
+                )
+            optuna_search().resume(sweep, master, typed, modules, console)
+            return
+        for name, value in sweeper_settings(master).items():
+            if any(word.startswith(f"hydra.sweeper.{name}=") for word in typed):
+                setattr(sweep.head, name, value)
+        for key, progress in sweep.scan().items():
+            if progress.state != "finished":
+                # As when it was typed: every job is checked before the first one starts.
+                configuration(copy.deepcopy(sweep.jobs[key].config), modules, sweep.folder / FILE)
+        console.print(summary(sweep), soft_wrap=True)
+        _run(sweep, master, modules, console, retry_failed=retry_failed)
+    finally:
+        sweep.release()
+
+
+def _replayed(sweep: Sweep, typed: list[str]) -> list[str]:
+    """What chose the sweep's launcher, except for what is typed anew.
+
+    Raises
+    ------
+    UsageError
+        For settings that could be commands: a file must not decide what runs.
+    """
+    names = {_key(word) for word in typed}
+    if "hydra/launcher" in names:
+        return []
+    kept = [word for word in sweep.head.launcher if _key(word) not in names]
+    if doubtful := [word for word in kept if not _HARMLESS.fullmatch(word)]:
+        raise UsageError(
+            f"{shown(sweep.folder / FILE)} has {' '.join(doubtful)}, which a file may not decide by itself; type it "
+            "again if you trust it"
+        )
+    return kept
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
+
+
+def _run(
+    sweep: Sweep,
+    master: DictConfig,
+    modules: list[str],
+    console: Console,
+    trusted: bool = False,
+    retry_failed: bool = False,
+) -> None:
+    from rlox_cli.sweep.launch import Launch
+
+    launch = Launch(sweep, master, modules, trusted, console)
+    try:
+        with launch.installed():
+            launch.run(list(sweep.jobs.values()), retry_failed)
+    except BaseException:
+        sweep.scan()
+        console.print(f"{summary(sweep)}. Go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        raise
+    finish(sweep, sweep.head.plot, console)
+
+
+def finish(sweep: Sweep, plot: bool, console: Console) -> None:
+    """Tables, picture and mirrors of a sweep that has come to its end.
+
+    Raises
+    ------
+    RuntimeError
+        If not all of its jobs are finished.
+    """
+    from rlox_cli.train import finish_mirrors
+
+    print_jobs(sweep, console, _MOST_ROWS)
+    console.print(summary(sweep), soft_wrap=True)
+    if plot:
+        _plot(sweep)
+    finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
+    unfinished = [job for job in sweep.jobs.values() if sweep.progress[job.id].state != "finished"]
+    for job in unfinished:
+        progress = sweep.progress[job.id]
+        print(f"rlox: {label(sweep, job)}: {progress.state}: {progress.message}", file=sys.stderr)
+    if unfinished:
+        raise RuntimeError(
+            f"{len(unfinished)} of {len(sweep.jobs)} jobs are not finished; each has its account in "
+            f"{shown(sweep.folder)}/…/out.txt. Try them again: {resume_command(sweep)} --retry-failed"
+        )
+
+
+def _plot(sweep: Sweep) -> None:
+    from rlox_cli.plot import main
+    from rlox_cli.runs import EVALUATION
+
+    try:
+        main([sweep.folder], EVALUATION, "steps", [], [], [])
+    except (ValueError, ImportError, OSError) as e:
+        # Nothing was evaluated, or the disk is full: no reason to call the sweep a failure.
+        print(f"rlox plot: {e}", file=sys.stderr)

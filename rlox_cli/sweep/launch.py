@@ -1,0 +1,311 @@
+"""The jobs of a sweep, through whatever launcher: skipped, started, resumed, tried again, told about."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.callbacks import Callbacks
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console
+
+from rlox.tracking.record import FILE as RECORD
+from rlox_cli.errors import Stopped, paragraph
+from rlox_cli.runner import may_pass, run
+from rlox_cli.sweep.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
+
+OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal
+_POLL_S = 0.5
+
+# The sweep's parent runs jobs itself under Hydra's basic launcher; all others run them in other processes.
+_is_parent = False
+
+
+@dataclass
+class Work:
+    """What a job's process is given beside the launcher's own settings."""
+
+    job: SweepJob
+    sweep: str  # the sweep's folder
+    modules: list[str]  # that were typed, and may be imported
+    trusted: bool  # whether all of it was typed now, and is not what a file says
+
+    def __str__(self) -> str:
+        # As JSON, in which OmegaConf must find nothing to interpolate.
+        return json.dumps(asdict(self)).replace("$", "\\u0024")
+
+    @classmethod
+    def parse(cls, text: str) -> Work:
+        plain = json.loads(text)
+        return cls(**{**plain, "job": SweepJob(**plain["job"])})
+
+
+class KnownJobs:
+    """Hydra's config loader as far as launchers call it: here each job comes with its whole configuration.
+
+    Composing it once more, where it runs, would cost as much as a short training, and give another job next week.
+    """
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        *task, work = sweep_overrides
+        config = copy.deepcopy(master_config)
+        with open_dict(config):
+            config.hydra.sweep.subdir = Work.parse(work).job.folder
+            config.hydra.overrides.task = task
+            config.work = work
+        return config
+
+
+def train(cfg: DictConfig) -> dict[str, Any]:
+    """Do what is left of a job; what launchers run, by its name. Empty, or how it failed."""
+    work = Work.parse(cfg.work)
+    folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
+    if stop_flag.exists() or Progress(folder).scan().state == "finished":
+        return {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / OUT, "a", buffering=1) as out:
+        try:
+            _train(work, folder, stop_flag, Console(file=out, highlight=False, width=400))
+        except Stopped:
+            if _is_parent:
+                stop_flag.touch()
+                raise
+            # A launcher that met it would kill its other processes before they have saved.
+        except Exception as e:
+            traceback.print_exc(file=out)
+            return {"id": work.job.id, "message": paragraph(e), "may_pass": may_pass(e)}
+    return {}
+
+
+def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
+    from rlox_cli import resume
+
+    more = []
+    if "trial" in work.job.extra:
+        from rlox_cli.sweep.optuna import TrialCallback
+
+        more = [TrialCallback(work.job, Path(work.sweep))]
+    if (folder / RECORD).is_file() and (folder / "checkpoints" / "last.safetensors").is_file():
+        typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
+        resume.main(str(folder), [], typed, work.modules, console, stop_flag, more)
+        return
+    config, algo = resume.configuration(work.job.config, work.modules, Path(work.sweep, FILE))
+    run(config, algo, folder, console, stop_flag, True, more)
+
+
+class Launch:
+    """Goes through jobs of a sweep with the launcher that a configuration chooses.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        Held by this process.
+    config : DictConfig
+        Its section ``hydra`` says how jobs are launched.
+    modules : list of str
+        Modules of the user's that were typed.
+    trusted : bool
+        Whether the jobs were typed now; False where they come from a file.
+    told : sequence of str
+        The states of jobs that are told when they come about.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        config: DictConfig,
+        modules: list[str],
+        trusted: bool,
+        console: Console,
+        told: Sequence[str] = STATES,
+    ):
+        self.sweep, self.console = sweep, console
+        self._modules, self._trusted = modules, trusted
+        self._config = OmegaConf.masked_copy(config, ["hydra"])
+        with open_dict(self._config):
+            self._config.hydra.sweep.dir = str(sweep.folder)
+            self._config.hydra.output_subdir = None  # what it would hold is in the ledger
+            # Long texts, which launchers copy for every job.
+            self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""
+        self._callbacks = Callbacks(self._config)
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(KnownJobs(), self._callbacks), task_function=train, config=self._config
+        )
+        self._launched = self._barren = 0  # jobs, and launches in a row that failed before any job began
+        self._tries: dict[str, tuple[int, int]] = {}  # id -> newest checkpoint at the last try, tries without a newer
+        self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
+        self._watch = _Watch(sweep, console, told)
+        self.exit_code: int | None = None  # of a stop that was asked for
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Tell of jobs as they come and go, and see signals through, until the end of the block.
+
+        Raises
+        ------
+        Stopped
+            At the end, if the sweep was stopped; all jobs have saved what they did.
+        """
+        global _is_parent
+        self.sweep.stop_flag.unlink(missing_ok=True)
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        _is_parent = True
+        self._callbacks.on_multirun_start(config=self._config, config_name=None)
+        try:
+            with self._watch:
+                yield
+            if self.stopped:
+                raise Stopped((self.exit_code or 130) - 128)
+        finally:
+            _is_parent = False
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._callbacks.on_multirun_end(config=self._config, config_name=None)
+            self.sweep.stop_flag.unlink(missing_ok=True)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        if self.exit_code is not None:
+            raise KeyboardInterrupt
+        self.exit_code = 128 + number
+        self.sweep.stop_flag.touch()
+        self.console.print("stopping: the jobs that run are saving what they have; once more stops at once")
+
+    @property
+    def stopped(self) -> bool:
+        return self.exit_code is not None or self.sweep.stop_flag.exists()
+
+    def run(self, jobs: Sequence[SweepJob], retry_failed: bool = False) -> None:
+        """Bring `jobs` to their ends, as far as they can be; those that are finished are left alone.
+
+        Parameters
+        ----------
+        retry_failed : bool
+            Whether what failed for good, by its input or its numbers, is tried once more.
+        """
+        size = self.sweep.head.max_batch_size or len(jobs)
+        while not self.stopped:
+            due = [job for job in jobs if self._is_due(job, retry_failed)]
+            if due:
+                for start in range(0, len(due), size):
+                    if not self.stopped:
+                        self._launch(due[start : start + size])
+            elif any(self.sweep.progress[job.id].state == "running" for job in jobs):
+                time.sleep(_POLL_S)  # in processes that outlived the parent they had
+            else:
+                return
+        while any(self._watch.look(job).state == "running" for job in jobs):
+            time.sleep(_POLL_S)  # they have been asked to stop
+
+    def _is_due(self, job: SweepJob, retry_failed: bool) -> bool:
+        progress = self._watch.look(job)
+        if progress.state in ("finished", "running"):
+            return False
+        if progress.state == "failed" and not progress.may_pass:
+            again = retry_failed and job.id not in self._gone_on
+            self._gone_on.add(job.id)
+            return again
+        saved, tries = self._tries.get(job.id, (progress.saved, 0))
+        return progress.saved > saved or tries <= self.sweep.head.retries
+
+    def _launch(self, jobs: list[SweepJob]) -> None:
+        attempts = {job.id: self.sweep.progress[job.id].attempts for job in jobs}
+        works = [[*job.overrides, str(Work(job, str(self.sweep.folder), self._modules, self._trusted))] for job in jobs]
+        error = None
+        self._watch.active = jobs
+        try:
+            results = self._launcher.launch(works, initial_job_idx=self._launched)
+        except Stopped as e:
+            self.exit_code, results = e.exit_code, []
+        except Exception as e:
+            error, results = e, []
+        self._watch.active = []
+        self._launched += len(jobs)
+        started = [job for job in jobs if self._watch.look(job).attempts > attempts[job.id]]
+        self._barren = 0 if started or error is None else self._barren + 1
+        bearable = self.sweep.head.retries if error is not None and may_pass(error) else 0
+        if error is not None and not self.stopped and self._barren > bearable:
+            raise error  # the launcher itself cannot do it
+        for job in started if error is not None else jobs:
+            progress = self.sweep.progress[job.id]
+            saved, tries = self._tries.get(job.id, (progress.saved, 0))
+            self._tries[job.id] = (progress.saved, 1 if progress.saved > saved else tries + 1)
+        for job, result in zip(jobs, results, strict=False):
+            self._note(job, result, job in started)
+
+    def _note(self, job: SweepJob, result: JobReturn, started: bool) -> None:
+        told = result._return_value
+        if result.status is JobStatus.FAILED:
+            told = {"message": paragraph(told), "may_pass": may_pass(told)}
+        state = self.sweep.progress[job.id].state
+        if "message" in told and (state == "killed" if started else state not in ("finished", "running")):
+            # What came before it had opened its record stands nowhere else.
+            self.sweep.note_failure(job, told["message"], told["may_pass"])
+            self._watch.look(job)
+
+
+class _Watch:
+    """Tells, in a thread, which jobs began and how they ended: their records say so, wherever they run."""
+
+    def __init__(self, sweep: Sweep, console: Console, states: Sequence[str]):
+        self.active: list[SweepJob] = []
+        self._sweep, self._console, self._states = sweep, console, states
+        self._lock = threading.Lock()
+        self._told: dict[str, tuple[int, str]] = {}  # id -> attempt and state that were told last
+        self._end = threading.Event()
+
+    def __enter__(self) -> _Watch:
+        for key, progress in self._sweep.scan().items():
+            self._told[key] = (progress.attempts, progress.state)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._end.wait(_POLL_S):
+            for job in self.active:
+                if self._told.get(job.id, (0, "waiting"))[1] != "finished":
+                    self.look(job)
+
+    def look(self, job: SweepJob) -> Progress:
+        with self._lock:
+            progress = self._sweep.progress[job.id].scan()
+            now, before = (progress.attempts, progress.state), self._told.get(job.id, (0, "waiting"))
+            # That it began is worth a line only where the end does not follow at once.
+            if now != before and not (progress.state == "running" and time.time() - progress.started < 2 * _POLL_S):
+                self._told[job.id] = now
+                if progress.state in self._states:
+                    self._console.print(_line(self._sweep, job, progress), soft_wrap=True, markup=False)
+        return progress
+
+
+def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
+    from rlox_cli.sweep.show import label
+
+    number = list(sweep.jobs).index(job.id) + 1
+    told = progress.state
+    if told == "running":
+        told = "runs" if progress.attempts == 1 else f"goes on at step {progress.step:,}, attempt {progress.attempts}"
+    elif told in ("failed", "killed", "interrupted"):
+        told += f" at step {progress.step:,}" + (f": {progress.message}" if progress.message else "")
+    elif told == "finished":
+        told = f"{progress.step:,} steps in {progress.seconds:.1f} s"
+        if progress.last is not None:
+            told += f", final evaluation {progress.last:.1f} ± {progress.spread or 0.0:.1f}, best {progress.best:.1f}"
+        told += f" ({progress.message})" if progress.message else ""
+    return f"[{number:>{len(str(len(sweep.jobs)))}}/{len(sweep.jobs)}] {label(sweep, job)}: {told}"

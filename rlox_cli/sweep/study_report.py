@@ -1,0 +1,158 @@
+"""What a study has found: its trials as a table, the best as a command and a preset, a picture of its course."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlox_cli.runner import shown
+from rlox_cli.sweep.optuna import best_trial, shown_value
+from rlox_cli.sweep.search import Search
+from rlox_cli.terminal import make_table
+
+PRESET = Path("experiment") / "best.yaml"
+PICTURE = "study.png"
+_GROUPS = ("algo", "env", "buffer", "tuned")
+_STATES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "open",
+    TrialState.WAITING: "open",
+}
+
+
+def trials_table(study: optuna.Study) -> Table:
+    """One row a trial, the best first; those that failed or are open last."""
+    trials = study.get_trials(deepcopy=False)
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
+    table = make_table("trial", "value", "state", *(key.removeprefix("algo.") for key in keys), "")
+    order = {TrialState.COMPLETE: 0, TrialState.PRUNED: 1}
+    for trial in sorted(trials, key=lambda t: (order.get(t.state, 2), -(t.value or 0.0), t.number)):
+        value = "" if trial.value is None else f"{trial.value:.1f}"
+        row = [escape(shown_value(trial.params[key])) if key in trial.params else "" for key in keys]
+        told = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
+        table.add_row(str(trial.number), value, _STATES[trial.state], *row, escape(told))
+    return table
+
+
+def report(study: optuna.Study, search: Search, folder: Path, console: Console) -> bool:
+    """Print the trials and what is best, and write ``experiment/best.yaml`` and ``study.png`` into `folder`.
+
+    Returns whether any trial came to a value.
+    """
+    console.print(trials_table(study))
+    best = best_trial(study)
+    if best is None:
+        console.print("no trial came to a value, so there is no best one", soft_wrap=True)
+        return False
+    overrides = search.overrides(best.params)
+    preset = folder / PRESET
+    preset.parent.mkdir(exist_ok=True)
+    preset.write_text(preset_text(overrides, best))
+    importances = importance(study)
+    draw(study, importances, folder / PICTURE)
+    told = ", ".join(f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005)
+    for name, value in (
+        ("best", f"trial {best.number}: mean return {best.value:.1f}"),
+        ("train it", f"rlox train {shlex.join(overrides)}"),
+        ("as a preset", f"rlox train -cd {shown(folder)} experiment=best"),
+        ("importance", told),
+        ("picture", shown(folder / PICTURE)),
+    ):
+        if value:
+            console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
+    return True
+
+
+def preset_text(overrides: list[str], best: FrozenTrial) -> str:
+    """`overrides` as the text of a YAML file for conf/experiment; the logger is left to whoever uses it."""
+    defaults: list[Any] = []
+    values: dict[str, Any] = {}
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key, value = override.key_or_group, override.value()
+        if key == "experiment":
+            defaults.insert(0, value)
+        elif key in _GROUPS:
+            defaults.append({f"override /{key}": value})
+        elif override.type is not OverrideType.DEL and not key.startswith("logger"):
+            *sections, name = key.split(".")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = value
+    plain = yaml.safe_dump({"defaults": [*defaults, "_self_"], **values}, sort_keys=False)
+    told = f"Trial {best.number} of a search, which came to a mean return of {best.value:.1f}."
+    return f"# @package _global_\n# {told}\n{plain}"
+
+
+def importance(study: optuna.Study) -> dict[str, float]:
+    """How much of what tells good trials from others each key explains, the most important first; empty if unknown.
+
+    PED-ANOVA (Watanabe, Bansal and Hutter 2023, arXiv:2304.10255), over trials that came to their end.
+    """
+    values = {trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))}
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return {}
+    return optuna.importance.get_param_importances(study)
+
+
+def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None:
+    """The study's course, and what its keys were worth, as a picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    trials = study.get_trials(deepcopy=False)
+    done = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    cut = [trial for trial in trials if trial.state is TrialState.PRUNED and trial.value is not None]
+    figure = Figure(figsize=(12 if importances else 7, max(4.5, 0.32 * len(importances) + 1.5)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2 if importances else 1, squeeze=False)[0]
+    course = axes[0]
+    course.plot([t.number for t in done], [t.value for t in done], "o", color="tab:blue", label="trial")
+    if cut:
+        course.plot(
+            [t.number for t in cut],
+            [t.value for t in cut],
+            "x",
+            color="tab:gray",
+            label="pruned, at its last evaluation",
+        )
+    best = [max(t.value for t in done[: i + 1]) for i in range(len(done))]
+    numbers = [*(t.number for t in done), trials[-1].number]
+    course.step(numbers, [*best, best[-1]], where="post", color="tab:orange", linewidth=2, label="best so far")
+    course.set(xlabel="trial", ylabel="mean return (undiscounted)", title="course of the search")
+    course.xaxis.set_major_locator(MaxNLocator(integer=True))
+    course.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", ncols=3, fontsize=12)
+    if importances:
+        names = [name.removeprefix("algo.") for name in reversed(importances)]
+        shares = list(reversed(importances.values()))
+        axes[1].barh(names, shares, color="tab:blue")
+        for i, share in enumerate(shares):
+            axes[1].annotate(f"{share:.0%}", (share, i), (4, 0), textcoords="offset points", va="center", size=12)
+        axes[1].margins(x=0.12)
+        axes[1].set(
+            xlabel="share of what tells good trials from others",
+            title=f"importance, over {len(done)} finished trials (PED-ANOVA)",
+        )
+        axes[1].xaxis.set_major_formatter(PercentFormatter(1.0, 0))
+        axes[1].grid(axis="x", alpha=0.3)
+    for axis in axes:
+        axis.tick_params(labelsize=12)
+        axis.xaxis.label.set_size(13)
+        axis.yaxis.label.set_size(13)
+        axis.title.set_size(14)
+    figure.savefig(path, dpi=110)

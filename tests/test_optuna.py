@@ -1,0 +1,234 @@
+"""`rlox train -m hydra/sweeper=optuna`: ranges from the fields' metadata, and studies that survive what kills them."""
+
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import optuna
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+from test_sweep import ends, jobs, killed, outcomes, rlox
+
+from rlox import config as configs
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.config import Config
+from rlox_cli.compose import compose_jobs, compose_sweep
+from rlox_cli.errors import UsageError
+from rlox_cli.runner import resolved
+from rlox_cli.sweep.ledger import Sweep
+from rlox_cli.sweep.search import read_search
+
+# How many searches are killed and go on; a soak sets it.
+ROUNDS = int(os.environ.get("RLOX_SEARCH_ROUNDS", "1"))
+OPTUNA = ["-m", "hydra/sweeper=optuna"]
+# Runs of about half a second, which save and are evaluated four times.
+RUNS = ["algo=ppo", "env=CartPole-v1", "tuned=off", "logger=none", "env.n_envs=4", "algo.hidden_sizes=[16]"]
+RUNS += ["eval.n_points=4", "eval.n_episodes=2", "total_timesteps=8192", "checkpoint.every_steps=1024"]
+RATE = "algo.learning_rate=tag(log,interval(1e-4,1e-2))"
+EIGHT = [*OPTUNA, *RUNS, RATE, "algo.gamma=0.9,0.99,0.999", "hydra.sweeper.n_trials=8", "hydra.sweep.dir=sweep"]
+EIGHT += ["hydra.sweeper.n_startup_trials=3"]
+
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=2"]
+
+
+def study(folder, path="sweep/study.db"):
+    return optuna.load_study(study_name="rlox", storage=f"sqlite:///{folder / path}").trials
+
+
+def ledger(folder):
+    return list(Sweep.read(folder / "sweep").jobs.values())
+
+
+def told(trials):
+    """What a study is: its trials' values, states, results and evaluations, in their order."""
+    return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in trials]
+
+
+CONFIGS = [
+    *(resolve(entry.config) for entry in ALGORITHMS.values()),
+    *(kind for kind in vars(configs).values() if isinstance(kind, type) and issubclass(kind, configs.BufferConfig)),
+]
+
+
+@pytest.fixture(scope="module")
+def master():
+    return compose_sweep([], [*OPTUNA[1:], *RUNS, RATE])[0]
+
+
+@pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
+def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind, master):
+    ranges = {item.name: item.metadata["search"] for item in fields(kind) if "search" in item.metadata}
+    spaces = read_search([f"algo.{name}={text}" for name, text in ranges.items()], master).spaces
+    assert [space.key for space in spaces] == [f"algo.{name}" for name in ranges]
+    values = [st.sampled_from(space.choices) if space.choices else st.floats(space.low, space.high) for space in spaces]
+    parser = OverridesParser.create()
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.tuples(*values))
+    def obeys(drawn):
+        kind(**{name: parser.parse_override(f"x={value}").value() for name, value in zip(ranges, drawn, strict=True)})
+
+    obeys()
+
+
+@pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
+def test_a_default_that_is_restated_does_not_lose_its_range(kind):
+    mine = {item.name for item in fields(kind) if "search" in item.metadata}
+    for base in kind.__mro__[1:]:
+        if base is not Config and hasattr(base, "__dataclass_fields__"):
+            for item in fields(base):
+                assert "search" not in item.metadata or item.name in mine, (kind, item.name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "searched"),
+    [
+        (["hydra.sweeper.search=[gamma,algo.ent_coef]"], ["algo.gamma", "algo.ent_coef"]),
+        (["hydra.sweeper.search=[gamma]", RATE], ["algo.learning_rate", "algo.gamma"]),
+        (["experiment=mine", "algo.gamma=0.9,0.99"], ["env.n_envs", "algo.gamma"]),
+        (["algo=td3", "env=Pendulum-v1", "buffer.n_step=1"], None),
+    ],
+)
+def test_what_is_searched(arguments, searched, tmp_path):
+    preset = "# @package _global_\nhydra: {sweeper: {params: {env.n_envs: 'range(2,9)', algo.gamma: '0.5,0.6'}}}\n"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(preset)
+    cfg, corners = compose_sweep(["-m", "-cd", str(tmp_path)], [*OPTUNA[1:], "tuned=off", *arguments])
+    found = read_search(arguments, cfg)
+    everything = [f"algo.{item.name}" for item in fields(configs.TD3Config) if "search" in item.metadata]
+    assert [space.key for space in found.spaces] == (searched or everything)
+    assert all(set(found.fixed) < set(job.overrides) for job in corners if found.fixed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["hydra.sweeper.search=[lerning_rate]"], r"got lerning_rate; did you mean 'learning_rate'"),
+        (["hydra.sweeper.search=[ortho_init]"], r"got ortho_init; .*algo.ortho_init='interval\(LOW,HIGH\)'"),
+        (["hydra.sweeper.search=[gamma]", "algo.gamma=0.9"], r"algo.gamma=0.9 must not stand beside"),
+        (["seed=0,1,2"], r"seed must have one value in a search.*hydra.sweeper.n_seeds"),
+        (["env=CartPole-v1,Acrobot-v1"], r"env must have one value"),
+        (["algo.gamma=interval(0.9,0.8)"], r"algo.gamma must be a range from a lower number to a higher"),
+        (["algo.ent_coef=tag(log,interval(0,1))"], r"algo.ent_coef must be .* above 0 for tag\(log"),
+        (["algo.n_steps=tag(log,range(8,64))"], r"algo.n_steps must be tag\(log,interval\(LOW,HIGH\)\)"),
+        (["algo.gamma=interval(0.9,1.5)"], r"algo.gamma must be in \[0, 1\], got 1.5"),
+        (["hydra.sweeper.n_trials=0"], r"hydra.sweeper.n_trials must be >= 1, got 0"),
+        (["hydra.sweeper.pruner=medain"], r"hydra.sweeper.pruner must be one of median, hyperband, none"),
+        (["hydra.sweeper.n_trails=9"], r"n_trails.*n_trials"),
+        (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
+    ],
+)
+def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, told):
+    with pytest.raises(UsageError, match=told):
+        compose_jobs(["-m"], [*OPTUNA[1:], *arguments])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A search of eight trials that nothing disturbed, and how long it took, in seconds."""
+    folder = tmp_path_factory.mktemp("whole")
+    started = time.monotonic()
+    rlox(folder, "train", *EIGHT)
+    return folder, time.monotonic() - started
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+@pytest.mark.parametrize("launcher", [[], JOBLIB], ids=["basic", "joblib"])
+def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
+    if launcher:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    folder, seconds = whole
+    kills, command = 0, ["train", *EIGHT, *launcher]
+    for victim in random.choices(["parent", "child", "both"], k=random.choice([1, 2, 3])):
+        done = killed(tmp_path, random.uniform(0.1, 1) * seconds, victim, *command)
+        kills += 1
+        if done:
+            break
+        if (tmp_path / "sweep/sweep.jsonl").exists():
+            command = ["sweep", "resume", "sweep"]
+    if not done:
+        rlox(tmp_path, *command)
+    trials, found = study(tmp_path), jobs(tmp_path)
+    assert len(trials) == len(found) == 8
+    assert [ends(run.folder)["finished"] for run in found] == [1] * 8
+    assert max(run.attempts for run in found) <= 1 + kills
+    for trial, run, job in zip(trials, found, ledger(tmp_path), strict=True):
+        assert trial.value == run.last
+        assert {f"{key}={value}" for key, value in trial.params.items()} < set(job.overrides)
+        assert (trial.state is TrialState.PRUNED) == (run.step < 8192)
+    if not launcher:  # one after another, so that each trial knows the same of those before it
+        assert told(trials) == told(study(folder))
+        assert outcomes(tmp_path) == outcomes(folder)
+
+
+def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):
+    """A learning rate with which nothing is learned is pruned; the preset and the command are the best trial's job."""
+    spaces = ["algo.learning_rate=1e-8,0.001", "algo.clip_eps=interval(0.1,0.4)"]
+    pruning = ["hydra.sweeper.n_trials=9", "hydra.sweeper.n_startup_trials=9", "hydra.sweeper.seed=5"]
+    printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *spaces, *pruning, "hydra.sweep.dir=sweep")
+    trials, runs = study(tmp_path), jobs(tmp_path)
+    assert len(trials) == 9
+    assert all(0.1 <= trial.params["algo.clip_eps"] <= 0.4 for trial in trials)
+    cut = [trial for trial in trials if trial.state is TrialState.PRUNED]
+    # With this seed three of the first five trials, which none is compared with, learn.
+    bad = [trial.number for trial in trials[5:] if trial.params["algo.learning_rate"] == "1e-08"]
+    assert [trial.number for trial in cut] == bad != []
+    for trial in cut:
+        assert runs[trial.number].message.startswith("stopped early: pruned at evaluation")
+        assert runs[trial.number].step < 8192
+    best = max((t for t in trials if t.state is TrialState.COMPLETE), key=lambda t: t.value)
+    (command,) = re.findall(r"train it +rlox train (.*)", printed)
+    for flags, overrides in (
+        (["-cd", str(tmp_path / "sweep")], ["experiment=best", "logger=none"]),
+        ([], shlex.split(command)),
+    ):
+        (job,) = compose_jobs(flags, overrides)
+        assert resolved(job.config, job.algo) == ledger(tmp_path)[best.number].config
+    assert (tmp_path / "sweep/study.png").read_bytes().startswith(b"\x89PNG")
+    # What is left of a process that was killed when it had just asked for a trial.
+    optuna.load_study(study_name="rlox", storage=f"sqlite:///{tmp_path}/sweep/study.db").ask()
+    printed = rlox(tmp_path, "sweep", "resume", "sweep", "hydra.sweeper.n_trials=11")
+    assert [trial.state.is_finished() for trial in study(tmp_path)] == [True] * 11
+    assert told(study(tmp_path)[:9]) == told(trials)
+    assert {"trial 9 of 11", "trial 10 of 11"} == set(re.findall(r"trial \d+ of 11", printed))
+    assert "11 of 11 trials have ended" in rlox(tmp_path, "sweep", "status", "sweep")
+
+
+def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_study(tmp_path):
+    common = [*OPTUNA, *RUNS, RATE, "hydra.sweeper.n_seeds=2", "hydra.sweeper.storage=sqlite:///s.db", "seed=3"]
+    rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=1", "hydra.sweep.dir=sweep")
+    (trial,) = study(tmp_path, "s.db")
+    runs = jobs(tmp_path)
+    assert [job.overrides[-1] for job in ledger(tmp_path)] == ["seed=3", "seed=4"]
+    assert trial.value == sum(run.last for run in runs) / 2
+    rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=2", "hydra.sweep.dir=more")
+    assert told(study(tmp_path, "s.db")[:1]) == told([trial])
+    assert len(study(tmp_path, "s.db")) == 2
+    assert len(list(tmp_path.glob("more/*/metrics.jsonl"))) == 2
+    other = [*common, "hydra.sweeper.n_trials=3", "hydra.sweep.dir=other", "algo.gamma=0.5"]
+    assert "another study: hydra.sweeper.study=NAME" in rlox(tmp_path, "train", *other, code=2)
+
+
+def test_trials_that_diverge_count_and_a_search_of_nothing_else_says_so(tmp_path):
+    diverging = ["algo.learning_rate=1e37,1e38", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=sweep"]
+    printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *diverging, code=1)
+    assert [trial.state for trial in study(tmp_path)] == [TrialState.FAIL] * 2
+    assert "no trial came to a value" in printed
+    assert "became nan" in printed
+
+
+def test_without_optuna_the_remedy_is_told(tmp_path):
+    program = "import sys; sys.modules['optuna'] = None; from rlox_cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", *OPTUNA, *RUNS, RATE], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, not any(tmp_path.iterdir())) == (1, True)
+    assert 'pip install "rlox-cli[optuna]"' in done.stderr

@@ -1,0 +1,307 @@
+"""Sweeps: whatever is killed whenever, every job comes to its one end, and to the end it would have had."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from outcomes import outcome
+
+from rlox_cli.compose import compose_jobs, compose_sweep
+from rlox_cli.errors import UsageError
+from rlox_cli.sweep.commands import launcher_overrides, planned, resume
+from rlox_cli.sweep.ledger import Head, Sweep, job_id
+from rlox_cli.train import main as train
+
+RLOX = [sys.executable, "-m", "rlox_cli.main"]
+# Sweeps killed with each launcher; a soak sets it.
+ROUNDS = int(os.environ.get("RLOX_SWEEP_ROUNDS", "1"))
+LAUNCHERS = {
+    "basic": [],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "submitit_local": ["hydra/launcher=submitit_local", "hydra.sweeper.max_batch_size=4"],
+    "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2"],
+}
+EIGHT = ["-m", "algo=ppo,dqn", "seed=0,1,2,3", "env=CartPole-v1", "tuned=off", "logger=none", "algo.hidden_sizes=[16]"]
+EIGHT += ["total_timesteps=12_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=2_000"]
+EIGHT += ["hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
+SHORT = ["env=CartPole-v1", "tuned=off", "logger=none", "total_timesteps=512", "algo.n_steps=64", "eval.n_points=1"]
+SHORT += ["algo.hidden_sizes=[8]", "eval.n_episodes=1", "hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
+
+
+def rlox(cwd, *args, code=0):
+    done = subprocess.run([*RLOX, *args], cwd=cwd, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def jobs(cwd):
+    return list(Sweep.read(cwd / "sweep").scan().values())
+
+
+def outcomes(cwd):
+    return {job.folder.name: outcome(job.folder) for job in jobs(cwd)}
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def ends(run):
+    return Counter(row["status"] for row in rows(run) if row.get("event") == "end")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What each of the eight runs comes to when nothing disturbs them, and how long all take, in seconds."""
+    folder = tmp_path_factory.mktemp("whole")
+    started = time.monotonic()
+    rlox(folder, "train", *EIGHT)
+    seconds = time.monotonic() - started
+    return outcomes(folder), seconds
+
+
+def descendants(pid):
+    table = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    children = {}
+    for line in table.splitlines()[1:]:
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found, todo = [], [pid]
+    while todo:
+        found += (more := children.get(todo.pop(), []))
+        todo += more
+    return found
+
+
+def kill(process, victim):
+    """kill -9 of the parent, of one of its processes (itself where it has none), or of all."""
+    family = descendants(process.pid)
+    working = []
+    for path in (process.cwd / "sweep").glob("*/run.lock"):
+        with contextlib.suppress(ValueError, OSError):
+            working.append(int(path.read_text()))
+    child = random.choice([pid for pid in family if pid in working] or family or [process.pid])
+    for pid in {"parent": [process.pid], "child": [child], "both": [process.pid, *family]}[victim]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def killed(cwd, after, victim, *args):
+    """Run the command and kill some of it `after` seconds; whether it came to its end all the same."""
+    with open(cwd / "printed.txt", "a") as out:
+        process = subprocess.Popen([*RLOX, *args], cwd=cwd, stdout=out, stderr=out, start_new_session=True)
+    process.cwd = cwd
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(after)
+    if process.poll() is None:
+        kill(process, victim)
+    assert process.wait(120) in (0, -signal.SIGKILL), (cwd / "printed.txt").read_text()
+    return process.returncode == 0
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_killed_at_any_moment_it_loses_nothing_and_repeats_nothing(launcher, round_, whole, tmp_path):
+    if launcher != "basic":
+        pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
+    expected, seconds = whole
+    kills, command = 0, ["train", *EIGHT, *LAUNCHERS[launcher]]
+    for victim in random.choices(["parent", "child", "both"], k=random.choice([1, 2])):
+        done = killed(tmp_path, random.uniform(0.2, 1) * seconds, victim, *command)
+        kills += 1
+        if done:
+            break
+        if (tmp_path / "sweep/sweep.jsonl").exists():
+            command = ["sweep", "resume", "sweep"]
+    if not done:
+        rlox(tmp_path, *command)
+    found = jobs(tmp_path)
+    assert [job.state for job in found] == ["finished"] * 8
+    assert outcomes(tmp_path) == expected
+    assert [ends(job.folder)["finished"] for job in found] == [1] * 8
+    assert max(job.attempts for job in found) <= 1 + kills
+    for job in found:
+        saved = 0
+        for row in rows(job.folder):
+            if row.get("event") == "start":
+                assert row["step"] >= saved  # it went on from what was saved, and from the beginning only without
+            saved = row["step"] if row.get("kind") == "last" else saved
+    assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 8
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    command = [*RLOX, "train", *EIGHT, *LAUNCHERS[launcher]]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not any("loss/q" in path.read_text() for path in (tmp_path / "sweep").glob("*-dqn-*/metrics.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Go on: rlox sweep resume sweep" in printed
+    states = Counter(job.state for job in jobs(tmp_path))
+    assert states["finished"] >= 3
+    assert states["interrupted"] >= 1
+    assert set(states) <= {"finished", "interrupted", "waiting"}
+    rlox(tmp_path, "sweep", "resume", "sweep")
+    assert outcomes(tmp_path) == whole[0]
+
+
+FLAKY = """
+import os
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Flaky(CartPoleEnv):
+    def __init__(self, fails, **kwargs):
+        super().__init__(**kwargs)
+        self.fails = fails
+        if fails == "wrong" and not os.path.exists("mended"):
+            raise ValueError("this cannot be")
+
+    def step(self, action):
+        if self.fails in ("once", "always") and not os.path.exists("mended"):
+            if self.fails == "always" or not os.path.exists("failed"):
+                open("failed", "w").close()
+                raise OSError("the licence server is away")
+        return super().step(action)
+
+gymnasium.register("Flaky-v0", Flaky)
+"""
+
+
+def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path):
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    words = ["-m", "--import", "flaky", *SHORT[1:], "env=Flaky-v0", "env.kwargs.fails=never,once,always,wrong"]
+    printed = rlox(tmp_path, "train", *words, code=1)
+    assert "2 of 4 jobs are finished; 2 failed" in printed
+    assert "the licence server is away" in printed
+    assert "this cannot be" in printed
+    found = jobs(tmp_path)
+    assert [(job.state, job.attempts) for job in found] == [
+        *(("finished", 1), ("finished", 2), ("failed", 3)),
+        ("failed", 0),  # before its record was opened: the ledger has it
+    ]
+    assert "add --import flaky" in rlox(tmp_path, "sweep", "resume", "sweep", code=2)
+    (tmp_path / "mended").touch()
+    assert "3 of 4 jobs are finished" in rlox(tmp_path, "sweep", "resume", "sweep", "--import", "flaky", code=1)
+    assert "4 of 4 jobs are finished" in rlox(
+        tmp_path, "sweep", "resume", "sweep", "--retry-failed", "--import", "flaky"
+    )
+    assert all(ends(job.folder)["finished"] == 1 for job in jobs(tmp_path))
+
+
+def plan(folder, *words):
+    """The sweep in `folder`, none of whose jobs has begun."""
+    master, composed = compose_sweep(["-m"], list(words))
+    head = Head("0.0.1", ["-m"], list(words), [], launcher_overrides(master, list(words)))
+    Sweep.create(folder, head, planned(composed)).release()
+
+
+def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
+    plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1", "hydra/launcher=joblib")
+    path = tmp_path / "sweep/sweep.jsonl"
+    # As if the settings that ship had been others on that day.
+    path.write_text(path.read_text().replace('"gamma":0.98', '"gamma":0.91'))
+    printed = rlox(tmp_path, "sweep", "resume", "sweep")
+    assert "planned by rlox 0.0.1" in printed
+    for job in jobs(tmp_path):
+        assert yaml.safe_load((job.folder / "config.yaml").read_text())["algo"]["gamma"] == 0.91
+    assert (tmp_path / "sweep/plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('{"sweep":1', '{"sweep":2', "line 1 must be the head of a sweep"),
+        ('"retries":2', '"retries":"x"', "line 1 must be the head of a sweep"),
+        ('"seed=0",', "0,", "line 2 must be a job with id"),
+        ('"folder":"0-', '"folder":"../0-', "line 2 must be a job: hydra.sweep.subdir must lead below"),
+        (
+            '"folder":"1-ppo-CartPole-v1-s1',
+            '"folder":"0-ppo-CartPole-v1-s0',
+            "line 3 must be a job: hydra.sweep.subdir",
+        ),
+        ('"extra":{}}\n', "\n", "line 2 must be one JSON object"),
+        ('"gamma":', '"gama":', "algo.gama is no key of PPOConfig"),
+        ('"imports":[],"device"', '"imports":["os"],"device"', "add --import os"),
+        ("hydra/launcher=basic", "hydra.launcher._target_=os.system", "a file may not decide by itself"),
+        ("hydra/launcher=basic", "hydra.launcher.setup=[reboot]", "a file may not decide by itself"),
+        ("hydra/launcher=basic", "hydra/launcher=slurn", "hydra/launcher=slurn does not exist"),
+    ],
+)
+def test_a_damaged_ledger_is_told_and_decides_nothing(old, new, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plan(tmp_path / "sweep", "algo=ppo", "seed=0,1", *SHORT)
+    path = tmp_path / "sweep/sweep.jsonl"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises((UsageError, RuntimeError)) as caught:
+        resume(Path("sweep"), [], False)
+    assert says in str(caught.value) + capsys.readouterr().err
+
+
+def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rlox(tmp_path, "train", "-m", "seed=0,1", *SHORT)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for says, command, *words in [
+        ("but holds a sweep; choose another, or go on with it: rlox sweep resume", train, "-m", "seed=2", *SHORT),
+        ("must be the folder of a sweep", resume, "sweep/0-ppo-CartPole-v1-s0"),
+        ("must be the folder of a sweep", resume, "nowhere"),
+        ("go on with it: rlox sweep resume sweep", train, "resume=sweep"),
+        ("seed=5 must not stand beside a sweep", resume, "sweep", "seed=5"),
+        ("give each job a folder of its own", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=same"),
+        ("hydra.sweeper.retries must be >= 0, got -1", train, "-m", *SHORT[:-2], "hydra.sweeper.retries=-1"),
+        ("must lead below", train, "-m", "seed=0,1", *SHORT[:-2], "hydra.sweep.subdir=../${seed}"),
+    ]:
+        with pytest.raises(UsageError, match=re.escape(says)):
+            command(words) if command is train else resume(Path(words[0]), words[1:], False)
+    sweep = Sweep.read(Path("sweep"))
+    sweep.hold()
+    assert "is being run by another process" in rlox(tmp_path, "sweep", "resume", "sweep", code=2)
+    sweep.release()
+    assert "2 of 2 jobs are finished" in rlox(tmp_path, "sweep", "resume", "sweep")
+    told = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
+    assert [(job["state"], job["attempts"], job["step"]) for job in told] == [("finished", 1, 512)] * 2
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algo=ppo,dqn", "env=CartPole-v1,Acrobot-v1", "seed=0,1", "algo.gamma=0.9"],
+        ["algo=dqn", "buffer=uniform,prioritized", "buffer.size=300,10_000", "algo.batch_size=16"],
+        ["experiment=cartpole-seeds", "algo.gamma=0.9,0.95", "+env.kwargs.gravity=9.0", "logger=[csv,mlflow]"],
+        ["eval={n_points:1},{n_points:2}", "total_timesteps=range(100,400,100)", "algo.learning_starts=10", "algo=sac"],
+        ["algo.hidden_sizes=[8],[16,16]", "tuned=off", "max_time=1h", "seed=choice(3,4)", "env=Pendulum-v1"],
+    ],
+)
+def test_jobs_composed_together_are_those_that_hydra_composes_one_by_one(words):
+    for job in compose_jobs(["-m"], words):
+        (alone,) = compose_jobs([], job.overrides)
+        assert (job.config, job.algo, job.tuned) == (alone.config, alone.algo, alone.tuned)
+
+
+def test_an_id_is_of_what_makes_the_run():
+    name = job_id(["seed=1", "algo=ppo"])
+    assert name == job_id(["algo=ppo", "seed=1", "hydra.sweep.dir=elsewhere"])
+    assert name != job_id(["algo=ppo", "seed=2"])
+    assert job_id(["algo=ppo", "seed=1"], [name]) == f"{name}-1"
