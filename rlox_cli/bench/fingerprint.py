@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from rlox_cli.bench.seeds import rounded
 # Of the whole family of quantities: how often nominal runs are said to differ.
 LEVEL = 0.01
 _PERMUTATIONS = 20_000
-_BATCH = 2_000
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,8 @@ def compare(ours: Sequence[dict[str, float]], nominal: Sequence[dict[str, float]
         return Comparison(n, m, 0, 1.0, [])
     ranks = ranks[:, vary] / (spread[vary] * math.sqrt(n * m / (n + m - 1)))
     found = np.abs(ranks[:n].sum(0))
-    rng = np.random.default_rng(0)
-    larger = np.zeros(len(names))
-    chosen = np.zeros((_BATCH, n + m))
-    for _ in range(_PERMUTATIONS // _BATCH):
-        chosen[:] = 0.0
-        np.put_along_axis(chosen, rng.random(chosen.shape).argpartition(n - 1, axis=1)[:, :n], 1.0, axis=1)
-        most = np.abs(chosen @ ranks).max(1)
-        larger += (most[:, None] >= found - 1e-9).sum(0)
-    p = (1 + larger) / (1 + _PERMUTATIONS)
+    largest = np.sort(np.abs(_splits(n, n + m) @ ranks).max(1))
+    p = (1 + len(largest) - np.searchsorted(largest, found - 1e-9)) / (1 + len(largest))
     order = [k for k in np.argsort(-found, kind="stable") if p[k] <= level]
     differing = []
     for k in order:
@@ -101,6 +94,15 @@ def compare(ours: Sequence[dict[str, float]], nominal: Sequence[dict[str, float]
             Quantity(names[k], float(np.median(table[:n, k])), float(median), float(low), float(high), float(p[k]))
         )
     return Comparison(n, m, len(names), float(p.min()), differing)
+
+
+@lru_cache(4)
+def _splits(n: int, total: int) -> np.ndarray:
+    """`_PERMUTATIONS` random choices of `n` of `total` runs, a row of zeros and ones for each."""
+    rng = np.random.default_rng(0)
+    chosen = np.zeros((_PERMUTATIONS, total))
+    np.put_along_axis(chosen, rng.random(chosen.shape).argpartition(n - 1, axis=1)[:, :n], 1.0, axis=1)
+    return chosen
 
 
 def as_table(runs: dict[int, dict[str, float]]) -> dict[str, Any]:

@@ -128,25 +128,26 @@ def _told(found: Interval, sign: str = "") -> str:
 
 
 def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:
-    """Verdict and reason, in `cell` the differing quantities; no verdict where the settings are others."""
+    """Verdict and reason, and in `cell` what differs; runs of other settings are not compared."""
     others = list(seeds.differences(nominal["settings"], cell["settings"]))
-    found = fingerprint.compare(
-        [run.quantities for run in runs], list(fingerprint.from_table(nominal["quantities"]).values())
-    )
-    cell["fingerprint"] = {**vars(found), "differing": [vars(one) for one in found.differing], "settings": others}
-    beside = f"of {found.n_quantities} quantities, {found.n_ours} runs beside {found.n_nominal} nominal ones"
     if others:
+        cell["fingerprint"] = {"other_settings": others}
         return None
+    nominal_runs = list(fingerprint.from_table(nominal["quantities"]).values())
+    found = fingerprint.compare([run.quantities for run in runs], nominal_runs)
+    cell["fingerprint"] = {**vars(found), "differing": [vars(one) for one in found.differing]}
+    beside = f"of {found.n_quantities} quantities, {found.n_ours} runs beside {found.n_nominal} nominal ones"
     if found.differs:
-        return FAIL, f"{len(found.differing)} {beside} differ"
+        return FAIL, f"{len(found.differing)} {beside}, differ"
     if found.n_ours < 2:
-        return MORE, "the fingerprint takes 2 seeds or more"
-    return PASS, f"none {beside} differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
+        return MORE, "it takes 2 seeds or more"
+    return PASS, f"none {beside}, differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
 
 
 def worst(verdicts: Iterable[str]) -> str | None:
     """FAIL before NEED MORE SEEDS before PASS; None of nothing."""
-    return next((word for word in (FAIL, MORE, PASS) if word in set(verdicts)), None)
+    found = set(verdicts)
+    return next((word for word in (FAIL, MORE, PASS) if word in found), None)
 
 
 def judge(label: str, job: Job, runs: dict[int, Run], diverged: dict[int, str], question: Question) -> dict[str, Any]:
@@ -286,13 +287,14 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'])}{beside}")
     if key:
         line("beats theirs", f"with probability {_told_share(Interval(**cell['improvement']))}")
-    found = cell.get("fingerprint")
-    for one in (found or {}).get("differing", [])[:_SHOWN]:
-        line("differs", str(fingerprint.Quantity(**one)))
-    if found and len(found["differing"]) > _SHOWN:
-        line("differs", f"… and {len(found['differing']) - _SHOWN} more")
-    if found and found["settings"]:
-        line("fingerprint", f"no verdict, for the nominal runs had other settings: {'; '.join(found['settings'])}")
+    found = cell.get("fingerprint", {})
+    differing = [str(fingerprint.Quantity(**one)) for one in found.get("differing", [])]
+    for said in [*differing[:_SHOWN], *([f"… and {len(differing) - _SHOWN} more"] if differing[_SHOWN:] else [])]:
+        line("differs", said)
+    if "other_settings" in found:
+        line(
+            "fingerprint", f"no verdict, for the nominal runs had other settings: {'; '.join(found['other_settings'])}"
+        )
     for one in cell["verdicts"]:
         line(one["by"], f"{one['verdict']}: {one['why']}")
     if not cell["verdicts"]:
