@@ -31,10 +31,11 @@ from rlox_cli.bench.machine import provenance
 N_NOMINAL, NOMINAL_SEED, PILOT_SEED, JUDGED_SEED, SOUND_SEED = 60, 1000, 2000, 3000, 4000
 N_PILOT = 12
 SETS = 15  # judged, each of seeds of its own
+N_SOUND, SOUND_SETS = 5, 10  # of runs with nothing planted
 FALSE_SETS = 100  # resampled from the nominal runs
 SIZES = (2, 3, 4, 5, 6, 8)
-# What each cell has beside its tuned settings: a fifth of DQN's steps will do.
-CELLS = {"ppo-CartPole-v1": [], "ppo-Pendulum-v1": [], "dqn-CartPole-v1": ["total_timesteps=10_000"]}
+# What each cell has beside its tuned settings: a tenth of the steps that DQN is given will do.
+CELLS = {"ppo-CartPole-v1": [], "ppo-Pendulum-v1": [], "dqn-CartPole-v1": ["total_timesteps=5_000"]}
 
 
 def change_config(cls: type, methods: tuple[str, ...], change: Callable[[object], dict]) -> None:
@@ -126,10 +127,7 @@ BUGS = {
     "dropped": Bug("last episode of each rollout dropped from statistics", "ppo-Pendulum-v1", 3, last_episode_dropped),
 }
 # Nothing planted, by the cells above.
-SOUND = {
-    f"nothing-{cell}": Bug("nothing", cell, max(bug.n_seeds for bug in BUGS.values() if bug.cell == cell), lambda: None)
-    for cell in CELLS
-}
+SOUND = {f"nothing-{cell}": Bug("nothing", cell, N_SOUND, lambda: None) for cell in CELLS}
 
 
 def command(cell: str, n_seeds: int, first_seed: int, runs: Path, *more: str) -> list[str]:
@@ -216,9 +214,9 @@ def false_alarms(cell: str, size: int) -> int:
     return wrong
 
 
-def judge(name: str, bug: Bug, first_seed: int, runs: Path) -> dict:
+def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict:
     """What the command said of each set."""
-    sets = planted(name, first_seed, bug.n_seeds, SETS, runs / name)
+    sets = planted(name, first_seed, bug.n_seeds, n_sets, runs / name)
     said = [{one["by"]: one["verdict"] for one in cell["verdicts"]} for _, cell in sets]
     first = sets[0][1]["fingerprint"]["differing"]
     found = {
@@ -260,15 +258,16 @@ def main() -> None:
         found = {name: pilot(name, args.runs / "pilot") for name in names}
         saved = {**saved, "pilot": {**saved.get("pilot", {}), **found}}
     else:
-        for name, bug in SOUND.items():
-            if args.bugs and bug.cell not in {BUGS[name].cell for name in names}:
-                continue
-            wrong = false_alarms(bug.cell, bug.n_seeds)
-            print(f"{bug.cell}, {bug.n_seeds} seeds: {wrong} of {FALSE_SETS} resampled sets FAIL", flush=True)
-            alarm = {"n_seeds": bug.n_seeds, "sets": FALSE_SETS, "fails": wrong}
-            saved.setdefault("false_alarms", {})[bug.cell] = {**alarm, "fresh": judge(name, bug, SOUND_SEED, args.runs)}
+        for cell in dict.fromkeys(BUGS[name].cell for name in names):
+            alarms = {}
+            for size in sorted({N_SOUND, *(bug.n_seeds for bug in BUGS.values() if bug.cell == cell)}):
+                alarms[size] = false_alarms(cell, size)
+                print(f"{cell}, {size} seeds: {alarms[size]} of {FALSE_SETS} resampled sets FAIL", flush=True)
+            name = f"nothing-{cell}"
+            fresh = judge(name, SOUND[name], SOUND_SEED, SOUND_SETS, args.runs)
+            saved.setdefault("nothing", {})[cell] = {"sets": FALSE_SETS, "fails": alarms, "fresh": fresh}
         for name in names:
-            saved.setdefault("bugs", {})[name] = judge(name, BUGS[name], JUDGED_SEED, args.runs / "judged")
+            saved.setdefault("bugs", {})[name] = judge(name, BUGS[name], JUDGED_SEED, SETS, args.runs / "judged")
     head = {**provenance("python benchmarks/verdicts.py pilot; … judge"), "versions": versions()}
     path.write_text(json.dumps({**saved, **head, "level": fingerprint.LEVEL, "windows": seeds.WINDOWS}) + "\n")
 

@@ -207,11 +207,12 @@ def test_the_number_of_seeds_that_is_asked_for_decides():
     assert asked > 5
     verdicts = [judge_reference(rng.normal(np.sort(few)[1:4].mean(), few.std(), 2 * asked), 100.0)[0] for _ in range(9)]
     assert verdicts.count(PASS if np.sort(few)[1:4].mean() > 100 else "FAIL") >= 7
-    assert judge_reference([500.0, 500.0], 475.0)[0] == MORE
-    assert judge_reference([500.0, 500.0, 500.0], 475.0)[0] == PASS
-    assert judge_others([9.0, 9.1, 9.2], [10.0, 10.0, 10.0], 5.0, "theirs")[0] == "FAIL"
-    assert judge_others([9.0, 10.5, 10.6], [10.0, 10.0, 10.0], 1.5, "theirs")[0] == PASS
-    assert judge_others([9.0, 10.5, 10.6], [10.0, 10.0, 10.0], 0.5, "theirs")[0] == MORE
+    assert judge_reference([500.0] * 4, 475.0)[0] == MORE
+    assert judge_reference([500.0] * 5, 475.0)[0] == PASS
+    theirs = [10.0, 10.0, 10.0]
+    assert judge_others([9.0, 9.0, 9.1, 9.2, 9.3], theirs, 5.0, "theirs")[0] == "FAIL"
+    assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 1.5, "theirs")[0] == PASS
+    assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 0.5, "theirs")[0] == MORE
 
 
 def test_curves_are_summed_up():

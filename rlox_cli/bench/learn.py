@@ -41,7 +41,7 @@ from rlox_cli.terminal import make_console
 
 PASS, FAIL, MORE = "PASS", "FAIL", "NEED MORE SEEDS"
 EXIT_CODES = {PASS: 0, FAIL: 1, MORE: 3}
-_FEWEST = 3  # seeds that a verdict on the score takes: of two, the interval is all but the two numbers
+_FEWEST = 5  # seeds that a verdict on the score takes: of fewer, a bootstrap interval is much too narrow
 _MARGIN = 0.1  # of their score, where --margin does not say
 _SHOWN = 8  # differing quantities that are printed
 
@@ -96,7 +96,7 @@ def more_seeds(n: int, found: Interval, bound: float) -> str:
     width = found.value - found.low if found.value >= bound else found.high - found.value
     distance = abs(found.value - bound)
     if n < _FEWEST or math.isinf(width):
-        return "at least 5 seeds"
+        return f"at least {_FEWEST} seeds"
     needed = math.ceil(n * (width / distance) ** 2) if distance > 0 else math.inf
     return f"about {max(n + 1, needed)} seeds" if needed <= 1000 else "more than 1,000 seeds: it is at the bound"
 
