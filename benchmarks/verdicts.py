@@ -29,11 +29,11 @@ from rlox_cli.bench import fingerprint, learn, seeds
 from rlox_cli.bench.machine import provenance
 
 N_NOMINAL, NOMINAL_SEED, PILOT_SEED, JUDGED_SEED, SOUND_SEED = 60, 1000, 2000, 3000, 4000
-N_PILOT = 12
-SETS = 15  # judged, each of seeds of its own
-N_SOUND, SOUND_SETS = 5, 10  # of runs with nothing planted
-FALSE_SETS = 100  # resampled from the nominal runs
-SIZES = (2, 3, 4, 5, 6, 8)
+N_PILOT = 8
+SETS = 5  # judged by the command, each of seeds of its own
+N_SOUND, SOUND_SETS = 5, 2  # of runs with nothing planted
+RESAMPLED = 100  # sets drawn from runs that are there
+SIZES = (2, 3, 4, 5, 6)
 # What each cell has beside its tuned settings: a tenth of the steps that DQN is given will do.
 CELLS = {"ppo-CartPole-v1": [], "ppo-Pendulum-v1": [], "dqn-CartPole-v1": ["total_timesteps=5_000"]}
 
@@ -66,7 +66,8 @@ def change_gae(change: Callable[[dict], None]) -> None:
     def planted(*args, **kwargs):
         arguments = {**dict(zip(names, args, strict=True)), **kwargs}
         change(arguments)
-        return original(*(arguments.pop(name) for name in names), **arguments)
+        positional = [arguments.pop(name) for name in names]
+        return original(*positional, **arguments)
 
     rlox.collectors.compute_gae_batched_f32 = planted
 
@@ -98,7 +99,7 @@ def advantages_raw() -> None:
 def target_still() -> None:
     from rlox.algorithms.dqn import DQN
 
-    change_config(DQN, ("rounds", "_prepare"), lambda asked: {"target_update_freq": 2**62})
+    change_config(DQN, ("rounds", "_prepare"), lambda asked: {"target_update_freq": 2**61})
 
 
 def last_episode_dropped() -> None:
@@ -119,10 +120,10 @@ class Bug:
 
 
 BUGS = {
-    "limits": Bug("time limits treated as terminations", "ppo-Pendulum-v1", 3, limits_as_terminations),
-    "value": Bug("value loss halved", "ppo-CartPole-v1", 3, value_loss_halved),
-    "gamma": Bug("gamma off by 0.01", "ppo-CartPole-v1", 3, gamma_off),
-    "raw": Bug("advantages not normalised", "ppo-CartPole-v1", 3, advantages_raw),
+    "limits": Bug("time limits treated as terminations", "ppo-Pendulum-v1", 4, limits_as_terminations),
+    "value": Bug("value loss halved", "ppo-CartPole-v1", 4, value_loss_halved),
+    "gamma": Bug("gamma off by 0.01", "ppo-Pendulum-v1", 5, gamma_off),
+    "raw": Bug("advantages not normalised", "ppo-CartPole-v1", 4, advantages_raw),
     "target": Bug("target network never updated", "dqn-CartPole-v1", 3, target_still),
     "dropped": Bug("last episode of each rollout dropped from statistics", "ppo-Pendulum-v1", 3, last_episode_dropped),
 }
@@ -141,9 +142,11 @@ def run_command(words: list[str]) -> tuple[int, dict]:
     """Exit code and result of the command, in this process."""
     from rlox_cli.main import app
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         code = app(words, standalone_mode=False)
+    if not out.getvalue():
+        raise RuntimeError(error.getvalue())
     return code, json.loads(out.getvalue())
 
 
@@ -186,28 +189,31 @@ def nominal_runs(cell: str) -> list[dict[str, float]]:
     return list(fingerprint.from_table(shipped["quantities"]).values())
 
 
+def power(ours: list[dict[str, float]], nominal: list[dict[str, float]], size: int) -> float:
+    """Share of sets of `size` drawn from `ours` whose fingerprint differs."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(len(ours), size, replace=False) for _ in range(RESAMPLED)]
+    return float(np.mean([fingerprint.compare([ours[k] for k in rows], nominal).differs for rows in drawn]))
+
+
 def pilot(name: str, runs: Path) -> dict[int, float]:
-    """Share of sets of each size, drawn from the pilot's runs, whose fingerprint differs."""
+    """The power by the number of seeds."""
     bug = BUGS[name]
     ((_, cell),) = planted(name, PILOT_SEED, N_PILOT, 1, runs / name, "--score-only")
-    ours, nominal = list(fingerprint.from_table(cell["quantities"]).values()), nominal_runs(bug.cell)
-    rng = np.random.default_rng(0)
-    power = {}
+    ours, found = list(fingerprint.from_table(cell["quantities"]).values()), {}
     for size in SIZES:
-        drawn = [rng.choice(len(ours), size, replace=False) for _ in range(100)]
-        found = [fingerprint.compare([ours[k] for k in rows], nominal).differs for rows in drawn]
-        power[size] = float(np.mean(found))
-        print(f"{name}, {size} seeds: power {power[size]:.2f}", flush=True)
-        if power[size] == 1.0:
+        found[size] = power(ours, nominal_runs(bug.cell), size)
+        print(f"{name}, {size} seeds: power {found[size]:.2f}", flush=True)
+        if found[size] == 1.0:
             break
-    return power
+    return found
 
 
 def false_alarms(cell: str, size: int) -> int:
-    """Of `FALSE_SETS` sets drawn from the nominal runs, how many differ from the nominal runs that are left."""
+    """Of `RESAMPLED` sets drawn from the nominal runs, how many differ from the nominal runs that are left."""
     runs, rng = nominal_runs(cell), np.random.default_rng(1)
     wrong = 0
-    for _ in range(FALSE_SETS):
+    for _ in range(RESAMPLED):
         chosen = set(rng.choice(len(runs), size, replace=False).tolist())
         ours = [runs[k] for k in chosen]
         wrong += fingerprint.compare(ours, [run for k, run in enumerate(runs) if k not in chosen]).differs
@@ -219,6 +225,7 @@ def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict
     sets = planted(name, first_seed, bug.n_seeds, n_sets, runs / name)
     said = [{one["by"]: one["verdict"] for one in cell["verdicts"]} for _, cell in sets]
     first = sets[0][1]["fingerprint"]["differing"]
+    ours = [run for _, cell in sets for run in fingerprint.from_table(cell["quantities"]).values()]
     found = {
         "bug": bug.title,
         "cell": bug.cell,
@@ -226,6 +233,7 @@ def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict
         "sets": len(sets),
         "fails": sum(code == learn.EXIT_CODES[learn.FAIL] for code, _ in sets),
         "fails_by": {by: sum(of.get(by) == learn.FAIL for of in said) for by in ("reference", "fingerprint")},
+        "fails_resampled": power(ours, nominal_runs(bug.cell), bug.n_seeds),
         "iqm": [cell["iqm"] for _, cell in sets],
         "first_set_differs": [str(fingerprint.Quantity(**one)) for one in first[:5]],
     }
@@ -262,10 +270,10 @@ def main() -> None:
             alarms = {}
             for size in sorted({N_SOUND, *(bug.n_seeds for bug in BUGS.values() if bug.cell == cell)}):
                 alarms[size] = false_alarms(cell, size)
-                print(f"{cell}, {size} seeds: {alarms[size]} of {FALSE_SETS} resampled sets FAIL", flush=True)
+                print(f"{cell}, {size} seeds: {alarms[size]} of {RESAMPLED} resampled sets FAIL", flush=True)
             name = f"nothing-{cell}"
             fresh = judge(name, SOUND[name], SOUND_SEED, SOUND_SETS, args.runs)
-            saved.setdefault("nothing", {})[cell] = {"sets": FALSE_SETS, "fails": alarms, "fresh": fresh}
+            saved.setdefault("nothing", {})[cell] = {"sets": RESAMPLED, "fails": alarms, "fresh": fresh}
         for name in names:
             saved.setdefault("bugs", {})[name] = judge(name, BUGS[name], JUDGED_SEED, SETS, args.runs / "judged")
     head = {**provenance("python benchmarks/verdicts.py pilot; … judge"), "versions": versions()}
