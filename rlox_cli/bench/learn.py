@@ -129,7 +129,7 @@ def _told(found: Interval, sign: str = "") -> str:
 
 def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:
     """Verdict and reason, and in `cell` what differs; runs of other settings are not compared."""
-    others = list(seeds.differences(nominal["settings"], cell["settings"]))
+    others = seeds.changes(nominal["settings"], cell["settings"])
     if others:
         cell["fingerprint"] = {"other_settings": others}
         return None

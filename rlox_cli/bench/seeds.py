@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -26,6 +26,7 @@ from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules
+from rlox_cli.resume import differences
 from rlox_cli.runner import resolved, resume, run, shown
 
 # What does not decide a run's numbers; the seed is named apart.
@@ -61,13 +62,9 @@ def settings(config: RunConfig, algo: str) -> dict[str, Any]:
     return {key: value for key, value in resolved(config, algo).items() if key not in _APART}
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
-    """``algo.gamma 0.98 -> 0.97`` for each value in which two nested settings differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-    elif old != new:
-        yield f"{prefix} {old} -> {new}"
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """``algo.gamma 0.98 -> 0.97`` for each setting in which two differ."""
+    return [f"{key} {was} -> {now}" for key, (was, now) in differences(old, new)]
 
 
 def train(
@@ -157,7 +154,7 @@ def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None
         raise UsageError(f"{shown(folder)} is being trained by another process; wait for it, or choose another --runs")
     asked = {**settings(config, algo), "seed": seed}
     saved = read_config(folder)
-    if differ := list(differences({key: saved.get(key) for key in asked}, asked)):
+    if differ := changes({key: saved.get(key) for key in asked}, asked):
         raise UsageError(
             f"{shown(folder)} must hold a run of the settings asked for, but differs: {'; '.join(differ)}; "
             "choose another --runs"
