@@ -134,7 +134,7 @@ def on_policy(algorithm) -> dict[str, float]:
     go_on = callbacks.on_training_start(algorithm=algorithm)
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.process_time()
         try:
             batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
         except Exception as e:
@@ -157,6 +157,7 @@ def on_policy(algorithm) -> dict[str, float]:
             "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
             "time/collect_s": collected - started,
             "time/update_s": now - updating,
+            "time/cpu_s": time.process_time() - cpu,
         }
         go_on = callbacks.on_step(step=c.env_steps, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
         # Evaluation and saving are not the training's speed.
@@ -189,7 +190,7 @@ def off_policy(algorithm) -> dict[str, float]:
     collect_s = update_s = 0.0
     go_on = callbacks.on_training_start(algorithm=algorithm)
     fused = algorithm.fused()
-    since, since_steps = clock(), c.env_steps
+    since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
         started, round_start = clock(), c.env_steps
         if fused:
@@ -242,11 +243,13 @@ def off_policy(algorithm) -> dict[str, float]:
             "time/steps_per_second": (c.env_steps - since_steps) / (clock() - since),
             "time/collect_s": collect_s,
             "time/update_s": update_s,
+            "time/cpu_s": time.process_time() - cpu,
         }
         collect_s = update_s = 0.0
         now = clock()
         go_on = callbacks.on_step(step=c.env_steps, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
         # Evaluation and saving are not the training's speed.
         since += clock() - now
+        cpu = time.process_time()
     callbacks.on_training_end(algorithm=algorithm)
     return metrics

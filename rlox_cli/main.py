@@ -372,6 +372,80 @@ def bench_train(
         main(cases or [], steps or [100_000], rounds, peer_python or [], out)
 
 
+@bench.command(context_settings={**_PASS, "allow_interspersed_args": True})
+def learn(
+    context: typer.Context,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="As of `rlox train`.", autocompletion=_complete_override),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each cell.")] = 5,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of their seeds.")] = 100,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="sb3|FILE", help="Others to beat: Stable-Baselines3, or an earlier learn.json."),
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Recorded curves of sb3, CELL-sSEED.json.")
+    ] = None,
+    peer_python: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="An interpreter that trains sb3, where none are recorded.")
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run folders: what is finished there is kept, what was broken off resumed."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that train side by side, each many seeds.")] = 1,
+    threshold: Annotated[float | None, typer.Option(help="Return to time; by default the reference's.")] = None,
+    margin: Annotated[
+        float | None, typer.Option(min=0.0, help="By which others may be better; by default a tenth of their score.")
+    ] = None,
+    score_only: Annotated[bool, typer.Option("--score-only", help="Leave the fingerprint out.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write learn.json and learn.png there.")] = None,
+    imports: _Imports = None,
+) -> None:
+    """Train several seeds and judge: PASS (exit code 0), FAIL (1) or NEED MORE SEEDS (3).
+
+    The score is the interquartile mean (IQM) of the last evaluations, with a stratified 95 % bootstrap interval. It is
+    judged by the `reference:` of the tuned settings and against others' runs; where settings have nominal runs, the
+    losses, gradients, values and counts of the runs are compared with theirs too, which finds bugs that hardly move
+    the score. Beside the verdict: area under the evaluation curve, steps and seconds to the threshold, probability of
+    improvement.
+
+    \b
+    rlox bench learn algo=ppo env=CartPole-v1
+    rlox bench learn algo=ppo env=CartPole-v1 --seeds 40 --jobs 4 --runs outputs/forty
+    rlox bench learn algo=ppo,a2c env=CartPole-v1,Acrobot-v1 --against sb3 --reference curves --out benchmarks
+    rlox bench learn algo=ppo env=Pendulum-v1 --against sb3 --peer-python ~/venvs/sb3/bin/python
+
+    \b
+    a change of one's own, beside what was before:
+    rlox bench learn algo=ppo env=Hopper-v5 --seeds 10 --out before
+    rlox bench learn algo=ppo env=Hopper-v5 --seeds 10 --against before/learn.json
+    """
+    with reported("bench"):
+        from rlox_cli.bench.learn import main
+
+        code = main(
+            [*(overrides or []), *context.args],
+            seeds,
+            first_seed,
+            against,
+            reference,
+            peer_python or [],
+            runs,
+            jobs,
+            threshold,
+            margin,
+            score_only,
+            json,
+            out,
+            imports or [],
+        )
+    raise typer.Exit(code)
+
+
 def _version(asked: bool) -> None:
     if asked:
         from rlox import __version__

@@ -68,7 +68,7 @@ def main(
     import_modules(modules)
     config = _changed(saved, algo, overrides)
     before = to_run_config(_typed(saved, algo))
-    changed = dict(_differences(resolved(before, algo), resolved(config, algo)))
+    changed = dict(differences(resolved(before, algo), resolved(config, algo)))
     for key, (old, new) in changed.items():
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             raise UsageError(
@@ -231,11 +231,11 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     OmegaConf.update(cfg, key, override.value(), merge=True)
 
 
-def _differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Dotted keys whose values are not the same, ``(key, [old, new])``."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
-            yield from _differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+            yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
     elif old != new:
         yield prefix, [old, new]
 

@@ -65,14 +65,19 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def train_once(python: str, system: str, case: str, steps: int, seed: int, threads: int) -> dict[str, Any]:
-    """One training in a process of its own.
+    """One training in a process of its own; as `ask_worker`."""
+    request = {"system": system, "case": case, "steps": steps, "seed": seed, "threads": threads}
+    return ask_worker(python, request, threads)
+
+
+def ask_worker(python: str, request: dict[str, Any], threads: int) -> dict[str, Any]:
+    """What `rlox_cli.bench.trainings` answers in a process of its own.
 
     Raises
     ------
     RuntimeError
         If that process fails; its last line of error.
     """
-    request = {"system": system, "case": case, "steps": steps, "seed": seed, "threads": threads}
     # Not from the working directory: in a checkout, ./rlox would stand before the original's package.
     done = subprocess.run(
         [python, worker.__file__, json.dumps(request)],

@@ -5,7 +5,8 @@ its last line: ``cpu_s`` and ``wall_s`` of the training call alone (imports and 
 took, ``mean_return`` of its last 100 training episodes (null where the system reports none), ``eval_return``, the mean
 of 20 deterministic episodes in gymnasium, the ``versions``, and of rlox the ``shares`` of that time by section. With
 ``"whole": true`` it is a user's script (training, ten evaluations of 20 episodes, a saved model) without a clock, and
-prints the last evaluation's ``eval_return``; who starts it times it.
+prints the last evaluation's ``eval_return``; who starts it times it. Of Stable-Baselines3, ``"curve": SETTINGS`` (see
+`rlox_cli.bench.sb3`) with a ``seed`` and an ``eval_seed`` is a training whose ``evaluations`` it prints.
 
 Settings are the same in every system; only their names differ.
 """
@@ -241,6 +242,65 @@ class SB3:
         model.save(os.path.join(folder, "last"))
         return float(watch.last_mean_reward)
 
+    def curve(self, settings, seed, eval_seed):
+        """Evaluations of one training, each on a fresh environment, with the CPU seconds of training up to there."""
+        import gymnasium
+        import numpy as np
+        import stable_baselines3 as sb3
+        import torch
+        from stable_baselines3.common.callbacks import BaseCallback
+        from stable_baselines3.common.env_util import make_vec_env
+        from stable_baselines3.common.noise import NormalActionNoise
+        from stable_baselines3.common.vec_env import VecNormalize
+
+        torch.set_num_threads(1)
+        env_kwargs = settings["env_kwargs"]
+        env = make_vec_env(settings["env"], settings["n_envs"], seed=seed, env_kwargs=env_kwargs)
+        if settings["normalize"] is not None:
+            env = VecNormalize(env, **settings["normalize"])
+        arguments = {**settings["kw"], "policy_kwargs": dict(settings["kw"]["policy_kwargs"])}
+        activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[arguments["policy_kwargs"]["activation_fn"]]
+        arguments["policy_kwargs"]["activation_fn"] = activation
+        for name, value in arguments.items():
+            if isinstance(value, dict) and "falls_from" in value:
+                arguments[name] = lambda left, start=value["falls_from"]: start * left
+        if arguments.get("action_noise") is not None:
+            size = env.action_space.shape
+            arguments["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, arguments["action_noise"]))
+        model = getattr(sb3, settings["algo"])("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+        rows, n_points, steps = [], settings["n_points"], settings["steps"]
+        started, spent = time.process_time(), 0.0
+
+        def evaluate():
+            nonlocal spent
+            at = time.process_time()
+            one = gymnasium.make(settings["env"], **env_kwargs)
+            returns = np.zeros(settings["n_episodes"])
+            for k in range(len(returns)):
+                obs, _ = one.reset(seed=eval_seed if k == 0 else None)
+                done = False
+                while not done:
+                    seen = obs if settings["normalize"] is None else env.normalize_obs(obs)
+                    obs, reward, terminated, truncated, _ = one.step(model.predict(seen, deterministic=True)[0])
+                    returns[k] += float(reward)
+                    done = terminated or truncated
+            one.close()
+            spent += time.process_time() - at
+            cpu = round(time.process_time() - started - spent, 3)
+            rows.append({"step": model.num_timesteps, "mean": returns.mean(), "std": returns.std(), "cpu_s": cpu})
+
+        class Watch(BaseCallback):
+            def _on_step(self):
+                if self.num_timesteps >= round(steps * (len(rows) + 1) / n_points):
+                    evaluate()
+                return True
+
+        model.learn(steps, callback=Watch())
+        if rows[-1]["step"] != model.num_timesteps:
+            evaluate()
+        return {"sb3": sb3.__version__, "torch": torch.__version__, "gymnasium": gymnasium.__version__,
+                "evaluations": rows}  # fmt: skip
+
 
 class Original:
     """rlox 1.2.0, which this project is named after."""
@@ -326,6 +386,9 @@ SYSTEMS = {
 def main(request):
     warnings.filterwarnings("ignore")
     one = SYSTEMS[request["system"]]()
+    if "curve" in request:
+        print(json.dumps(one.curve(request["curve"], request["seed"], request["eval_seed"])))
+        return
     steps, seed = request["steps"], request["seed"]
     if request.get("whole"):
         print(json.dumps({"eval_return": one.whole(steps, seed)}))

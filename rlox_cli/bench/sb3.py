@@ -1,0 +1,175 @@
+"""Learning curves of Stable-Baselines3, recorded or made now, by the settings and the protocol of ours.
+
+A file ``LABEL-sSEED.json`` holds ``settings``, the version as ``sb3``, and ``evaluations``, rows ``step mean std
+cpu_s``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlox.config import OnPolicyConfig, RunConfig
+from rlox_cli.bench.data import find_systems
+from rlox_cli.bench.train import ask_worker
+from rlox_cli.compose import Job
+from rlox_cli.errors import UsageError
+
+_ALGORITHMS = ("ppo", "a2c", "dqn", "sac", "td3")
+# Ours -> theirs, where the names differ.
+_NAMES = {
+    "clip_eps": "clip_range",
+    "clip_vf": "clip_range_vf",
+    "normalize_advantages": "normalize_advantage",
+    "target_update_freq": "target_update_interval",
+    "target_noise": "target_policy_noise",
+    "noise_clip": "target_noise_clip",
+}
+# What is no argument of theirs by itself.
+_SPECIAL = (
+    *("learning_rate_schedule", "clip_eps_schedule", "hidden_sizes", "activation", "ortho_init", "log_std_init"),
+    *("optimizer", "normalize_obs", "normalize_rewards", "clip_obs", "clip_rewards", "double_dqn", "dueling", "loss"),
+    *("exploration_noise", "noise_correlation", "auto_entropy", "target_entropy"),
+)
+_AT_MOST = 1.2  # how much longer a recorded training may be than ours, which whole rollouts round
+
+
+def recorded_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) -> tuple[str, dict[int, list]]:
+    """Title and curves of those of `seeds` that were recorded.
+
+    Raises
+    ------
+    UsageError
+        If there are none, a file is damaged, or it is of a training of another length.
+    """
+    found, version = {}, ""
+    for seed in seeds:
+        path = folder / f"{label}-s{seed}.json"
+        if path.is_file():
+            found[seed], version = _read(path, job.config.total_timesteps)
+    if not found:
+        raise UsageError(
+            f"--reference {folder} must hold {label}-s{seeds[0]}.json or another of the seeds; train them with "
+            "--peer-python"
+        )
+    return f"Stable-Baselines3 {version}", found
+
+
+def _read(path: Path, steps: int) -> tuple[list[dict[str, float]], str]:
+    try:
+        saved = json.loads(path.read_text())
+        curve = [
+            {key: row[key] for key in ("step", "mean", "std", "cpu_s") if key in row} for row in saved["evaluations"]
+        ]
+        last, version = curve[-1]["step"], saved["sb3"]
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        raise UsageError(f"{path} must hold the evaluations of a run: {e!r}") from e
+    if not steps / _AT_MOST <= last <= steps * _AT_MOST:
+        raise UsageError(f"{path} must be of about as many steps as ours ({steps:,}), got {last:,}")
+    return curve, version
+
+
+def trained_curves(
+    pythons: Sequence[Path], label: str, job: Job, seeds: Sequence[int], folder: Path, console: Console
+) -> tuple[str, dict[int, list]]:
+    """Title and curves of trainings by the first of `pythons` that has Stable-Baselines3.
+
+    Each has a process of its own; what `folder` holds of the same settings is not made again.
+
+    Raises
+    ------
+    UsageError
+        If no interpreter has it, or it has no counterpart of some setting.
+    RuntimeError
+        If a training fails.
+    """
+    settings = settings_of(job.config, job.algo)
+    python = find_systems(pythons).get("sb3")
+    if python is None:
+        raise UsageError(f"--peer-python must have Stable-Baselines3, got {', '.join(map(str, pythons))}")
+    folder.mkdir(parents=True, exist_ok=True)
+    curves, version = {}, ""
+    for seed in seeds:
+        path = folder / f"{label}-s{seed}.json"
+        if not (path.is_file() and json.loads(path.read_text())["settings"] == settings):
+            eval_seed = 10_000 + seed if job.config.eval.seed is None else job.config.eval.seed
+            made = ask_worker(python, {"system": "sb3", "curve": settings, "seed": seed, "eval_seed": eval_seed}, 1)
+            path.write_text(json.dumps({"cell": label, "seed": seed, "settings": settings, **made}) + "\n")
+        curves[seed], version = _read(path, job.config.total_timesteps)
+        last = curves[seed][-1]
+        console.print(
+            f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU", markup=False
+        )
+    return f"Stable-Baselines3 {version}", curves
+
+
+def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:
+    """What `rlox_cli.bench.trainings` makes the same training from.
+
+    Raises
+    ------
+    UsageError
+        For a setting without counterpart.
+    """
+    if missing := list(_missing(config, algo)):
+        raise UsageError(f"Stable-Baselines3 has no counterpart of {', '.join(missing)}")
+    c = config.algo
+    arguments = {_NAMES.get(name, name): value for name, value in asdict(c).items() if name not in _SPECIAL}
+    for name, key in (("learning_rate", "learning_rate"), ("clip_eps", "clip_range")):
+        if getattr(c, f"{name}_schedule", "constant") == "linear":
+            arguments[key] = {"falls_from": getattr(c, name)}
+    policy: dict[str, Any] = {"activation_fn": c.activation, "net_arch": c.hidden_sizes}
+    if isinstance(c, OnPolicyConfig):
+        policy |= {"net_arch": {"pi": c.hidden_sizes, "vf": c.hidden_sizes}, "ortho_init": c.ortho_init}
+        policy["log_std_init"] = c.log_std_init
+        arguments["max_grad_norm"] = 1e30 if c.max_grad_norm is None else c.max_grad_norm
+        if algo == "a2c":
+            arguments["use_rms_prop"] = c.optimizer == "rmsprop"
+    else:
+        arguments["buffer_size"] = config.buffer.size
+        # Theirs counts steps of all environments together as one.
+        arguments["train_freq"] = math.ceil(c.train_freq / config.env.n_envs)
+        if algo != "dqn":
+            del arguments["max_grad_norm"]
+            arguments["action_noise"] = c.exploration_noise or None
+        if algo == "sac":
+            arguments["ent_coef"] = f"auto_{c.ent_coef}" if c.auto_entropy else c.ent_coef
+            arguments["target_entropy"] = "auto" if c.target_entropy is None else c.target_entropy
+    normalize = {"norm_obs": c.normalize_obs, "norm_reward": getattr(c, "normalize_rewards", False)}
+    limits = {"clip_obs": c.clip_obs, "clip_reward": getattr(c, "clip_rewards", 10.0), "gamma": c.gamma}
+    return {
+        "algo": algo.upper(),
+        "env": config.env.id,
+        "env_kwargs": config.env.kwargs,
+        "n_envs": config.env.n_envs,
+        "steps": config.total_timesteps,
+        "normalize": {**normalize, **limits} if any(normalize.values()) else None,
+        "kw": {**arguments, "policy_kwargs": policy},
+        "n_points": config.eval.n_points,
+        "n_episodes": config.eval.n_episodes,
+    }
+
+
+def _missing(config: RunConfig, algo: str) -> Iterator[str]:
+    c = config.algo
+    if algo not in _ALGORITHMS:
+        yield f"algo={algo}"
+        return
+    if config.env.wrappers or config.env.reward_fn is not None:
+        yield "env.wrappers and env.reward_fn"
+    if config.schedule_timesteps is not None or config.init_from is not None or config.max_time is not None:
+        yield "schedule_timesteps, init_from and max_time"
+    if algo == "ppo" and c.optimizer != "adam":
+        yield f"algo.optimizer={c.optimizer}"
+    if algo == "dqn" and (c.double_dqn or c.dueling or c.loss != "huber"):
+        yield "algo.double_dqn, algo.dueling and algo.loss=mse"
+    if algo in ("sac", "td3") and (c.max_grad_norm is not None or c.noise_correlation):
+        yield "algo.max_grad_norm and algo.noise_correlation"
+    if config.buffer is not None and (config.buffer.name != "uniform" or config.buffer.n_step != 1):
+        yield "a buffer that is not uniform, or of several steps"

@@ -1,0 +1,216 @@
+"""Many seeds of one configuration, and what their records say: scores, times, and quantities that tell runs apart.
+
+Native runs share a process: nothing is imported, composed or started twice, and each gives the numbers that
+``rlox train`` gives with its seed.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from rlox.checkpoint import load_checkpoint
+from rlox.config import RunConfig
+from rlox.tracking import durable_rows
+from rlox.tracking.record import FILE, Ledger, is_alive
+from rlox.tracking.store import read_config
+from rlox_cli.errors import UsageError
+from rlox_cli.imports import import_modules
+from rlox_cli.resume import differences
+from rlox_cli.runner import resolved, resume, run, shown
+
+# What does not decide a run's numbers; the seed is named apart.
+_APART = ("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports")
+# A run is parted where its early updates, which differ least between seeds, stand alone.
+WINDOWS = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)
+_DIGITS = 6  # significant ones of a quantity: the last bits differ between backends and machines
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes
+    ----------
+    curve : list of dict
+        Its evaluations: ``step mean std``, and ``cpu_s wall_s``, the seconds of collection and updates up to there.
+    quantities : dict
+        See `quantities`.
+    """
+
+    seed: int
+    curve: list[dict[str, float]]
+    quantities: dict[str, float]
+
+    @property
+    def score(self) -> float:
+        return self.curve[-1]["mean"]
+
+
+def settings(config: RunConfig, algo: str) -> dict[str, Any]:
+    """What decides a run's numbers beside its seed, as plain data."""
+    return {key: value for key, value in resolved(config, algo).items() if key not in _APART}
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """``algo.gamma 0.98 -> 0.97`` for each setting in which two differ."""
+    return [f"{key} {was} -> {now}" for key, (was, now) in differences(old, new)]
+
+
+def train(
+    config: RunConfig,
+    algo: str,
+    seeds: Iterable[int],
+    folder: Callable[[int], Path],
+    jobs: int,
+    tell: Callable[[int, Run | str], None],
+) -> tuple[dict[int, Run], dict[int, str]]:
+    """A run of each seed in ``folder(seed)``: one that is finished there is read, one that was broken off resumed.
+
+    Parameters
+    ----------
+    jobs : int
+        Processes; 1: this one.
+    tell : callable
+        Given each seed as it is done, with the run or with what went wrong.
+
+    Returns
+    -------
+    dict, dict
+        Runs, and of those that diverged the message, by seed in their order.
+
+    Raises
+    ------
+    UsageError
+        For a folder with a run of other settings, or one that is being trained now.
+    """
+    seeds = list(seeds)
+    for seed in seeds:
+        _require_same(config, algo, seed, folder(seed))
+    found: dict[int, Run | str] = {}
+
+    def take(seed: int, one: Run | str) -> None:
+        found[seed] = one
+        tell(seed, one)
+
+    if jobs == 1:
+        for seed in seeds:
+            take(seed, train_one(config, algo, seed, folder(seed)))
+    else:
+        # Spawned: a fork would copy the threads' locks.
+        with ProcessPoolExecutor(min(jobs, len(seeds)), get_context("spawn")) as pool:
+            futures = {pool.submit(train_one, config, algo, seed, folder(seed)): seed for seed in seeds}
+            try:
+                for future in as_completed(futures):
+                    take(futures[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+    runs = {seed: found[seed] for seed in seeds if isinstance(found[seed], Run)}
+    return runs, {seed: found[seed] for seed in seeds if not isinstance(found[seed], Run)}
+
+
+def train_one(config: RunConfig, algo: str, seed: int, folder: Path) -> Run | str:
+    """The run of one seed, or what was said when it diverged; as `train`."""
+    import_modules(config.imports)  # a process of the pool has imported nothing yet
+    config, quiet = replace(config, seed=seed), Console(quiet=True)
+    last = folder / "checkpoints" / "last.safetensors"
+    try:
+        if not _finished(folder):
+            if last.is_file():
+                resume(config, algo, last, quiet, {}, trusted=True)
+            else:
+                if (folder / FILE).is_file():  # broken off before anything was saved
+                    shutil.rmtree(folder)
+                run(config, algo, folder, quiet)
+    except FloatingPointError as e:
+        return str(e)
+    return read(folder, seed)
+
+
+def _finished(folder: Path) -> bool:
+    if not (folder / FILE).is_file():
+        return False
+    ledger = Ledger(folder)
+    ledger.scan()
+    return ledger.end is not None and ledger.end["status"] == "finished"
+
+
+def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None:
+    """A UsageError unless `folder` is new or holds the run that is asked for."""
+    if not (folder / FILE).is_file():
+        return
+    if is_alive(folder):
+        raise UsageError(f"{shown(folder)} is being trained by another process; wait for it, or choose another --runs")
+    asked = {**settings(config, algo), "seed": seed}
+    saved = read_config(folder)
+    if differ := changes({key: saved.get(key) for key in asked}, asked):
+        raise UsageError(
+            f"{shown(folder)} must hold a run of the settings asked for, but differs: {'; '.join(differ)}; "
+            "choose another --runs"
+        )
+
+
+def read(folder: Path, seed: int) -> Run:
+    """A finished run from its record and its last checkpoint."""
+    rows = durable_rows(folder)
+    curve: list[dict[str, float]] = []
+    cpu = wall = 0.0
+    for row in rows:
+        if "eval/mean_return" in row:
+            curve.append(
+                {
+                    "step": row["step"],
+                    "mean": row["eval/mean_return"],
+                    "std": row["eval/std_return"],
+                    "cpu_s": round(cpu, 3),
+                    "wall_s": round(wall, 3),
+                }
+            )
+        else:
+            cpu += row.get("time/cpu_s") or 0.0
+            wall += row["time/collect_s"] + row["time/update_s"]
+    if not curve:
+        raise UsageError(f"{shown(folder)} must hold evaluations, got none; leave eval.n_points above 0")
+    return Run(seed, curve, quantities(rows, load_checkpoint(folder / "checkpoints" / "last.safetensors").header))
+
+
+def quantities(rows: list[dict[str, Any]], header: dict[str, Any]) -> dict[str, float]:
+    """What tells one implementation's runs from another's, beside the score.
+
+    Of each metric of training its mean over the parts of the run that `WINDOWS` bounds; of the evaluations' the last
+    and the mean; and what the last checkpoint counts. NaN where a part has no number.
+    """
+    end = rows[-1]["step"]
+    training = [row for row in rows if "eval/mean_return" not in row]
+    evaluations = [row for row in rows if "eval/mean_return" in row]
+    found = {f"count/{name}": float(header["counters"][name]) for name in ("env_steps", "updates", "episodes")}
+    names = dict.fromkeys(name for row in training for name in row if "/" in name and not name.startswith("time/"))
+    for name in names:
+        for low, high in pairwise(WINDOWS):
+            values = [row[name] for row in training if low * end < row["step"] <= high * end and name in row]
+            found[f"{name} {low:.0%}-{high:.0%}"] = _mean(values)
+    for name in (name for name in evaluations[-1] if name.startswith("eval/")):
+        found[f"{name} last"] = _mean([evaluations[-1][name]])
+        found[f"{name} mean"] = _mean([row[name] for row in evaluations])
+    return {name: rounded(value) for name, value in found.items()}
+
+
+def _mean(values: list[float | None]) -> float:
+    finite = [value for value in values if value is not None]
+    return float(np.mean(finite)) if finite else math.nan
+
+
+def rounded(value: float) -> float:
+    """`value` to as many digits as backends and machines agree on."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,271 @@
+"""`rlox bench learn` as a user runs it: verdicts, run folders that are used again, and bugs that the score hides."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlox.tracking import durable_rows
+from rlox_cli.bench import fingerprint
+from rlox_cli.bench.learn import MORE, PASS, area, first_reach, judge_others, judge_reference
+from rlox_cli.bench.sb3 import settings_of
+from rlox_cli.bench.seeds import changes, settings
+from rlox_cli.compose import compose_jobs
+from rlox_cli.errors import UsageError
+
+SHORT = ("algo=ppo", "env=CartPole-v1", "total_timesteps=12_800", "eval.n_episodes=10")
+
+
+def rlox(*words, cwd=None, **env):
+    command = [sys.executable, "-m", "rlox_cli.main", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def learn(*words, **kwargs):
+    return rlox("bench", "learn", *map(str, words), **kwargs)
+
+
+def numbers(folder):
+    """What a run recorded, without its times."""
+    return [
+        {key: value for key, value in row.items() if key != "time" and not key.startswith("time/")}
+        for row in durable_rows(folder)
+    ]
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """Eight short trainings with their result; nothing is judged that they could fail."""
+    folder = tmp_path_factory.mktemp("before")
+    done = learn(*SHORT, "--seeds", 8, "--runs", folder / "runs", "--out", folder, "--score-only", "~reference")
+    return folder, done
+
+
+def test_runs_are_those_of_rlox_train_and_the_result_says_what_they_did(before, tmp_path):
+    folder, done = before
+    assert done.returncode == 0, done.stderr
+    assert "nothing to judge against" in done.stdout
+    assert done.stderr.count("ppo-CartPole-v1 seed 10") == 8
+    single = rlox("train", *SHORT, "~reference", "seed=101", "logger=none", f"hydra.run.dir={tmp_path / 'one'}")
+    assert single.returncode == 0, single.stderr
+    ours, theirs = folder / "runs" / "ppo-CartPole-v1-s101", tmp_path / "one"
+    assert numbers(ours) == numbers(theirs)
+    assert (ours / "config.yaml").read_text() == (theirs / "config.yaml").read_text()
+
+    found = json.loads((folder / "learn.json").read_text())
+    assert {"command", "date", "machine", "python", "versions"} <= set(found)
+    cell = found["cells"]["ppo-CartPole-v1"]
+    rows = [row for row in numbers(theirs) if "eval/mean_return" in row]
+    assert [row["mean"] for row in cell["curves"]["101"]] == [row["eval/mean_return"] for row in rows]
+    assert cell["final"]["101"] == rows[-1]["eval/mean_return"]
+    assert cell["iqm"] == np.sort(list(cell["final"].values()))[2:6].mean()
+    assert cell["iqm_low"] <= cell["iqm"] <= cell["iqm_high"]
+    for one in cell["curves"].values():
+        cpu = [row["cpu_s"] for row in one]
+        assert cpu == sorted(cpu)
+        assert 0 < cpu[0] < cpu[-1]
+    assert (folder / "learn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_finished_runs_are_kept_and_one_broken_off_is_resumed(before, tmp_path):
+    folder, _ = before
+    runs = tmp_path / "runs"
+    shutil.copytree(folder / "runs", runs)
+    kept, stopped = runs / "ppo-CartPole-v1-s100", runs / "ppo-CartPole-v1-s101"
+    whole = numbers(stopped)
+    shutil.rmtree(stopped)
+    half = rlox("train", *SHORT, "~reference", "seed=101", "logger=none", "eval.stop_at=20", f"hydra.run.dir={stopped}")
+    assert half.returncode == 0, half.stderr
+    # What a kill leaves: a checkpoint in the middle, and a record without end, under the settings asked for.
+    config = (stopped / "config.yaml").read_text()
+    assert "stop_at: 20.0" in config
+    (stopped / "config.yaml").write_text(config.replace("stop_at: 20.0", "stop_at: null"))
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert '"finished"' in lines[-1]
+    (stopped / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert len(numbers(stopped)) < len(whole)
+    stamp = (kept / "metrics.jsonl").stat().st_mtime_ns
+    done = learn(*SHORT, "~reference", "--seeds", 2, "--runs", runs, "--score-only", "--json")
+    assert done.returncode == 0, done.stderr
+    assert (kept / "metrics.jsonl").stat().st_mtime_ns == stamp
+    assert {row["segment"] for row in numbers(stopped)} == {0, 1}
+    assert [{**row, "segment": 0} for row in numbers(stopped)] == whole
+    first = json.loads((folder / "learn.json").read_text())["cells"]["ppo-CartPole-v1"]
+    again = json.loads(done.stdout)["cells"]["ppo-CartPole-v1"]
+    assert again["final"] == {seed: first["final"][seed] for seed in ("100", "101")}
+    # Other settings are another run.
+    other = learn(*SHORT, "~reference", "--seeds", 1, "--runs", runs, "algo.gamma=0.9")
+    assert other.returncode == 2
+    assert "algo.gamma 0.98 -> 0.9" in other.stderr
+    assert "Traceback" not in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("score", "verdict", "code"), [("15", "PASS", 0), ("480", "FAIL", 1), ("{iqm}", "NEED MORE SEEDS", 3)]
+)
+def test_the_score_is_judged_by_the_reference(before, score, verdict, code):
+    folder, _ = before
+    iqm = json.loads((folder / "learn.json").read_text())["cells"]["ppo-CartPole-v1"]["iqm"]
+    reference = f"reference={{mean_return:{score.format(iqm=iqm)}}}"
+    done = learn(*SHORT, reference, "--seeds", 8, "--runs", folder / "runs")
+    assert done.returncode == code, done.stderr
+    assert f"reference         {verdict}: IQM" in done.stdout
+    assert done.stdout.rstrip().endswith(verdict)
+    # The settings are not those of the nominal runs: the difference is told, and judges nothing.
+    assert "no verdict, for the nominal runs had other settings: total_timesteps 100000 -> 12800" in done.stdout
+
+
+def test_a_bug_that_the_score_hides_is_found_beside_what_was_before(before, tmp_path):
+    folder, _ = before
+    # Python runs sitecustomize before anything else: here the value loss counts half of what it should.
+    (tmp_path / "sitecustomize.py").write_text(
+        "from dataclasses import replace\n"
+        "from rlox.algorithms.ppo import PPO\n"
+        "update = PPO.update_native\n"
+        "def planted(self, batch):\n"
+        "    asked, self.config = self.config, replace(self.config, vf_coef=self.config.vf_coef / 2)\n"
+        "    try:\n"
+        "        return update(self, batch)\n"
+        "    finally:\n"
+        "        self.config = asked\n"
+        "PPO.update_native = planted\n"
+    )
+    words = (*SHORT, "~reference", "--against", folder / "learn.json", "--first-seed", 200, "--seeds", 8)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    buggy = learn(*words, "--runs", tmp_path / "buggy", "--margin", 500, PYTHONPATH=path)
+    assert buggy.returncode == 1, buggy.stderr
+    assert "others            PASS" in buggy.stdout
+    assert "fingerprint       FAIL" in buggy.stdout
+    assert "loss/grad_norm 1%-5%" in buggy.stdout
+    sound = learn(*words, "--runs", tmp_path / "sound", "--margin", 500)
+    assert sound.returncode == 0, sound.stdout
+    assert "fingerprint       PASS" in sound.stdout
+
+
+def test_several_processes_and_cells(tmp_path):
+    words = ("algo=a2c,ppo", "env=CartPole-v1", "total_timesteps=2560", "eval.n_points=2", "~reference")
+    done = learn(*words, "--seeds", 2, "--jobs", 2, "--runs", tmp_path, "--json", "--score-only")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["cells"]) == ["a2c-CartPole-v1", "ppo-CartPole-v1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("a2c-CartPole-v1-s100", "a2c-CartPole-v1-s101", "ppo-CartPole-v1-s100", "ppo-CartPole-v1-s101")
+    ]
+
+
+def test_recorded_curves_of_sb3(before, tmp_path):
+    folder, _ = before
+    for seed, last in ((100, 30.0), (101, 31.0), (102, 32.0)):
+        rows = [{"step": 6400, "mean": 20.0, "std": 1.0, "cpu_s": 1.0}, {"step": 12800, "mean": last, "std": 0.0}]
+        saved = {"sb3": "2.9.9", "evaluations": rows}
+        (tmp_path / f"ppo-CartPole-v1-s{seed}.json").write_text(json.dumps(saved))
+    words = (*SHORT, "~reference", "--seeds", 8, "--runs", folder / "runs", "--against", "sb3")
+    done = learn(*words, "--reference", tmp_path, "--out", tmp_path / "out", "--threshold", 30)
+    assert done.returncode == 0, done.stderr
+    assert "others            PASS: IQM less that of Stable-Baselines3 2.9.9 +" in done.stdout
+    cell = json.loads((tmp_path / "out" / "learn.json").read_text())["cells"]["ppo-CartPole-v1"]
+    assert cell["final_sb3"] == {"100": 30.0, "101": 31.0, "102": 32.0}
+    assert cell["iqm_sb3"] == 31.0
+    assert cell["difference"] == pytest.approx(cell["iqm"] - 31.0)
+    assert cell["passes"] is True
+    assert cell["improvement"]["value"] > 0.9
+    assert cell["threshold_sb3"] == {"score": 30, "reached": 3, "of": 3, "steps": 12800, "cpu_s": None, "wall_s": None}
+    longer = learn(*words, "--reference", tmp_path, "total_timesteps=40_000", "--runs", tmp_path / "longer")
+    assert longer.returncode == 2
+    assert "must be of about as many steps as ours (40,000), got 12,800" in longer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=3"], "seed must be left out"),
+        (["algo=pppo"], "did you mean 'ppo'?"),
+        (["eval.n_points=0"], "eval.n_points must be at least 1"),
+        (["--against", "sb3"], "must have either --reference FOLDER"),
+        (["--reference", "."], "must stand beside --against sb3"),
+        (["--against", "nothing.json"], "--against must be sb3 or the learn.json of an earlier --out"),
+    ],
+)
+def test_refuses(words, said, tmp_path):
+    done = learn(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_number_of_seeds_that_is_asked_for_decides():
+    rng = np.random.default_rng(0)
+    few = rng.normal(101.0, 10.0, 5)
+    verdict, why = judge_reference(few, 100.0)
+    assert verdict == MORE
+    asked = int(why.split("about ")[1].split(" seeds")[0].replace(",", ""))
+    assert asked > 5
+    verdicts = [judge_reference(rng.normal(np.sort(few)[1:4].mean(), few.std(), 2 * asked), 100.0)[0] for _ in range(9)]
+    assert verdicts.count(PASS if np.sort(few)[1:4].mean() > 100 else "FAIL") >= 7
+    assert judge_reference([500.0] * 4, 475.0)[0] == MORE
+    assert judge_reference([500.0] * 5, 475.0)[0] == PASS
+    theirs = [10.0, 10.0, 10.0]
+    assert judge_others([9.0, 9.0, 9.1, 9.2, 9.3], theirs, 5.0, "theirs")[0] == "FAIL"
+    assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 1.5, "theirs")[0] == PASS
+    assert judge_others([9.0, 9.0, 10.5, 10.6, 10.7], theirs, 0.5, "theirs")[0] == MORE
+
+
+def test_curves_are_summed_up():
+    curve = [{"step": 10, "mean": 0.0}, {"step": 20, "mean": 10.0}, {"step": 50, "mean": 10.0, "cpu_s": 3.0}]
+    assert area(curve) == pytest.approx((5 * 10 + 10 * 30) / 40)
+    assert area(curve[:1]) == 0.0
+    late = [{"step": 40, "mean": 10.0, "cpu_s": 2.0}]
+    found = first_reach([curve, late, late], 10.0)
+    assert found == {"score": 10.0, "reached": 3, "of": 3, "steps": 40.0, "cpu_s": None, "wall_s": None}
+    assert first_reach([curve, [{"step": 9, "mean": 1.0}]], 10.0)["steps"] is None
+
+
+def test_false_alarms_are_as_rare_as_promised_and_what_moves_is_named():
+    rng = np.random.default_rng(0)
+
+    def runs(n, shift=0.0):
+        # Sixty quantities that hang together, of which one is NaN in some runs and one never changes.
+        table = rng.normal(size=(n, 60)) + rng.normal(size=(n, 1))
+        table[:, 7] += shift
+        table[::5, 3] = np.nan
+        table[:, 4] = 20.0
+        return [{f"q{k}": float(value) for k, value in enumerate(row)} for row in table]
+
+    nominal = runs(60)
+    alarms = sum(fingerprint.compare(runs(5), runs(60), level=0.1).differs for _ in range(60))
+    assert alarms <= 13  # of Binomial(60, 0.1), which is above that with probability 0.003
+    found = fingerprint.compare(runs(5, shift=9.0), nominal)
+    assert [one.name for one in found.differing] == ["q7"]
+    assert "higher" in str(found.differing[0])
+    assert found.n_quantities == 59
+    # Against every split there is: two runs of seven, one quantity.
+    few = [{"q": float(k)} for k in (9, 8, 1, 2, 3, 4, 5)]
+    assert fingerprint.compare(few[:2], few[2:]).smallest_p == pytest.approx(2 / 21, abs=0.01)
+
+
+def test_the_settings_of_sb3():
+    (job,) = compose_jobs([], ["algo=ppo", "env=CartPole-v1"])
+    found = settings_of(job.config, job.algo)
+    assert (found["algo"], found["steps"], found["n_envs"], found["normalize"]) == ("PPO", 100_000, 8, None)
+    recorded = {"n_steps": 32, "batch_size": 256, "gamma": 0.98, "gae_lambda": 0.8, "n_epochs": 20, "ent_coef": 0.0}
+    assert recorded.items() <= found["kw"].items()
+    assert found["kw"]["clip_range"] == {"falls_from": 0.2}
+    assert found["kw"]["learning_rate"] == {"falls_from": 0.001}
+    (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "algo.double_dqn=true"])
+    with pytest.raises(UsageError, match=r"no counterpart of algo.double_dqn"):
+        settings_of(job.config, job.algo)
+
+
+@pytest.mark.parametrize("path", sorted(Path(fingerprint.__file__).parent.glob("nominal/*.json")), ids=lambda p: p.stem)
+def test_nominal_runs_are_of_the_tuned_settings_that_ship(path):
+    saved = json.loads(path.read_text())
+    algo, env = path.stem.split("-", 1)
+    (job,) = compose_jobs([], [f"algo={algo}", f"env={env}", *saved["overrides"]])
+    assert changes(saved["settings"], settings(job.config, algo)) == []
+    assert len(saved["quantities"]["seeds"]) == 60
