@@ -1,6 +1,5 @@
 """`rlox train resume=`: what is killed and goes on ends as what was never stopped."""
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -17,10 +16,10 @@ import numpy as np
 import pytest
 import resume_children
 import yaml
+from outcomes import outcome
 from tracker_files import wandb_history
 
 from rlox import PPO, tracking
-from rlox.algorithms import ALGORITHMS, resolve
 from rlox.callbacks import Callback, EvalCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
@@ -108,29 +107,6 @@ def killed(folder, *arguments, at):
 def events(folder, kind):
     rows = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row.get("event") == kind]
-
-
-def outcome(folder):
-    """SHA-256 of everything the run has come to, section by section, and its metrics without times."""
-    path = folder / "run/checkpoints/last.safetensors"
-    checkpoint = load_checkpoint(path)
-    header = checkpoint.header
-    sections = {name: arrays for name, arrays in checkpoint.tensors.items() if name != "memory"}
-    if "memory" in header:
-        # Which files hold it depends on when it was saved, what it holds does not.
-        algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(path)
-        sections["memory"] = {name: x for name, x in algorithm.buffer.get_state().items() if isinstance(x, np.ndarray)}
-        algorithm.close()
-    digests = {
-        section: hashlib.sha256(b"".join(name.encode() + arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
-        for section, arrays in sections.items()
-    }
-    kept = {name: header[name] for name in ("counters", "generators", "callbacks")}
-    rows = [
-        {name: x for name, x in row.items() if name not in ("segment", "time") and not name.startswith("time/")}
-        for row in durable_rows(folder / "run")
-    ]
-    return digests, kept, rows
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
