@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
-from test_sweep import ends, jobs, killed, outcomes, rlox
+from test_sweep import RLOX, ends, jobs, kill, outcomes, rlox
 
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
@@ -133,11 +133,26 @@ def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, told):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A search of eight trials that nothing disturbed, and how long it took, in seconds."""
+    """A search of eight trials that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    started = time.monotonic()
     rlox(folder, "train", *EIGHT)
-    return folder, time.monotonic() - started
+    return folder
+
+
+def killed(cwd, n, victim, *args):
+    """Kill some of the command soon after `n` runs have begun; whether it came to its end all the same.
+
+    By runs, not by seconds: most of a command's time passes before its first run, all the more on a busy machine.
+    """
+    with open(cwd / "printed.txt", "a") as out:
+        process = subprocess.Popen([*RLOX, *args], cwd=cwd, stdout=out, stderr=out, start_new_session=True)
+    process.cwd = cwd
+    while process.poll() is None and len(list(cwd.glob("sweep/*/metrics.jsonl"))) < n:
+        time.sleep(0.005)
+    time.sleep(random.expovariate(3))
+    if process.poll() is None:
+        kill(process, victim)
+    return process.wait(120) == 0
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
@@ -145,10 +160,9 @@ def whole(tmp_path_factory):
 def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
     if launcher:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    folder, seconds = whole
     kills, command = 0, ["train", *EIGHT, *launcher]
-    for victim in random.choices(["parent", "child", "both"], k=random.choice([1, 2, 3])):
-        done = killed(tmp_path, random.uniform(0.1, 1) * seconds, victim, *command)
+    for n in sorted(random.choices(range(9), k=random.choice([1, 2, 3]))):
+        done = killed(tmp_path, n, random.choice(["parent", "child", "both"]), *command)
         kills += 1
         if done:
             break
@@ -165,8 +179,8 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
         assert {f"{key}={value}" for key, value in trial.params.items()} < set(job.overrides)
         assert (trial.state is TrialState.PRUNED) == (run.step < 8192)
     if not launcher:  # one after another, so that each trial knows the same of those before it
-        assert told(trials) == told(study(folder))
-        assert outcomes(tmp_path) == outcomes(folder)
+        assert told(trials) == told(study(whole))
+        assert outcomes(tmp_path) == outcomes(whole)
 
 
 def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):
