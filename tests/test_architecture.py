@@ -46,6 +46,7 @@ FLOORS = {
     "rlox.vec_normalize": 1,
     "rlox.compiling": 1,
     "rlox.video": 2,
+    "rlox.offline": 2,
     "rlox.tracking": 2,
     "rlox.algorithms": 3,
     "rlox.trainers": 4,
