@@ -293,21 +293,18 @@ def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
 
 
 def _check_dataset(run: RunConfig, algo: str) -> None:
-    uses = run.algo.uses_dataset
+    uses, some = run.algo.uses_dataset, "dataset=data/medium.arrow (`rlox collect` makes one) or dataset=minari:ID"
     if run.dataset is None:
         if uses == "must":
-            raise ValueError(
-                f"dataset must be chosen for algo={algo}, got null; try dataset=data/medium.arrow (`rlox collect` makes "
-                "one) or dataset=minari:ID"
-            )
+            raise ValueError(f"dataset must be chosen for algo={algo}, got null; try {some}")
         return
     if not isinstance(run.dataset, DatasetConfig):
-        raise ValueError("dataset.source must be given; try dataset=data/medium.arrow or dataset=minari:ID")
+        raise ValueError(f"dataset.source must be given; try {some}")
     if uses == "never":
         able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset != "never"]
         raise ValueError(
             f"dataset must be left out with algo={algo}, which learns from what it gathers itself, got "
-            f"{run.dataset.source}; {f'algo={able[0]} learns from one' if able else 'no algorithm here learns from one'}"
+            f"{run.dataset.source}; those that learn from one: {', '.join(able)}"
         )
     check_source(run.dataset.source)
 

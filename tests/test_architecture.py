@@ -45,6 +45,7 @@ FLOORS = {
     "rlox.replay_files": 2,
     "rlox.vec_normalize": 1,
     "rlox.compiling": 1,
+    "rlox.returns": 1,
     "rlox.video": 2,
     "rlox.offline": 2,
     "rlox.tracking": 2,

@@ -1,8 +1,9 @@
 """Datasets in Arrow's file format: one record batch, which is mapped into memory and never copied.
 
-Columns ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an integer),
-``rewards`` (float32), ``terminated truncated`` (uint8). The schema's metadata has, under ``rlox.dataset``, JSON with what
-is known of all rows and where they came from.
+Columns ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an
+integer), ``rewards`` (float32), ``terminated truncated`` (uint8). The schema's metadata has, under ``rlox.dataset``,
+JSON with what is known of all rows and where they came from. Next observations are stored, although most are the next
+row's observation: every row then stands for itself, whatever part of the file is read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def import_arrow(where: str):
     """pyarrow, or an ImportError with the remedy."""
     try:
         import pyarrow
-        import pyarrow.ipc  # noqa: F401 (an attribute only once it is imported)
+        import pyarrow.ipc
     except ImportError as e:
         raise ImportError(f'{where}: pyarrow is needed for it; pip install "rlox-cli[arrow]"') from e
     return pyarrow

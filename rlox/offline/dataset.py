@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
+from rlox.buffers import OfflineDataset
 from rlox.checkpoint import one_line
 from rlox.config import DatasetConfig, nearest
 from rlox.envs import EnvSpec
@@ -32,44 +33,6 @@ from rlox.offline.sources import (
 _ROWS = 1 << 18
 
 
-@runtime_checkable
-class OfflineDataset(Protocol):
-    """What offline algorithms ask of a dataset; `rlox.OfflineDatasetBuffer` is one. B rows sampled, A sizes of actions.
-
-    Attributes
-    ----------
-    obs_shape, obs_dim, act_dim
-        Shape of an observation, how many numbers it has, and A.
-    n_actions
-        The number of discrete actions, which samples have as floats (B, 1); None for continuous ones.
-    normalized, obs_mean, obs_std
-        Whether samples' observations are ``(obs - obs_mean) / obs_std``, and by what.
-    metadata
-        What is known beside the rows, such as ``metadata["env"]["id"]``; may be empty.
-    """
-
-    obs_shape: tuple[int, ...]
-    obs_dim: int
-    act_dim: int
-    n_actions: int | None
-    normalized: bool
-    obs_mean: np.ndarray
-    obs_std: np.ndarray
-    metadata: dict[str, Any]
-
-    def __len__(self) -> int:
-        """Transitions."""
-
-    def sample(self, batch_size: int, seed: int) -> Mapping[str, np.ndarray]:
-        """B transitions, a function of contents and `seed` alone: ``obs next_obs actions rewards terminated truncated``."""
-
-    def n_episodes(self) -> int:
-        """Episodes, an unfinished last one included."""
-
-    def stats(self) -> dict[str, Any]:
-        """As `OfflineDatasetBuffer.stats`."""
-
-
 def open_dataset(
     source: str | os.PathLike | DatasetConfig,
     *,
@@ -87,8 +50,8 @@ def open_dataset(
     converted into such a file first, in blocks, and kept in ``$XDG_CACHE_HOME/rlox/datasets`` (else in ``~/.cache``)
     until the original changes; that folder may be emptied at any time.
 
-    Columns are ``obs actions rewards terminated truncated``, and may be ``next_obs`` and ``episode`` (rising numbers, only
-    checked). D4RL's and Minari's names for them are understood too. Where next observations are missing see
+    Columns are ``obs actions rewards terminated truncated``, and may be ``next_obs`` and ``episode`` (rising numbers,
+    only checked). D4RL's and Minari's names for them are understood too. Where next observations are missing see
     `rlox.offline.rows.Rows`.
 
     Parameters
@@ -270,6 +233,8 @@ def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
 def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
     """Raise unless the dataset's observations and actions are such as the environment has.
 
+    What a dataset of one's own does not tell (``obs_shape act_dim n_actions metadata``) is not looked at.
+
     Raises
     ------
     ValueError
@@ -277,31 +242,28 @@ def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
     """
     known = getattr(dataset, "metadata", {})
     name = f"{where}: the dataset {one_line(known.get('source', ''), 200)}".rstrip()
-    if tuple(dataset.obs_shape) != spec.obs_shape:
+    obs_shape, n_actions = getattr(dataset, "obs_shape", spec.obs_shape), getattr(dataset, "n_actions", None)
+    if tuple(obs_shape) != spec.obs_shape:
         raise ValueError(
-            f"{name} must have observations of shape {spec.obs_shape}, as the environment, got {dataset.obs_shape}"
+            f"{name} must have observations of shape {spec.obs_shape}, as the environment, got {obs_shape}"
         )
-    if spec.discrete:
-        if dataset.n_actions is None:
+    if spec.discrete and hasattr(dataset, "n_actions"):
+        if n_actions is None:
             raise ValueError(
                 f"{name} must hold integers in column actions, for the environment has {spec.n_actions} discrete "
                 "actions, got floats; save them as integers"
             )
-        if dataset.n_actions > spec.n_actions:
+        if n_actions > spec.n_actions:
             raise ValueError(
-                f"{name} must hold actions below {spec.n_actions}, as the environment, got {dataset.n_actions - 1}"
+                f"{name} must hold actions below {spec.n_actions}, as the environment, got {n_actions - 1}"
             )
-        return
-    if not spec.continuous or dataset.n_actions is not None:
-        kind = "floats" if dataset.n_actions is None else f"{dataset.n_actions} discrete actions"
-        raise ValueError(f"{name} must have actions for {spec.describe_actions()}, got {kind}")
-    if dataset.act_dim != spec.act_dim:
-        raise ValueError(f"{name} must have {spec.describe_actions()}, as the environment, got {dataset.act_dim}")
-    state = dataset.get_state() if isinstance(dataset, OfflineDatasetBuffer) else {}
-    bounds = [np.asarray(known.get(key), np.float32) for key in ("act_low", "act_high")]
-    if "actions" not in state or all(
-        np.array_equal(bound, own.ravel()) for bound, own in zip(bounds, (spec.act_low, spec.act_high), strict=True)
-    ):
-        return
-    for start in range(0, len(dataset), _ROWS):
-        check_bounds(state["actions"][start : start + _ROWS], spec.act_low, spec.act_high, name, start)
+    if spec.continuous:
+        act_dim = getattr(dataset, "act_dim", spec.act_dim)
+        if n_actions is not None or act_dim != spec.act_dim:
+            got = f"{act_dim} floats" if n_actions is None else f"{n_actions} discrete actions"
+            raise ValueError(f"{name} must have {spec.describe_actions()}, as the environment, got {got}")
+        bounds = {"act_low": spec.act_low.ravel().tolist(), "act_high": spec.act_high.ravel().tolist()}
+        if hasattr(dataset, "get_state") and any(known.get(key) != bound for key, bound in bounds.items()):
+            actions = dataset.get_state()["actions"]
+            for start in range(0, len(actions), _ROWS):
+                check_bounds(actions[start : start + _ROWS], *bounds.values(), name, start)
