@@ -397,7 +397,7 @@ def test_sampling_takes_no_memory_of_its_own(tmp_path):
     path = tmp_path / "large.arrow"
     convert(Source("test", blocks()), path)
     program = f"""
-import re, rlox
+import re, sys, rlox
 def anonymous():
     return int(re.search(r"Anonymous: +(\\d+)", open("/proc/self/smaps_rollup").read())[1]) / 1024
 rlox.open_dataset({str(tmp_path / "small.arrow")!r}, normalize=True).sample(256, 0)
@@ -405,6 +405,7 @@ before = anonymous()
 data = rlox.open_dataset({str(path)!r}, normalize=True)
 for seed in range(2000):
     data.sample(256, seed)
+assert "pandas" not in sys.modules
 print(len(data), anonymous() - before)
 """
     written(tmp_path / "small.arrow", rows())
