@@ -189,7 +189,7 @@ class OfflineAlgorithm:
         where, spec = type(self).__name__, self.spec
         if not isinstance(dataset, OfflineDataset):
             raise TypeError(
-                f"{where}: dataset must be one to sample from, as rlox.OfflineDatasetBuffer, got {type(dataset).__name__}"
+                f"{where}: dataset must be one such as rlox.OfflineDatasetBuffer, got {type(dataset).__name__}"
             )
         shape = getattr(dataset, "obs_shape", (getattr(dataset, "obs_dim", spec.obs_dim),))
         if shape != spec.obs_shape:
