@@ -61,6 +61,7 @@ _EXPORTS = {
     "OfflineAlgorithm": "rlox.algorithms.offline",
     "OfflineDataset": "rlox.buffers",
     "OfflineDatasetBuffer": "rlox.kernels.buffers.offline",
+    "open_dataset": "rlox.offline.dataset",
     "pack_sequences": "rlox.kernels.llm.packing",
     "packed_attention_mask": "rlox.kernels.llm.packing",
     "Pendulum": "rlox.kernels.envs.vec_env",

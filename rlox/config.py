@@ -66,6 +66,8 @@ def _is_a(value: Any, kind: Any) -> bool:
 class Config:
     """Base of all configurations: checks types, then the rules that `rules` yields."""
 
+    uses_dataset: ClassVar[str] = "never"  # whether an algorithm learns from a dataset: never, may, or must
+
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in fields(self):
@@ -323,6 +325,8 @@ class TD3Config(DelayConfig, TwinCriticConfig):
 class OfflineConfig(BatchConfig):
     """What every algorithm shares that learns from a dataset; total_timesteps counts its updates."""
 
+    uses_dataset = "must"
+
     learning_rate: float = 3e-4  # step size of every network at the start
     batch_size: int = 256  # transitions per update
     max_grad_norm: float | None = None  # each optimiser's gradient norm is clipped to this; null: off
@@ -458,6 +462,24 @@ class MmapBufferConfig(BufferConfig):
 
     def arguments(self):
         return {"hot_capacity": self.hot_size, "total_capacity": self.size, "cold_path": self.folder}
+
+
+@dataclass
+class DatasetConfig(Config):
+    """Recorded transitions to learn from."""
+
+    source: str  # a file (.arrow .feather .ipc .parquet .npz .h5 .hdf5), or minari:ID; chosen by dataset=SOURCE
+    normalize: bool = False  # standardise observations by the dataset's mean and deviation
+    max_transitions: int | None = None  # only so many rows from the beginning; null: all
+    reward_scale: float = 1.0  # rewards are multiplied by this,
+    reward_shift: float = 0.0  # then this is added
+    normalize_returns: bool = False  # first scale rewards so that best and worst episode lie 1000 apart, as IQL does
+
+    def rules(self):
+        yield "source", bool(self.source) and "\0" not in self.source, "be a file or minari:ID"
+        yield "max_transitions", self.max_transitions is None or self.max_transitions >= 1, "be >= 1, or null"
+        yield "reward_scale", math.isfinite(self.reward_scale) and self.reward_scale != 0, "be finite and not 0"
+        yield "reward_shift", math.isfinite(self.reward_shift), "be finite"
 
 
 @dataclass
@@ -598,6 +620,7 @@ class RunConfig(Config):
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
+    dataset: Any = None  # the recorded transitions of an offline algorithm; null for the others
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to

@@ -26,6 +26,7 @@ from rlox_cli.terminal import make_console, make_table
 _SECTIONS = {
     "env": configs.EnvConfig,
     "buffer": configs.BufferConfig,
+    "dataset": configs.DatasetConfig,
     "eval": configs.EvalConfig,
     "checkpoint": configs.CheckpointConfig,
     "logger.mlflow": configs.MlflowConfig,
@@ -56,7 +57,7 @@ def _default(item) -> Any:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value
+    return "required" if value is MISSING else json.dumps(value) if not isinstance(value, str) else value
 
 
 def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> Table:

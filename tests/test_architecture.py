@@ -47,6 +47,7 @@ FLOORS = {
     "rlox.compiling": 1,
     "rlox.returns": 1,
     "rlox.video": 2,
+    "rlox.offline": 2,
     "rlox.tracking": 2,
     "rlox.algorithms": 3,
     "rlox.trainers": 4,
