@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from rlox.checkpoint import one_line, parse_json
+from rlox.checkpoint import is_count, one_line, parse_json
 from rlox.offline.rows import COLUMNS, Block, names_of
 
 FORMAT = 1
-_KEY = b"rlox.dataset"
+METADATA = "rlox.dataset"  # under this name formats that have attributes hold the JSON
 _BLOCK_BYTES = 4 << 20
 
 
@@ -39,6 +39,28 @@ def import_arrow(where: str):
 def block_rows(row_bytes: int) -> int:
     """So many rows are handled at a time, that memory stays bounded."""
     return max(1, _BLOCK_BYTES // max(1, row_bytes))
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, (int, float)) for x in value)
+
+
+def _is_env(value: Any) -> bool:
+    kinds = {"id": str, "kwargs": dict, "wrappers": list}
+    return isinstance(value, dict) and "id" in value and all(isinstance(value.get(k, t()), t) for k, t in kinds.items())
+
+
+# What is used of the metadata must be such, whoever wrote it.
+_RULES = {
+    "env": _is_env,
+    "n_actions": lambda x: is_count(x, 2**31) and x >= 1,
+    "obs_shape": lambda x: _are_numbers(x) and all(is_count(n) and n >= 1 for n in x),
+    **dict.fromkeys(("act_low", "act_high", "obs_mean", "obs_std"), _are_numbers),
+    "reference_returns": lambda x: isinstance(x, dict) and _are_numbers([x.get("random"), x.get("expert")]),
+    "policies": lambda x: (
+        isinstance(x, list) and all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in x)
+    ),
+}
 
 
 class ArrowWriter:
@@ -91,7 +113,7 @@ class ArrowWriter:
         text = json.dumps({"format": FORMAT, "n_rows": self.n, **metadata}, allow_nan=False)
         schema = pa.schema(
             [pa.field(name, array.type, nullable=False) for name, array in zip(COLUMNS, arrays, strict=True)],
-            {_KEY: text},
+            {METADATA: text},
         )
         partial = self._folder / self.path.name
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -115,23 +137,28 @@ def open_reader(path: Path, where: str):
 
 
 def metadata_of(schema: Any, where: str) -> dict[str, Any]:
-    """What the writer knew; empty for a file that rlox did not write.
+    """What the writer knew; empty for a file that rlox did not write. Raises as `read_metadata`."""
+    text = (schema.metadata or {}).get(METADATA.encode())
+    return {} if text is None else read_metadata(text.decode(errors="replace"), where)
+
+
+def read_metadata(text: str, where: str) -> dict[str, Any]:
+    """The metadata that a file of ours holds as JSON.
 
     Raises
     ------
     ValueError
         If it is damaged, or from a newer rlox.
     """
-    text = (schema.metadata or {}).get(_KEY)
-    if text is None:
-        return {}
     try:
-        found = parse_json(text.decode())
+        found = parse_json(text)
     except ValueError as e:
         raise ValueError(f"{where}: its metadata is damaged: {one_line(e)}") from e
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         got = one_line(found.get("format") if isinstance(found, dict) else found, 40)
         raise ValueError(f"{where}: its format must be {FORMAT}, got {got}; update rlox-cli")
+    if bad := [name for name, holds in _RULES.items() if name in found and not holds(found[name])]:
+        raise ValueError(f"{where}: its metadata is damaged: {bad[0]} cannot be {one_line(found[bad[0]], 80)}")
     return found
 
 

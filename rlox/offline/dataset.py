@@ -103,8 +103,9 @@ def _find(source: str, where: str) -> tuple[Path, tuple[str, Callable[[], Source
     """Where a source lies, and, if that is no Arrow file, its fingerprint and how it is read."""
     path = Path(source)
     if source.startswith("minari:") or (not path.exists() and MINARI_ID.fullmatch(source)):
-        known = minari_dataset(source.removeprefix("minari:"), where)
-        return Path(known.storage.data_path), (fingerprint(minari_files(known)), lambda: minari(known, where))
+        path = Path(source.removeprefix("minari:"))
+        known = minari_dataset(str(path), where)
+        return path, (fingerprint(minari_files(known)), lambda: minari(known, where))
     check_source(source)
     if path.suffix in ARROW_SUFFIXES:
         return path, None

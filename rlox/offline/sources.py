@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from rlox.checkpoint import one_line, parse_json
-from rlox.offline.arrow import block_rows, import_arrow, table_blocks
+from rlox.checkpoint import one_line
+from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_of, read_metadata, table_blocks
 from rlox.offline.rows import Block, names_of
 
 # (namespace/)*name-vN, as Minari names its datasets.
 MINARI_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
 NPZ_METADATA = "rlox_dataset"  # the array of this name holds the metadata's JSON
-HDF5_METADATA = "rlox.dataset"  # so does the attribute
 
 
 @dataclass
@@ -55,16 +54,7 @@ def parquet(path: Path, where: str) -> Source:
         except (pa.ArrowException, OSError) as e:
             raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
 
-    return Source(where, blocks())
-
-
-def _saved_metadata(text: str, where: str) -> dict[str, Any]:
-    """The metadata that an export of ours holds."""
-    try:
-        found = parse_json(text)
-    except ValueError as e:
-        raise ValueError(f"{where}: its metadata is damaged: {one_line(e)}") from e
-    return found if isinstance(found, dict) else {}
+    return Source(where, blocks(), metadata_of(file.schema_arrow, where))
 
 
 class _Member:
@@ -115,7 +105,7 @@ def npz(path: Path, where: str) -> Source:
     metadata: dict[str, Any] = {}
     if NPZ_METADATA in found:
         with archive.open(f"{NPZ_METADATA}.npy") as file:
-            metadata = _saved_metadata(str(np.lib.format.read_array(file)), where)
+            metadata = read_metadata(str(np.lib.format.read_array(file)), where)
 
     def blocks() -> Iterator[Block]:
         with archive:
@@ -154,7 +144,7 @@ def hdf5(path: Path, where: str) -> Source:
     except OSError as e:
         raise ValueError(f"{where}: {path} must be an HDF5 file, and is none, or was cut short: {one_line(e)}") from e
     names = names_of([name for name, item in file.items() if isinstance(item, h5py.Dataset)], where)
-    metadata = _saved_metadata(file.attrs[HDF5_METADATA], where) if HDF5_METADATA in file.attrs else {}
+    metadata = read_metadata(file.attrs[METADATA], where) if METADATA in file.attrs else {}
 
     def blocks() -> Iterator[Block]:
         with file:
