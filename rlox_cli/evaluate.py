@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.checkpoint import load_checkpoint, one_line
+from rlox.checkpoint import load_checkpoint, one_line, trained_for
 from rlox.evaluation import Evaluation
 from rlox.offline.scores import normalized_score
 from rlox.video import VideoWriter, render_fps
@@ -64,9 +64,9 @@ def main(
         print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))
         return
     kind = "sampled" if stochastic else "deterministic"
-    step = header["counters"]["env_steps"]
+    step, unit = trained_for(header)
     print(
-        f"{header['algorithm']} on {header['env']['id']}, step {step:,}: "
+        f"{header['algorithm']} on {header['env']['id']}, {unit[:-1]} {step:,}: "
         f"{episodes} {kind} episodes, seed {evaluation.seed}"
     )
     spread = f"{summary['min_return']:.2f} to {summary['max_return']:.2f}"

@@ -33,13 +33,13 @@ from rlox.gym_vec_env import whole_games
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
 from rlox.networks import TwinQNetwork
+from rlox.offline.dataset import require_fit
 from rlox.optimizers import FlatOptimizer, flatten_
 from rlox.policies import Actor
 from rlox.returns import returns_to_go
 from rlox.streams import Stream
 
 _COMPARED = 1000  # rows of the dataset that policy and values are compared with
-_CHECKED = 1 << 18  # rows of actions that are checked at a time, whose memory is small beside a model's
 
 
 class _Compared(NamedTuple):
@@ -189,17 +189,13 @@ class OfflineAlgorithm:
         where, spec = type(self).__name__, self.spec
         if not isinstance(dataset, OfflineDataset):
             raise TypeError(
-                f"{where}: dataset must be one to sample from, as rlox.OfflineDatasetBuffer, got {type(dataset).__name__}"
+                f"{where}: dataset must be one such as rlox.OfflineDatasetBuffer, got {type(dataset).__name__}"
             )
-        shape = getattr(dataset, "obs_shape", (getattr(dataset, "obs_dim", spec.obs_dim),))
-        if shape != spec.obs_shape:
-            raise ValueError(f"{where}: obs_dim must be the dataset's, got {spec.obs_dim} for observations of {shape}")
-        width = spec.act_dim if spec.continuous else 1
-        if getattr(dataset, "act_dim", width) != width:
-            kind = "act_dim must be the dataset's" if spec.continuous else "discrete actions must be one number each"
-            raise ValueError(f"{where}: {kind}, got {spec.act_dim or width} for actions of {dataset.act_dim}")
-        if hasattr(dataset, "get_state"):
-            self._check_actions(dataset.get_state()["actions"])
+        try:
+            require_fit(dataset, spec, where)
+        except ValueError as e:
+            told = "act_dim" if spec.discrete else "act_dim, act_low and act_high"
+            raise ValueError(f"{e}; obs_dim, {told} are what {where} was told of the environment") from e
         normalized = getattr(dataset, "normalized", False)
         if not (normalized or self.config.normalize_obs):
             return
@@ -209,28 +205,6 @@ class OfflineAlgorithm:
                 f"{type(dataset).__name__} is; rlox.OfflineDatasetBuffer has them"
             )
         self._statistics = (np.array(dataset.obs_mean), np.array(dataset.obs_std))
-
-    def _check_actions(self, actions: np.ndarray) -> None:
-        """A ValueError that names the row, unless all of the dataset's actions are ones that the policy can take."""
-        spec, where = self.spec, type(self).__name__
-        for start in range(0, len(actions), _CHECKED):
-            part = actions[start : start + _CHECKED].reshape(-1, spec.act_dim or 1)
-            if spec.discrete:
-                wrong = (part < 0) | (part >= spec.n_actions) | (part != np.floor(part))
-                rule = f"be integers from 0 to {spec.n_actions - 1}"
-            else:
-                room = 1e-3 * (spec.act_high - spec.act_low)  # for what was rounded on its way
-                wrong = (part < spec.act_low - room) | (part > spec.act_high + room)
-                rule = f"lie within {spec.act_low.tolist()} and {spec.act_high.tolist()}"
-            if wrong.any():
-                row, column = np.argwhere(wrong)[0]
-                remedy = (
-                    "act_dim is their number" if spec.discrete else "pass act_high=, the bound of the environment's"
-                )
-                raise ValueError(
-                    f"{where}: the dataset's actions must {rule}, got {part[row, column]} in row {start + row}, "
-                    f"column {column}; {remedy}"
-                )
 
     def _make_policy(self, rng: Rng) -> Actor:
         """The policy, its initial weights drawn from `rng`."""
