@@ -63,13 +63,18 @@ def with_env(overrides: list[str]) -> list[str]:
     if not sources or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
         return overrides
     try:
-        found = {dataset_metadata(source).get("env", {}).get("id") for source in sources[-1].split(",")}
+        envs = [dataset_metadata(source).get("env", {}) for source in sources[-1].split(",")]
     except (OSError, ValueError, ImportError):
         return overrides  # what is wrong with it, the check of the whole job says
-    if len(found) > 1:
-        raise UsageError(f"env must be given for datasets of several environments, {', '.join(map(str, found))}")
-    (env_id,) = found
-    return [*overrides, f"env={env_id}"] if env_id else overrides
+    env, *others = envs
+    if any(other != env for other in others):
+        raise UsageError(f"env must be given for datasets of several environments, {', '.join(map(str, envs))}")
+    if env.get("kwargs") or env.get("wrappers"):
+        raise UsageError(
+            f"env must be given with its kwargs and wrappers: the dataset was gathered in {env['id']}, "
+            f"env.kwargs={env.get('kwargs', {})}, env.wrappers={env.get('wrappers', [])}"
+        )
+    return [*overrides, f"env={env['id']}"] if env else overrides
 
 
 def _source(config_path: str) -> str | None:

@@ -205,6 +205,13 @@ def test_show_and_train_know_the_dataset(saved):
                               text=True, check=True).stdout  # fmt: skip
     assert "source: a.arrow" in composed
     assert "id: CartPole-v1" in composed
+    collect("--env", "Pendulum-v1", "--steps", 10, "--out", "b.npz")
+    done = run("train", "-m", "algo=bc", "dataset=a.arrow,b.npz")
+    assert (done.exit_code, "env must be given for datasets of several environments" in done.stderr) == (2, True)
+    done = run("train", "algo=ppo", "dataset=a.arrow")
+    assert (done.exit_code, "dataset must be left out with algo=ppo" in done.stderr) == (2, True)
+    done = run("train", "algo=bc", "env=CartPole-v1")
+    assert (done.exit_code, "dataset must be chosen for algo=bc" in done.stderr) == (2, True)
 
 
 def test_eval_tells_normalised_scores_where_they_are_known(tmp_path):
