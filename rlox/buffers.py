@@ -70,6 +70,22 @@ class Buffer(Protocol):
         """Continue exactly from what `get_state` returned."""
 
 
+@runtime_checkable
+class OfflineDataset(Protocol):
+    """What the offline loop asks of a dataset; `rlox.OfflineDatasetBuffer` is one.
+
+    Optional, and used where they are there: ``obs_dim`` and ``act_dim`` (and ``obs_shape``), to be compared with the
+    algorithm's; ``normalized``, whether samples are, by ``obs_mean`` and ``obs_std`` (D,); ``get_state()``, all
+    transitions by the names of a sample and in their order, to check the actions and to compare values with returns.
+    """
+
+    def sample(self, batch_size: int, seed: int) -> Mapping[str, np.ndarray]:
+        """B transitions, a function of contents and `seed` alone.
+
+        ``obs next_obs`` (B, D), ``actions`` (B, A) or discrete (B, 1), ``rewards terminated truncated`` (B,).
+        """
+
+
 class Entry(NamedTuple):
     """Where a buffer lives; imported when it is first used."""
 

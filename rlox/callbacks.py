@@ -53,8 +53,8 @@ class Callback:
 
     def on_step(self, **info: Any) -> bool:
         """After each update; off-policy, where these are many, a hundred times in a training and every 1,000 steps in a
-        long one. info: step (environment steps so far), reward (mean return of the last 100 episodes, NaN
-        before the first), metrics (dict of float), algorithm. Return False to stop training."""
+        long one; offline likewise. info: step (environment steps so far; offline: updates), reward (mean return of the
+        last 100 episodes, NaN before the first), metrics (dict of float), algorithm. Return False to stop training."""
         return True
 
     def on_evaluation(self, **info: Any) -> None:
@@ -269,7 +269,7 @@ class EvalCallback(Callback):
     Attributes
     ----------
     evaluations : list of (int, Evaluation)
-        Environment steps and what was found there.
+        Environment steps (offline: updates) and what was found there.
     best : float
         Mean return of the best evaluation so far; -inf before the first.
     stopped : str or None
@@ -330,12 +330,12 @@ class EvalCallback(Callback):
     def on_training_start(self, *, algorithm, **info: Any) -> bool:
         c = algorithm.counters
         points = [c.horizon_start + round(c.horizon_steps * (i + 1) / self.n_points) for i in range(self.n_points)]
-        self._due = [point for point in points if point > c.env_steps]
-        if c.env_steps == c.horizon_start:
+        self._due = [point for point in points if point > c.steps]
+        if c.steps == c.horizon_start:
             self.waited, self.stopped = 0, None
         else:
             # One that goes on, perhaps from right where it was stopped, or with other limits.
-            self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.env_steps else None
+            self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.steps else None
         return self.stopped is None
 
     def on_step(self, *, step: int, algorithm, **info: Any) -> bool:
@@ -348,12 +348,12 @@ class EvalCallback(Callback):
         return self.stopped is None
 
     def on_training_end(self, *, algorithm, **info: Any) -> None:
-        if algorithm.counters.env_steps >= algorithm.counters.end:
+        if algorithm.counters.steps >= algorithm.counters.end:
             self.evaluate(algorithm)
 
     def evaluate(self, algorithm) -> None:
         """Evaluate now, unless the last evaluation was made at this very step."""
-        step = algorithm.counters.env_steps
+        step = algorithm.counters.steps
         if self.evaluations and self.evaluations[-1][0] == step:
             return
         evaluation = algorithm.evaluate(self.n_episodes, self.seed)
@@ -443,7 +443,7 @@ class TimingCallback(Callback):
 
 
 class ProgressCallback(Callback):
-    """A plain line every few seconds: steps, speed, return, evaluation.
+    """A plain line every few seconds: steps (offline: updates), speed, return, evaluation.
 
     Parameters
     ----------
@@ -458,14 +458,18 @@ class ProgressCallback(Callback):
         self.file = file
         self._shown_at = 0.0
         self._goal = 0
+        self._unit = "steps"
         self._state = ""
 
     def on_training_start(self, *, algorithm, **info: Any) -> None:
         self._shown_at = time.monotonic()
-        self._goal = algorithm.counters.end
+        self._goal, self._unit = algorithm.counters.end, algorithm.counters.unit
 
     def on_step(self, *, step: int, reward: float, metrics: dict[str, float], **info: Any) -> bool:
-        self._state = f"{metrics['time/steps_per_second']:,.0f} steps/s, return {reward:.1f}"
+        speed = metrics[f"time/{self._unit}_per_second"]
+        self._state = f"{speed:,.0f} {self._unit}/s"
+        if "mean_reward" in metrics:
+            self._state += f", return {reward:.1f}"
         if time.monotonic() - self._shown_at >= self.every_s:
             self._print(step, self._state)
         return True
@@ -475,11 +479,11 @@ class ProgressCallback(Callback):
         self._print(step, f"evaluation {s['mean_return']:.1f} ± {s['std_return']:.1f} ({s['n_episodes']} episodes)")
 
     def on_training_end(self, *, algorithm, **info: Any) -> None:
-        self._print(algorithm.counters.env_steps, f"done, {self._state}")
+        self._print(algorithm.counters.steps, f"done, {self._state}")
 
     def _print(self, step: int, text: str) -> None:
         self._shown_at = time.monotonic()
-        print(f"{step:,}/{self._goal:,} steps: {text}", file=self.file or sys.stderr, flush=True)
+        print(f"{step:,}/{self._goal:,} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)
 
 
 class VideoCallback(Callback):
@@ -669,7 +673,7 @@ class CheckpointCallback(Callback):
     memory : bool
         Whether ``last`` has the replay memory beside it, in ``memory/`` (off-policy).
     every_steps : int, optional
-        Environment steps between two saves of ``last``, whichever comes first.
+        Environment steps (offline: updates) between two saves of ``last``, whichever comes first.
 
     Raises
     ------
@@ -706,11 +710,11 @@ class CheckpointCallback(Callback):
     def on_training_start(self, *, algorithm, **info: Any) -> None:
         self._saved_at = time.monotonic()
         if self._saved_step is None:
-            self._saved_step = algorithm.counters.env_steps
+            self._saved_step = algorithm.counters.steps
 
     def on_step(self, *, algorithm, **info: Any) -> bool:
         self._tell(algorithm)
-        steps = algorithm.counters.env_steps - self._saved_step
+        steps = algorithm.counters.steps - self._saved_step
         due = time.monotonic() - self._saved_at >= self.every_s or steps >= (self.every_steps or math.inf)
         if due and steps and "last" not in self._writes:
             self.save_last(algorithm)
@@ -738,9 +742,9 @@ class CheckpointCallback(Callback):
 
     def save_last(self, algorithm) -> None:
         """Begin to write ``last.safetensors`` now, unless it already holds this step."""
-        if self._saved_step != algorithm.counters.env_steps or not (self.folder / "last.safetensors").is_file():
+        if self._saved_step != algorithm.counters.steps or not (self.folder / "last.safetensors").is_file():
             self._save(algorithm, "last", memory=self.memory)
-            self._saved_step = algorithm.counters.env_steps
+            self._saved_step = algorithm.counters.steps
         self._saved_at = time.monotonic()
 
     def _save(self, algorithm, kind: str, **header: Any) -> None:
@@ -749,7 +753,7 @@ class CheckpointCallback(Callback):
             self._writes[kind].join()
             self._tell(algorithm)
         write = algorithm.snapshot(path, run=self.run, **header)
-        self._writes[kind] = _Write(write, step=algorithm.counters.env_steps, kind=kind, path=path)
+        self._writes[kind] = _Write(write, step=algorithm.counters.steps, kind=kind, path=path)
         self._writes[kind].start()
 
     def _tell(self, algorithm, wait: bool = False) -> None:

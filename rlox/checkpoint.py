@@ -16,7 +16,9 @@ generators      (header) key and position of every random stream; tensors only f
 counters        (header) environment steps, updates, episodes, the training's end and that of its schedules
 callbacks       (header) what each callback goes on from, such as the best score so far
 critics         weights of SAC's and TD3's critics; theirs are ``target_policy``, ``critic_optimizer``,
-                ``alpha_optimizer`` and ``temperature`` as well
+                ``alpha_optimizer`` and ``temperature`` as well, and the offline algorithms' by the same names
+bounds          of a dataset's continuous actions, low and high (A,); its sizes are the header's ``spaces``, and
+                ``env``, where the policy is evaluated, may have null for its id
 =============== =============================================================================================
 
 A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable, but not against
@@ -98,6 +100,17 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)  # parses the package's whole description
     except metadata.PackageNotFoundError:
         return None
+
+
+def trained_for(header: dict[str, Any]) -> tuple[int, str]:
+    """How far a header's training had come, and the unit: environment steps, or offline, where there are none, updates.
+
+    >>> trained_for({"counters": {"env_steps": 0, "updates": 500}})
+    (500, 'updates')
+    """
+    counters = header["counters"]
+    steps = counters["env_steps"]
+    return (steps, "steps") if steps or not counters["updates"] else (counters["updates"], "updates")
 
 
 def _digest(header: str, flat: dict[str, np.ndarray]) -> str:
@@ -220,7 +233,7 @@ def _are_counters(value: Any) -> bool:
 def _is_env(value: Any) -> bool:
     return (
         _is_object(value)
-        and _is_name(value.get("id"))
+        and (value.get("id") is None or _is_name(value["id"]))
         and is_count(value.get("n_envs"))
         and value["n_envs"] >= 1
         and _is_object(value.get("kwargs"))
@@ -228,6 +241,16 @@ def _is_env(value: Any) -> bool:
         and all(_is_name(x) or (_is_object(x) and len(x) == 1) for x in value["wrappers"])
         and is_count(value.get("workers"))
         and _is_name(value.get("backend", "auto"))
+    )
+
+
+def _are_spaces(value: Any) -> bool:
+    sizes = ("obs_dim", "act_dim")
+    return (
+        _is_object(value)
+        and value.keys() == {*sizes, "continuous"}
+        and all(is_count(value[name]) and value[name] >= 1 for name in sizes)
+        and isinstance(value["continuous"], bool)
     )
 
 
@@ -253,6 +276,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "memory_start": (is_count, "be a count"),
     "policy": (lambda x: x in ("default", "custom"), "be default or custom"),
     "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
+    "spaces": (_are_spaces, "hold obs_dim, act_dim and continuous"),
     "seed": (lambda x: is_count(x, 2**64), "be an integer in [0, 2**64)"),
     "threads": (lambda x: is_count(x, 257), "be an integer in [0, 256]"),
     "values": (_is_object, "be an object"),

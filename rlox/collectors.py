@@ -535,7 +535,9 @@ class ReplayCollector(_Collector):
             If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
         """
         obs, out = self.observe(), self._out
-        actions = self.spec.clip(self._random_actions() if random else self._explore(policy, obs))
+        actions = self.spec.clip(
+            self.spec.random_actions(self.rng, self.n_envs) if random else self._explore(policy, obs)
+        )
         self.env.step_all(actions, out)
         self._raw, out["obs"] = out["obs"], obs
         rewards = out["rewards"]
@@ -593,11 +595,3 @@ class ReplayCollector(_Collector):
         if actions.shape != (self.n_envs, *self.spec.action_shape):
             self._refuse_action(actions)
         return actions
-
-    def _random_actions(self) -> np.ndarray:
-        n, spec = self.n_envs, self.spec
-        if spec.discrete:
-            return self.rng.integers(spec.n_actions, n)
-        if spec.n_choices is not None:
-            return (self.rng.uniform((n, len(spec.n_choices)), dtype=np.float64) * spec.n_choices).astype(np.int64)
-        return spec.act_low + (spec.act_high - spec.act_low) * self.rng.uniform((n, spec.act_dim))

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 SCHEDULES = ("constant", "linear")
+POLICY_SCHEDULES = ("constant", "cosine")
 ACTIVATIONS = ("tanh", "relu")
 OPTIMIZERS = ("adam", "rmsprop")
 Q_LOSSES = ("huber", "mse")
@@ -29,6 +30,7 @@ LEARNING_RATES = "tag(log, interval(1e-5, 1e-2))"
 DISCOUNTS = "0.9,0.95,0.98,0.99,0.995,0.999"
 TRACE_DECAYS = "0.8,0.9,0.95,0.98,1.0"
 ENTROPY_WEIGHTS = "tag(log, interval(1e-8, 0.1))"
+TARGET_SHARES = "tag(log, interval(1e-3, 0.08))"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -78,6 +80,8 @@ def searched(default: Any, space: str) -> Any:
 @dataclass
 class Config:
     """Base of all configurations: checks types, then the rules that `rules` yields."""
+
+    uses_dataset: ClassVar[str] = "never"  # whether an algorithm learns from a dataset: never, may, or must
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -196,35 +200,25 @@ class A2CConfig(OnPolicyConfig):
 
 
 @dataclass
-class OffPolicyConfig(Config):
-    """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
+class BatchConfig(Config):
+    """What every algorithm shares that learns from samples of stored transitions."""
 
     learning_rate: float = searched(1e-4, LEARNING_RATES)  # step size of the optimiser at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
-    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
     batch_size: int = searched(64, "32,64,128,256,512")  # transitions per update
-    learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
-    train_freq: int = searched(1, "1,4,8,16,64,256")  # environment steps, over all environments, per round of updates
-    gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates in a round; -1: one per step taken since the last
     max_grad_norm: float | None = 10.0  # global gradient norm is clipped to this; null: off
     hidden_sizes: list[int] = searched([256, 256], "[64,64],[256,256],[400,300]")  # units per hidden layer
     activation: str = "relu"  # tanh or relu
-    normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
-    clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
+    normalize_obs: bool = False  # observations with mean 0 and variance 1
 
     def rules(self):
-        yield "clip_obs", self.clip_obs > 0, "be > 0"
         yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
         yield (
             "learning_rate_schedule",
             self.learning_rate_schedule in SCHEDULES,
             f"be one of {', '.join(SCHEDULES)}",
         )
-        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
         yield "batch_size", self.batch_size >= 1, "be >= 1"
-        yield "learning_starts", self.learning_starts >= 0, "be >= 0"
-        yield "train_freq", self.train_freq >= 1, "be >= 1"
-        yield "gradient_steps", self.gradient_steps >= 1 or self.gradient_steps == -1, "be >= 1, or -1"
         yield (
             "max_grad_norm",
             self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
@@ -232,6 +226,26 @@ class OffPolicyConfig(Config):
         )
         yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
         yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
+
+
+@dataclass
+class OffPolicyConfig(BatchConfig):
+    """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
+
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
+    train_freq: int = searched(1, "1,4,8,16,64,256")  # environment steps, over all environments, per round of updates
+    gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates in a round; -1: one per step taken since the last
+    normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
+    clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
+
+    def rules(self):
+        yield from super().rules()
+        yield "clip_obs", self.clip_obs > 0, "be > 0"
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "learning_starts", self.learning_starts >= 0, "be >= 0"
+        yield "train_freq", self.train_freq >= 1, "be >= 1"
+        yield "gradient_steps", self.gradient_steps >= 1 or self.gradient_steps == -1, "be >= 1, or -1"
 
 
 @dataclass
@@ -266,9 +280,7 @@ class TwinCriticConfig(OffPolicyConfig):
     batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
     learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
     max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
-    tau: float = searched(
-        0.005, "tag(log, interval(1e-3, 0.08))"
-    )  # share of the online networks that an update of the targets takes in
+    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
     exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
     noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
 
@@ -282,10 +294,9 @@ class TwinCriticConfig(OffPolicyConfig):
 
 
 @dataclass
-class SACConfig(TwinCriticConfig):
-    """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
+class EntropyConfig(Config):
+    """The temperature of SAC and CQL."""
 
-    learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
     auto_entropy: bool = True  # learn the weight of the entropy, so that the entropy comes to target_entropy
     ent_coef: float = 1.0  # weight of the policy's entropy, per nat; with auto_entropy only where it starts
     target_entropy: float | None = None  # nats, of actions scaled to [-1, 1]; null: minus their number of components
@@ -298,24 +309,113 @@ class SACConfig(TwinCriticConfig):
 
 
 @dataclass
-class TD3Config(TwinCriticConfig):
-    """Twin Delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477)."""
+class DelayConfig(Config):
+    """What is twin-delayed in TD3 and TD3+BC, and the smoothing of their targets."""
 
-    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of policy and critics at the start
     policy_delay: int = searched(2, "1,2,4")  # updates of the critics for each one of the policy and of all targets
     target_noise: float = searched(
         0.2, "interval(0.0, 0.5)"
     )  # standard deviation of the noise on the target's actions, which are in [-1, 1]
     noise_clip: float = 0.5  # that noise is clipped to this
-    exploration_noise: float = searched(
-        0.1, "interval(0.0, 0.5)"
-    )  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
 
     def rules(self):
         yield from super().rules()
         yield "policy_delay", self.policy_delay >= 1, "be >= 1"
         for name in ("target_noise", "noise_clip"):
             yield name, 0 <= getattr(self, name) < math.inf, "be >= 0 and finite"
+
+
+@dataclass
+class SACConfig(EntropyConfig, TwinCriticConfig):
+    """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+    learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
+
+
+@dataclass
+class TD3Config(DelayConfig, TwinCriticConfig):
+    """Twin Delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of policy and critics at the start
+    exploration_noise: float = searched(
+        0.1, "interval(0.0, 0.5)"
+    )  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
+
+
+@dataclass
+class OfflineConfig(BatchConfig):
+    """What every algorithm shares that learns from a dataset; total_timesteps counts its updates."""
+
+    uses_dataset = "must"
+
+    learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of every network at the start
+    batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
+    max_grad_norm: float | None = None  # each optimiser's gradient norm is clipped to this; null: off
+    normalize_obs: bool = False  # observations with the dataset's mean 0 and deviation 1, in training and afterwards
+
+
+@dataclass
+class OfflineCriticConfig(OfflineConfig):
+    """What TD3+BC, IQL and CQL share."""
+
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
+
+    def rules(self):
+        yield from super().rules()
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+
+
+@dataclass
+class BCConfig(OfflineConfig):
+    """Behavioural cloning: the dataset's actions, learned as labels (Pomerleau 1988, ALVINN)."""
+
+
+@dataclass
+class TD3BCConfig(DelayConfig, OfflineCriticConfig):
+    """TD3 with a behaviour-cloning term (Fujimoto and Gu 2021, arXiv:2106.06860)."""
+
+    alpha: float = 2.5  # weight of the values, whose mean size is made 1, beside the squared distance to the data
+    normalize_obs: bool = True  # observations with the dataset's mean 0 and deviation 1, in training and afterwards
+
+    def rules(self):
+        yield from super().rules()
+        yield "alpha", 0 <= self.alpha < math.inf, "be >= 0 and finite"
+
+
+@dataclass
+class IQLConfig(OfflineCriticConfig):
+    """Implicit Q-Learning (Kostrikov et al. 2021, arXiv:2110.06169)."""
+
+    expectile: float = 0.7  # of the values of the data's actions that V learns: 0.5 their mean, towards 1 their maximum
+    temperature: float = 3.0  # beta: actions weigh exp(beta * advantage); 0 clones the data
+    max_weight: float = 100.0  # such a weight is clipped to this
+    policy_schedule: str = "constant"  # of the policy's step size: constant, or cosine: to 0 at total_timesteps
+
+    def rules(self):
+        yield from super().rules()
+        yield "expectile", 0 < self.expectile < 1, "be in (0, 1)"
+        yield "temperature", 0 <= self.temperature < math.inf, "be >= 0 and finite"
+        yield "max_weight", 0 < self.max_weight < math.inf, "be > 0 and finite"
+        yield "policy_schedule", self.policy_schedule in POLICY_SCHEDULES, f"be one of {', '.join(POLICY_SCHEDULES)}"
+
+
+@dataclass
+class CQLConfig(EntropyConfig, OfflineCriticConfig):
+    """Conservative Q-Learning, CQL(H) (Kumar et al. 2020, arXiv:2006.04779)."""
+
+    cql_alpha: float = 5.0  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
+    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's, there and next
+    auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
+    cql_target_value: float = -1.0  # penalty aimed at, in units of return; 0: values that tell no actions apart
+
+    def rules(self):
+        yield from super().rules()
+        yield "cql_alpha", 0 <= self.cql_alpha < math.inf, "be >= 0 and finite"
+        yield "cql_alpha", self.cql_alpha > 0 or not self.auto_alpha, "be > 0 where auto_alpha is true"
+        yield "n_random_actions", self.n_random_actions >= 1, "be >= 1"
+        yield "cql_target_value", math.isfinite(self.cql_target_value), "be finite"
 
 
 @dataclass
@@ -383,6 +483,24 @@ class MmapBufferConfig(BufferConfig):
 
     def arguments(self):
         return {"hot_capacity": self.hot_size, "total_capacity": self.size, "cold_path": self.folder}
+
+
+@dataclass
+class DatasetConfig(Config):
+    """Recorded transitions to learn from."""
+
+    source: str  # a file (.arrow .feather .ipc .parquet .npz .h5 .hdf5), or minari:ID; chosen by dataset=SOURCE
+    normalize: bool = False  # standardise observations by the dataset's mean and deviation
+    max_transitions: int | None = None  # only so many rows from the beginning; null: all
+    reward_scale: float = 1.0  # rewards are multiplied by this,
+    reward_shift: float = 0.0  # then this is added
+    normalize_returns: bool = False  # first scale rewards so that best and worst episode lie 1000 apart, as IQL does
+
+    def rules(self):
+        yield "source", bool(self.source) and "\0" not in self.source, "be a file or minari:ID"
+        yield "max_transitions", self.max_transitions is None or self.max_transitions >= 1, "be >= 1, or null"
+        yield "reward_scale", math.isfinite(self.reward_scale) and self.reward_scale != 0, "be finite and not 0"
+        yield "reward_shift", math.isfinite(self.reward_shift), "be finite"
 
 
 @dataclass
@@ -511,7 +629,7 @@ class RunConfig(Config):
     """One training run, as `rlox train` composes it."""
 
     seed: int = 0  # decides initialisation, environments, sampling and shuffling
-    total_timesteps: int = 100_000  # environment steps, over all environments together
+    total_timesteps: int = 100_000  # environment steps, over all environments together; offline: updates
     schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, as it was at the start
     max_time: str | None = None  # stop after this long, saved and evaluated: 90s, 30m, 2h; null: off
     init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
@@ -523,6 +641,7 @@ class RunConfig(Config):
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
+    dataset: Any = None  # the recorded transitions of an offline algorithm; null for the others
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to

@@ -15,6 +15,7 @@ from rlox.config import ENV_BACKENDS, nearest
 from rlox.gym_registration import announce, gym_id
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.vec_env import native_ids, register_native
+from rlox.kernels.rng import Rng
 from rlox.plugins import ENV_GROUP, offers, register_offered
 
 # (namespace/)name-vN, which gymnasium and the command line take; a colon would stand for a module to import.
@@ -89,6 +90,14 @@ class EnvSpec:
     def clip(self, actions: np.ndarray) -> np.ndarray:
         """Continuous actions within their bounds; other actions as they are."""
         return np.clip(actions, self.act_low, self.act_high) if self.continuous else actions
+
+    def random_actions(self, rng: Rng, n: int) -> np.ndarray:
+        """`n` uniformly random actions; continuous ones must be bounded."""
+        if self.discrete:
+            return rng.integers(self.n_actions, n)
+        if self.n_choices is not None:
+            return (rng.uniform((n, len(self.n_choices)), dtype=np.float64) * self.n_choices).astype(np.int64)
+        return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))
 
 
 def register_env(capsule: Any, module: str | None = None) -> str:

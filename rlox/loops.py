@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,56 @@ class Counters:
     env_steps: int = 0  # environment steps, over all environments together
     updates: int = 0  # calls of the algorithm's update
     episodes: int = 0  # episodes completed
-    horizon_start: int = 0  # env_steps at which the current training began
+    horizon_start: int = 0  # steps (by the clock) at which the current training began
     horizon_steps: int = 0  # steps it was asked for
     schedule_steps: int = 0  # steps after which its schedules end; another number where it was extended
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # undiscounted, of whole episodes
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))  # steps
+    clock: str = "env_steps"  # the counter that a training's length is measured by; offline: updates
+
+    @property
+    def steps(self) -> int:
+        """What the clock says: how far the trainings have come."""
+        return getattr(self, self.clock)
+
+    @property
+    def unit(self) -> str:
+        """What `steps` counts, for people: ``steps`` or ``updates``."""
+        return "steps" if self.clock == "env_steps" else self.clock
 
     @property
     def progress(self) -> float:
         """Fraction of the schedules' length that is done, in [0, 1]."""
-        return min(1.0, (self.env_steps - self.horizon_start) / max(1, self.schedule_steps))
+        return min(1.0, (self.steps - self.horizon_start) / max(1, self.schedule_steps))
 
     @property
     def end(self) -> int:
-        """env_steps at which the current training ends."""
+        """`steps` at which the current training ends."""
         return self.horizon_start + self.horizon_steps
+
+    def plan(
+        self, where: str, name: str, length: int | None, until: int | None, schedule_timesteps: int | None
+    ) -> None:
+        """Set the end of the training and of its schedules, as ``train`` is asked to; `name` is its word for `length`.
+
+        Raises
+        ------
+        ValueError
+            For a number below 1, both `length` and `until`, or neither where nothing was begun.
+        """
+        for key, value in {name: length, "until": until, "schedule_timesteps": schedule_timesteps}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{where}: {key} must be >= 1, got {value}")
+        if length is not None and until is not None:
+            raise ValueError(f"{where}: {name} must not stand beside until; the first begins a new training")
+        if length is None and not self.horizon_steps:
+            raise ValueError(f"{where}: {name} must be given, for there is no training to go on with")
+        if length is not None:
+            self.horizon_start, self.horizon_steps, self.schedule_steps = self.steps, length, length
+        if until is not None:
+            self.horizon_steps = until - self.horizon_start
+        if schedule_timesteps is not None:
+            self.schedule_steps = schedule_timesteps
 
     def ended(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Take in the episodes that ended, (E,) undiscounted returns and (E,) steps."""
@@ -50,6 +86,11 @@ class Counters:
     @property
     def mean_length(self) -> float:
         return float(np.mean(self.recent_lengths)) if self.recent_lengths else math.nan
+
+    def restore(self, scalars: Mapping[str, int]) -> None:
+        """Go on from what `scalars` returned."""
+        for name, value in {"schedule_steps": scalars["horizon_steps"], **scalars}.items():
+            setattr(self, name, value)
 
     def scalars(self) -> dict[str, int]:
         """The integers alone, for a checkpoint's header."""
@@ -96,12 +137,13 @@ def to_floats(metrics: dict[str, torch.Tensor | float]) -> dict[str, float]:
 
 
 def _require_finite(losses: dict[str, float], algorithm) -> None:
+    c = algorithm.counters
     for name, value in losses.items():
         # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
         if not math.isfinite(value) and name != "explained_variance":
             raise FloatingPointError(
-                f"{algorithm.name}: {name} became {value} at step {algorithm.counters.env_steps}; training cannot go "
-                "on. Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
+                f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot go on. "
+                "Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
             )
 
 
@@ -251,5 +293,50 @@ def off_policy(algorithm) -> dict[str, float]:
         # Evaluation and saving are not the training's speed.
         since += clock() - now
         cpu = time.process_time()
+    callbacks.on_training_end(algorithm=algorithm)
+    return metrics
+
+
+def offline(algorithm) -> dict[str, float]:
+    """Update from samples of a dataset until the horizon is reached or a callback says stop.
+
+    The horizon, schedules and callbacks count updates. Metrics are told as in `off_policy`: means over the updates
+    since they were last told, a hundred times in a training and every 1,000 updates in a long one. ``time/collect_s``
+    is what drawing the samples took.
+
+    Raises
+    ------
+    FloatingPointError
+        As soon as metrics are told that are not finite.
+    """
+    c, callbacks, clock = algorithm.counters, algorithm.callbacks, time.perf_counter
+    tell_every = min(1000, max(1, c.horizon_steps // 100))
+    metrics: dict[str, float] = {}
+    go_on = callbacks.on_training_start(algorithm=algorithm)
+    since, since_updates = clock(), c.updates
+    while go_on and c.updates < c.end:
+        history: list[dict[str, Any]] = []
+        started, drawing_s = clock(), 0.0
+        n = min(tell_every - (c.updates - c.horizon_start) % tell_every, c.end - c.updates)
+        for _ in range(n):
+            drawing = clock()
+            batch = algorithm.sample()
+            drawing_s += clock() - drawing
+            history.append(algorithm.update(batch))
+            c.updates += 1
+        losses = _means(history)
+        update_s = clock() - started - drawing_s
+        _require_finite(losses, algorithm)
+        metrics = {
+            **losses,
+            **to_floats(algorithm.compare_with_data()),
+            "time/updates_per_second": (c.updates - since_updates) / (clock() - since),
+            "time/collect_s": drawing_s,
+            "time/update_s": update_s,
+        }
+        now = clock()
+        go_on = callbacks.on_step(step=c.updates, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
+        # Evaluation and saving are not the training's speed.
+        since += clock() - now
     callbacks.on_training_end(algorithm=algorithm)
     return metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 from rlox.policies import policy_outputs
 
 if TYPE_CHECKING:
+    from rlox.batch import TransitionBatch
     from rlox.networks import TwinQNetwork
-    from rlox.policies import DeterministicPolicy, SquashedGaussianPolicy
+    from rlox.policies import CategoricalPolicy, DeterministicPolicy, SquashedGaussianPolicy, TanhMeanPolicy
 
 
 def ppo_clip(
@@ -210,6 +212,22 @@ def twin_q_loss(
     return loss, {"q_loss": loss.detach(), "q_value": values.detach().mean(), "td_errors": td_errors}
 
 
+@torch.no_grad()
+def smoothed_targets(
+    target_policy: DeterministicPolicy,
+    target: TwinQNetwork,
+    batch: TransitionBatch,
+    noise: torch.Tensor,
+    target_noise: float,
+    noise_clip: float,
+) -> torch.Tensor:
+    """``r + discount * min(Q1', Q2')`` at the target policy's smoothed action (Fujimoto et al. 2018, arXiv:1802.09477,
+    eq. 14), (B,); `noise` (B, A) is standard normal."""
+    noise = (noise * target_noise).clamp_(-noise_clip, noise_clip)
+    actions = (target_policy.unit_mode(batch.next_obs) + noise).clamp_(-1.0, 1.0)
+    return torch.addcmul(batch.rewards, batch.discounts, target(batch.next_obs, actions).amin(0))
+
+
 def soft_policy_loss(
     policy: SquashedGaussianPolicy, critics: TwinQNetwork, obs: torch.Tensor, noise: torch.Tensor, alpha: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -226,3 +244,110 @@ def deterministic_policy_loss(
     """``-Q1`` of the policy's actions (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1); ``policy_loss``."""
     loss = -critics.first(obs, policy.unit_mode(obs)).mean()
     return loss, {"policy_loss": loss.detach()}
+
+
+def cloning_loss(
+    policy: DeterministicPolicy, obs: torch.Tensor, unit_actions: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Mean squared distance of the policy's actions from those of the data, both in [-1, 1]; ``policy_loss``.
+
+    Up to a constant and a factor the negative log-likelihood of a Gaussian around the policy's action.
+    """
+    loss = F.mse_loss(policy.unit_mode(obs), unit_actions)
+    return loss, {"policy_loss": loss.detach()}
+
+
+def label_loss(
+    policy: CategoricalPolicy, obs: torch.Tensor, actions: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Cross-entropy of the policy with the data's actions (B,) int64, in nats; ``policy_loss`` and ``accuracy``."""
+    logits = policy(obs)
+    loss = F.cross_entropy(logits, actions)
+    with torch.no_grad():
+        accuracy = (logits.argmax(-1) == actions).float().mean()
+    return loss, {"policy_loss": loss.detach(), "accuracy": accuracy}
+
+
+def regularised_policy_loss(
+    policy: DeterministicPolicy, critics: TwinQNetwork, obs: torch.Tensor, unit_actions: torch.Tensor, alpha: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``-lambda Q1(s, pi(s)) + |pi(s) - a|^2`` with lambda = alpha / mean |Q1| (Fujimoto and Gu 2021, arXiv:2106.06860,
+    eq. 3 and 5), means over batch and components; ``policy_loss``, and its second part as ``bc_loss``."""
+    actions = policy.unit_mode(obs)
+    values = critics.first(obs, actions)
+    distance = F.mse_loss(actions, unit_actions)
+    loss = distance - alpha * values.mean() / values.detach().abs().mean()
+    return loss, {"policy_loss": loss.detach(), "bc_loss": distance.detach()}
+
+
+def expectile_loss(errors: torch.Tensor, expectile: float) -> torch.Tensor:
+    """Mean of ``|expectile - 1(u < 0)| u^2`` over errors u = target - estimate (Newey and Powell 1987; as in
+    Kostrikov et al. 2021, arXiv:2110.06169, eq. 4 and 5); its minimum over a constant estimate is the expectile."""
+    return (torch.where(errors < 0, 1.0 - expectile, expectile) * errors.square()).mean()
+
+
+def weighted_cloning_loss(
+    policy: TanhMeanPolicy,
+    obs: torch.Tensor,
+    unit_actions: torch.Tensor,
+    advantages: torch.Tensor,
+    temperature: float,
+    max_weight: float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``-exp(temperature * A) log pi(a|s)``, the weight clipped (Kostrikov et al. 2021, arXiv:2110.06169, eq. 7);
+    ``policy_loss``. `advantages` (B,) are constants."""
+    weights = (temperature * advantages).exp_().clamp_(max=max_weight)
+    loss = -(weights * policy.log_prob(obs, unit_actions)).mean()
+    return loss, {"policy_loss": loss.detach()}
+
+
+def conservative_penalty(values: torch.Tensor, log_ratios: torch.Tensor, data_values: torch.Tensor) -> torch.Tensor:
+    """How much more than the data's action a soft maximum over all actions is worth, averaged over critics and states
+    (Kumar et al. 2020, arXiv:2006.04779, eq. 4, estimated by importance sampling as in appendix F).
+
+    The soft maximum is ``log E exp Q(s, a)`` over actions a that are uniform on [-1, 1]^A: 0 less the data's value
+    where Q tells no actions apart. (Against the integral over actions of the paper's eq. 4 a constant, A log 2, is
+    missing, which no gradient sees.)
+
+    Parameters
+    ----------
+    values : Tensor (C, K, B)
+        Of C critics, for K actions in each of B states.
+    log_ratios : Tensor (K, B)
+        Logarithm of the density each action was drawn with, over the uniform one's.
+    data_values : Tensor (C, B)
+        Of the data's actions.
+    """
+    soft_maxima = (values - log_ratios).logsumexp(1) - math.log(len(log_ratios))
+    return (soft_maxima - data_values).mean()
+
+
+def conservative_q_loss(
+    critics: TwinQNetwork,
+    obs: torch.Tensor,
+    unit_actions: torch.Tensor,
+    targets: torch.Tensor,
+    candidates: torch.Tensor,
+    log_ratios: torch.Tensor,
+    cql_alpha: torch.Tensor | float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Squared TD error and `cql_alpha` times `conservative_penalty`, both means over the two critics.
+
+    `candidates` (K, B, A) are the actions of the penalty, `log_ratios` (K, B) as it takes them. The two terms stand to
+    each other as in the paper's reference implementation; its eq. 4 halves the TD error. Metrics as of `twin_q_loss`
+    with ``cql_penalty``.
+    """
+    # One pass over K + 1 actions: the data's comes first.
+    actions = torch.cat([unit_actions.unsqueeze(0), candidates])
+    k, b, _ = actions.shape
+    values = critics(obs.expand(k, b, -1).reshape(k * b, -1), actions.view(k * b, -1)).view(2, k, b)
+    data_values = values[:, 0]
+    errors = data_values - targets
+    td_loss = errors.square().mean()
+    penalty = conservative_penalty(values[:, 1:], log_ratios, data_values)
+    return td_loss + cql_alpha * penalty, {
+        "q_loss": td_loss.detach(),
+        "q_value": data_values.detach().mean(),
+        "td_error": errors.detach().abs().mean(),
+        "cql_penalty": penalty.detach(),
+    }

@@ -27,6 +27,7 @@ from rlox.networks import hidden_widths, mlp, nature_cnn, rng_from_torch
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)  # of the squashed Gaussian
+_INSIDE = 1e-6  # how far from the bounds an action is taken to be, where its density is asked for
 
 
 class Actor(nn.Module):
@@ -352,6 +353,15 @@ class SquashedGaussianPolicy(BoundedPolicy):
         terms = 2.0 * (x + F.softplus(-2.0 * x)) - log_std - 0.5 * noise.square()
         return x.tanh(), terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
 
+    def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """Log-density (B,) of actions (B, A) in [-1, 1], nats; at the bounds, where there is none, just inside."""
+        mean, log_std = self.net(obs).chunk(2, -1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        x = unit.clamp(-1.0 + _INSIDE, 1.0 - _INSIDE).atanh()
+        z = (x - mean) * (-log_std).exp()
+        terms = 2.0 * (x + F.softplus(-2.0 * x)) - log_std - 0.5 * z.square()
+        return terms.sum(-1) - self.act_dim * (_LOG_SQRT_2PI + 2.0 * math.log(2.0))
+
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Actions (B, A) f32."""
         return self.to_env(self._gaussian(obs, noise)[0].tanh())
@@ -389,6 +399,73 @@ class DeterministicPolicy(BoundedPolicy):
 
     def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
         return self.net(obs).tanh()
+
+
+class TanhMeanPolicy(BoundedPolicy):
+    """Gaussian around the tanh of the network's A outputs; its deviation does not depend on the observation.
+
+    What IQL's reference implementation learns (Kostrikov et al. 2021, arXiv:2110.06169, appendix B). Unlike that of
+    `SquashedGaussianPolicy`, its density is defined at the bounds too, where a dataset has many actions. Parameters as
+    in `BoundedPolicy`.
+    """
+
+    outputs_per_action = 1
+    LOG_STD_RANGE = (-5.0, 2.0)
+
+    def __init__(self, obs_dim: int, act_dim: int, *args, **kwargs):
+        super().__init__(obs_dim, act_dim, *args, **kwargs)
+        self.log_std = nn.Parameter(torch.zeros(act_dim))
+
+    def log_prob(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+        """Log-density (B,) of actions (B, A) in [-1, 1], nats."""
+        log_std = self.log_std.clamp(*self.LOG_STD_RANGE)
+        z = (unit - self.unit_mode(obs)) * (-log_std).exp()
+        return -0.5 * z.square().sum(-1) - (log_std.sum() + self.act_dim * _LOG_SQRT_2PI)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (B, A) f32, clipped to the bounds."""
+        std = self.log_std.clamp(*self.LOG_STD_RANGE).exp()
+        return self.to_env(torch.addcmul(self.unit_mode(obs), std, noise).clamp_(-1.0, 1.0))
+
+    def unit_mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).tanh()
+
+
+class CategoricalPolicy(Actor):
+    """Softmax of the outputs of a perceptron, one for each action; parameters as in `BoundedPolicy`."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        n_actions: int,
+        hidden: int | Sequence[int] = 256,
+        activation: str = "relu",
+        rng: Rng | None = None,
+    ):
+        super().__init__()
+        self.n_actions = n_actions
+        self.net = mlp([obs_dim, *hidden_widths(hidden), n_actions], activation, orthogonal=False, rng=rng)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Logits (B, n_actions)."""
+        return self.net(obs)
+
+    def log_prob(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Log-probability (B,) of actions (B,) int64, nats."""
+        return _categorical(self.net(obs), actions)[0]
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, self.n_actions)
+
+    def fill_noise(self, rng: Rng, out) -> None:
+        rng.gumbel(out=out)
+
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (B,) int64."""
+        return (self.net(obs) + noise).argmax(-1)
+
+    def mode(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.net(obs).argmax(-1)
 
 
 class QPolicy(Actor):

@@ -7,11 +7,15 @@ from glob import glob
 
 
 def complete(incomplete: str) -> list[str]:
-    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``), and run
-    folders behind ``resume=``."""
+    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``), run folders
+    behind ``resume=``, and files behind ``dataset=``."""
     if incomplete.startswith("resume="):
         typed = incomplete.partition("=")[2]
         return sorted(f"resume={os.path.dirname(path)}" for path in glob(f"{typed}*/**/metrics.jsonl", recursive=True))
+    if incomplete.startswith("dataset="):
+        from rlox_cli.dataset_source import dataset_files
+
+        return [f"dataset={path}" for path in dataset_files(incomplete.partition("=")[2])]
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins

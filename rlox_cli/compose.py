@@ -35,9 +35,11 @@ from omegaconf.errors import OmegaConfBaseException
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class
 from rlox.checkpoint import load_checkpoint
-from rlox.config import BufferConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
+from rlox.config import BufferConfig, DatasetConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
+from rlox.offline.dataset import check_source
 from rlox_cli.buffer_source import BufferSource
 from rlox_cli.cp import shipped
+from rlox_cli.dataset_source import DatasetSource
 from rlox_cli.env_source import GymEnvSource
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, resolve_reward
@@ -69,6 +71,7 @@ _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {"algo", "env", "buffe
 _SECTION_OF = {
     "RunConfig": "",
     "EnvConfig": "env.",
+    "DatasetConfig": "dataset.",
     "EvalConfig": "eval.",
     "CheckpointConfig": "checkpoint.",
     "MlflowConfig": "logger.mlflow.",
@@ -126,6 +129,7 @@ def register() -> None:
     store.store(group="hydra/sweeper", name="optuna_schema", node=OptunaConfig)
     Plugins.instance().register(GymEnvSource)
     Plugins.instance().register(BufferSource)
+    Plugins.instance().register(DatasetSource)
     Plugins.instance().register(OwnFolderFirst)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
@@ -358,6 +362,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     algo, choice = choices.algo, choices.get("tuned")
     run = to_run_config(cfg)
     _check_off_policy(run, algo, choices.get("buffer"))
+    _check_dataset(run, algo)
     module, _, env_id = run.env.id.rpartition(":")
     import_modules([*run.imports, *([module] if module else [])])
     check_env_id(env_id, run.env.kwargs, run.env.backend)
@@ -399,6 +404,23 @@ def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
             f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "
             f"got {run.algo.learning_starts}"
         )
+
+
+def _check_dataset(run: RunConfig, algo: str) -> None:
+    uses, some = run.algo.uses_dataset, "dataset=data/medium.arrow (`rlox collect` makes one) or dataset=minari:ID"
+    if run.dataset is None:
+        if uses == "must":
+            raise ValueError(f"dataset must be chosen for algo={algo}, got null; try {some}")
+        return
+    if not isinstance(run.dataset, DatasetConfig):
+        raise ValueError(f"dataset.source must be given; try {some}")
+    if uses == "never":
+        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset != "never"]
+        raise ValueError(
+            f"dataset must be left out with algo={algo}, which learns from what it gathers itself, got "
+            f"{run.dataset.source}; those that learn from one: {', '.join(able)}"
+        )
+    check_source(run.dataset.source)
 
 
 def _own_tuned_pairs() -> set[str]:
@@ -497,9 +519,11 @@ def explain(e: BaseException) -> str:
             known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
             if root.object_type is dict and re.fullmatch(r"buffer\.\w+", root.full_key):
                 return f"{root.full_key} needs a replay memory; {_OFF_POLICY_ONLY}"
+            if root.object_type is dict and re.fullmatch(r"dataset\.\w+", root.full_key):
+                return f"{root.full_key} needs a dataset; add dataset=data/medium.arrow or dataset=minari:ID"
             kind = root.object_type.__name__ if isinstance(root.object_type, type) else "the configuration"
             hint = nearest(str(root.key), known) if known else "`rlox show` lists the keys"
-            for section in ("algo", "env", "buffer"):
+            for section in ("algo", "env", "buffer", "dataset"):
                 # `gamma=0.9` for `algo.gamma=0.9` is what people type first.
                 if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
                     hint = f"did you mean {section}.{root.key}?"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.checkpoint import load_checkpoint, one_line
+from rlox.checkpoint import load_checkpoint, one_line, trained_for
 from rlox.evaluation import Evaluation
+from rlox.offline.scores import normalized_score
 from rlox.video import VideoWriter, render_fps
 from rlox_cli.imports import import_modules, needed_modules, require_typed
 
@@ -34,9 +35,7 @@ def main(
     if path.is_dir():
         path = best_of(path)
         print(f"evaluating {path}", file=sys.stderr)
-    header = load_checkpoint(path).header
-    if header["algorithm"] not in ALGORITHMS:
-        raise ValueError(f"{path} holds a {header['algorithm']}, which this rlox does not know; update rlox-cli")
+    header = known_header(path)
     recorded = _object(header, "evaluation")
     planned = _object(_object(header, "run"), "eval")
     if episodes is None:
@@ -50,41 +49,57 @@ def main(
         seed = recorded.get("seed", planned.get("seed"))
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; choose by --seed")
-    env = header["env"]
-    _require_imports(header, path, imports)
-    # An evaluation needs no replay memory.
-    warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
-    # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
-    algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
-        path,
-        env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
-        env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
-    )
+    algorithm = restored(path, header, imports)
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic)
     summary = evaluation.summary()
     # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.
     if video is not None:
-        with VideoWriter(video, render_fps(env["id"])) as film:
+        with VideoWriter(video, render_fps(header["env"]["id"])) as film:
             shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add)
         _tell(f"filmed in {video}", shown)
     if render:
         _tell("shown", algorithm.evaluate(1, seed, deterministic=not stochastic, render=True))
+    score = normalized_score(header["env"]["id"], summary["mean_return"])
     if as_json:
-        print(jsonlib.dumps(summary))
+        print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))
         return
     kind = "sampled" if stochastic else "deterministic"
-    step = header["counters"]["env_steps"]
+    step, unit = trained_for(header)
     print(
-        f"{header['algorithm']} on {header['env']['id']}, step {step:,}: "
+        f"{header['algorithm']} on {header['env']['id']}, {unit[:-1]} {step:,}: "
         f"{episodes} {kind} episodes, seed {evaluation.seed}"
     )
     spread = f"{summary['min_return']:.2f} to {summary['max_return']:.2f}"
     print(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
     print(f"  length  {summary['mean_length']:.1f}")
+    if score is not None:
+        print(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
     same = not stochastic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed")
     if same and isinstance(recorded.get("mean_return"), (int, float)):
         exact = summary["mean_return"] == recorded["mean_return"]
         print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+
+
+def known_header(path: Path) -> dict[str, Any]:
+    """The header of a checkpoint of an algorithm that is known here."""
+    header = load_checkpoint(path).header
+    if header["algorithm"] not in ALGORITHMS:
+        raise ValueError(f"{path} holds a {header['algorithm']}, which this rlox does not know; update rlox-cli")
+    return header
+
+
+def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
+    """The algorithm of a checkpoint, to act; code of the user's own must be among `imports`."""
+    env = header["env"]
+    _require_imports(header, path, imports)
+    # To act needs no replay memory.
+    warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
+    # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
+    return resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
+        path,
+        env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
+        env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
+    )
 
 
 def _object(within: dict[str, Any], name: str) -> dict[str, Any]:

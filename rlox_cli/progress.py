@@ -15,15 +15,16 @@ _LINE_EVERY_S = 10.0
 
 
 class ProgressCallback(Callback):
-    """Steps, steps/s, time left, return, evaluation and losses of one run.
+    """Steps (offline: updates), their speed, time left, return, evaluation and losses of one run.
 
     Use as a context manager, so that the terminal is given back whatever ends the training.
     """
 
-    def __init__(self, console: Console, label: str, total_steps: int):
+    def __init__(self, console: Console, label: str, total_steps: int, unit: str = "steps"):
         self.console = console
         self.label = label
         self.total_steps = total_steps
+        self.unit = unit
         self._live = console.is_terminal
         self._shown_at = 0.0
         self._speed = 0.0
@@ -52,7 +53,7 @@ class ProgressCallback(Callback):
             self._progress.stop()
 
     def on_step(self, *, step: int, metrics: dict[str, float], **info: Any) -> bool:
-        speed = metrics["time/steps_per_second"]
+        speed = metrics[f"time/{self.unit}_per_second"]
         self._speed = speed if not self._speed else 0.9 * self._speed + 0.1 * speed
         now = time.monotonic()
         if self._progress is not None:
@@ -64,7 +65,7 @@ class ProgressCallback(Callback):
             self._shown_at = now
             left = (self.total_steps - step) / self._speed if self._speed else math.nan
             self.console.print(
-                f"{self.label}  {step:,}/{self.total_steps:,} steps  {self._state(metrics)}  {left:.0f} s left",
+                f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}  {self._state(metrics)}  {left:.0f} s left",
                 soft_wrap=True,
             )
         return True
@@ -74,8 +75,8 @@ class ProgressCallback(Callback):
         self._evaluation = f"  eval {s['mean_return']:.1f} ± {s['std_return']:.1f}"
         if self._progress is None:
             self.console.print(
-                f"{self.label}  {step:,}/{self.total_steps:,} steps{self._evaluation} "
-                f"over {s['n_episodes']} episodes  {self._speed:,.0f} steps/s",
+                f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}{self._evaluation} "
+                f"over {s['n_episodes']} episodes  {self._speed:,.0f} {self.unit}/s",
                 soft_wrap=True,
             )
 
@@ -89,7 +90,9 @@ class ProgressCallback(Callback):
                 ("q loss", "q_loss"),
                 ("epsilon", "exploration/epsilon"),
                 ("alpha", "alpha"),
+                ("penalty", "cql_penalty"),
             )
             if key in metrics
         )
-        return f"{self._speed:,.0f} steps/s  return {metrics['mean_reward']:.1f}{self._evaluation}  {losses}"
+        played = f"  return {metrics['mean_reward']:.1f}" if "mean_reward" in metrics else ""
+        return f"{self._speed:,.0f} {self.unit}/s{played}{self._evaluation}  {losses}"

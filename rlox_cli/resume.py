@@ -19,8 +19,8 @@ from rich.console import Console
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class
-from rlox.checkpoint import Checkpoint, load_checkpoint, versions
-from rlox.config import RunConfig
+from rlox.checkpoint import Checkpoint, load_checkpoint, trained_for, versions
+from rlox.config import DatasetConfig, RunConfig
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, run_schema, to_run_config
@@ -31,9 +31,10 @@ from rlox_cli.runner import Outcome, Stopper, resolved, resume, shown
 # What a run is: a change would make another one of it, or what was saved useless.
 _FIXED = (
     *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
-    *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards", "buffer"),
+    *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards"),
+    *("buffer", "dataset"),
 )
-_GROUPS = ("algo", "env", "buffer")
+_GROUPS = ("algo", "env", "buffer", "dataset")
 
 
 def main(
@@ -82,7 +83,7 @@ def main(
         checkpoint = load_checkpoint(path)
     except ValueError as e:
         raise ValueError(f"{e}{_or_best(path)}") from e
-    steps = checkpoint.header["counters"]["env_steps"]
+    steps, unit = trained_for(checkpoint.header)
     if checkpoint.header["algorithm"] != algo:
         raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
     if "total_timesteps" in changed and config.total_timesteps < steps:
@@ -96,7 +97,7 @@ def main(
             soft_wrap=True,
         )
         return None
-    console.print(f"resuming {shown(folder)} at step {steps:,} of {config.total_timesteps:,}", soft_wrap=True)
+    console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}", soft_wrap=True)
     for key, (old, new) in changed.items():
         console.print(f"changed: {key} {old} -> {new}", soft_wrap=True, markup=False)
     now = versions()
@@ -194,6 +195,8 @@ def _typed(saved: dict[str, Any], algo: str) -> DictConfig:
     if memory is not None:
         name = memory.get("name") if isinstance(memory, dict) else memory
         cfg.buffer = OmegaConf.structured(buffer_config_class(str(name)))
+    if saved.get("dataset") is not None:
+        cfg.dataset = OmegaConf.structured(DatasetConfig)
     try:
         return OmegaConf.merge(cfg, saved)
     except OmegaConfBaseException as e:
@@ -224,7 +227,12 @@ def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
         cfg.logger = composed([f"algo={algo}", "tuned=off", line], CONFIG_NAME, "").logger
         return
     if key in _GROUPS:
-        was = {"algo": algo, "env": cfg.env.id, "buffer": None if cfg.buffer is None else cfg.buffer.name}[key]
+        was = {
+            "algo": algo,
+            "env": cfg.env.id,
+            "buffer": None if cfg.buffer is None else cfg.buffer.name,
+            "dataset": None if cfg.dataset is None else cfg.dataset.source,
+        }[key]
         if override.value() != was:
             raise UsageError(f"{line} must stay {key}={was} in a run that is resumed; leave it out, or start a new run")
         return
@@ -251,11 +259,11 @@ def _finished(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: 
     ledger.scan()
     if ledger.end is None or ledger.end["status"] != "finished":
         return None
-    steps = checkpoint.header["counters"]["env_steps"]
+    steps, unit = trained_for(checkpoint.header)
     if steps >= config.total_timesteps:
-        return f"{steps:,} steps"
+        return f"{steps:,} {unit}"
     # It was stopped early: by a score or for lack of progress, which a change of those may undo, or for lack of time.
     by_score = "max_time=" not in ledger.end["message"]
     if by_score and not any(key.startswith("eval.") or key == "total_timesteps" for key in changed):
-        return f"{steps:,} steps, {ledger.end['message']}"
+        return f"{steps:,} {unit}, {ledger.end['message']}"
     return None

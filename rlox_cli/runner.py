@@ -30,7 +30,9 @@ from rlox.callbacks import (
 )
 from rlox.checkpoint import load_checkpoint, versions
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
+from rlox.envs import make_vec_env, spec_of
 from rlox.logging import RecordLogger
+from rlox.offline.dataset import open_dataset
 from rlox.tracking.record import FILE, Record
 from rlox_cli.errors import Stopped
 from rlox_cli.imports import resolve_reward
@@ -98,6 +100,8 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["init_from"] = os.path.abspath(plain["init_from"])
     if plain["buffer"] is not None and plain["buffer"].get("folder") is not None:
         plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
+    if plain["dataset"] is not None and os.path.exists(plain["dataset"]["source"]):
+        plain["dataset"]["source"] = os.path.abspath(plain["dataset"]["source"])
     mlflow = plain["logger"]["mlflow"]
     if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
         # The mirror runs in another process and later: a path must not hang on today's working directory.
@@ -156,13 +160,12 @@ def run(
 
 def build(config: RunConfig, algo: str, folder: Path) -> Any:
     """The algorithm of a new run in `folder`, untrained."""
-    algorithm = resolve(ALGORITHMS[algo].cls)(
-        config.env.id,
-        config.env.n_envs,
-        config.seed,
-        env_kwargs=config.env.kwargs,
-        **_arguments(config, folder),
-    )
+    cls = resolve(ALGORITHMS[algo].cls)
+    if offline(config):
+        algorithm = _on_dataset(cls, config)
+    else:
+        env, arguments = config.env, _arguments(config, folder)
+        algorithm = cls(env.id, env.n_envs, config.seed, env_kwargs=env.kwargs, **arguments)
     try:
         if config.init_from is not None:
             algorithm.init_from(config.init_from)
@@ -206,14 +209,13 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "from_checkpoint:")
+        arguments = _offline_arguments(config) if offline(config) else _arguments(config, checkpoint.parent.parent)
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
-            checkpoint,
-            env_id=config.env.id if trusted else None,
-            **_arguments(config, checkpoint.parent.parent),
+            checkpoint, env_id=config.env.id if trusted else None, **arguments
         )
     for warning in warned:
         console.print(str(warning.message), soft_wrap=True, markup=False)
-    if (note := algorithm.collector.restore_note()) is not None:
+    if not offline(config) and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm
 
@@ -227,6 +229,49 @@ def _identity(path: Path) -> tuple[int, int, int]:
     """Of a file that is never changed in place, only replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def offline(config: RunConfig) -> bool:
+    """Whether the algorithm learns from a dataset alone."""
+    return config.algo.uses_dataset == "must"
+
+
+def _offline_arguments(config: RunConfig) -> dict[str, Any]:
+    """As `_arguments`, of an algorithm that learns from a dataset; the environment is for its evaluation."""
+    # Normalised as it is sampled, which is the quickest place for it.
+    settings = dataclasses.replace(config.dataset, normalize=config.dataset.normalize or config.algo.normalize_obs)
+    return {
+        "dataset": open_dataset(settings),
+        "device": config.device,
+        "backend": config.backend,
+        "threads": config.threads,
+        "env_wrappers": config.env.wrappers,
+        **dataclasses.asdict(config.algo),
+    }
+
+
+def _on_dataset(cls: type, config: RunConfig):
+    """An offline algorithm, its sizes and bounds those of the environment."""
+    env = make_vec_env(config.env.id, 1, config.seed, config.env.kwargs, config.env.wrappers)
+    spec = spec_of(env)
+    if hasattr(env, "close"):
+        env.close()
+    if len(spec.obs_shape) != 1 or spec.n_choices is not None:
+        raise ValueError(
+            f"env={config.env.id} must have vectors for observations, and numbers or one choice for actions, where the "
+            f"algorithm learns from a dataset; got observations {spec.obs_shape} and {spec.describe_actions()}"
+        )
+    bounds = {"act_low": spec.act_low, "act_high": spec.act_high} if spec.continuous else {}
+    return cls(
+        obs_dim=spec.obs_dim,
+        act_dim=spec.act_dim or spec.n_actions,
+        continuous=spec.continuous,
+        seed=config.seed,
+        env_id=config.env.id,
+        env_kwargs=config.env.kwargs,
+        **bounds,
+        **_offline_arguments(config),
+    )
 
 
 def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -280,7 +325,7 @@ def _carry_out(
     saving = config.checkpoint
     checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
     label = f"{algo} {config.env.id} seed {config.seed}"
-    start = algorithm.counters.env_steps
+    start, unit = algorithm.counters.steps, algorithm.counters.unit
     record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
     with record, stop.installed():
         if resumed:
@@ -289,7 +334,7 @@ def _carry_out(
         tracking.start_mirrors(folder)
         started = time.perf_counter()
         try:
-            with ProgressCallback(console, label, config.total_timesteps) as progress:
+            with ProgressCallback(console, label, config.total_timesteps, unit) as progress:
                 algorithm.callbacks.extend(
                     [timing, RecordLogger(record), evaluations, *more, time_limit, advice, progress, stop, checkpoints]
                 )
@@ -301,14 +346,14 @@ def _carry_out(
         except BaseException as e:
             # On a full disk this fails as well; what is to be told is the first error.
             with suppress(OSError):
-                record.end(algorithm.counters.env_steps, "failed", str(e) or type(e).__name__, may_pass(e))
+                record.end(algorithm.counters.steps, "failed", str(e) or type(e).__name__, may_pass(e))
             if isinstance(e, (FloatingPointError, RuntimeError)):
                 e.args = (f"{e}. {_last_good(folder)}",)
             raise
         finally:
             algorithm.close()
         seconds = time.perf_counter() - started
-        steps = algorithm.counters.env_steps
+        steps = algorithm.counters.steps
         reasons = (f"max_time={config.max_time} was over" if time_limit.reached else None, evaluations.stopped)
         early = next(filter(None, [*reasons, *(callback.stopped for callback in more)]), None)
         if stop.signal_number:
@@ -319,7 +364,7 @@ def _carry_out(
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
         console.print(
-            f"stopped at step {steps:,}; everything up to it is saved. Go on: rlox train resume={shown(folder)}",
+            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: rlox train resume={shown(folder)}",
             soft_wrap=True,
         )
         _describe(folder, config, best is not None, console)
@@ -327,7 +372,7 @@ def _carry_out(
     if early:
         console.print(f"stopped early: {early}", soft_wrap=True)
     console.print(
-        f"trained {label}: {steps:,} steps in {seconds:.1f} s{f' (from {start:,})' if resumed else ''}, final "
+        f"trained {label}: {steps:,} {unit} in {seconds:.1f} s{f' (from {start:,})' if resumed else ''}, final "
         f"evaluation {final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, "
         f"best {best:.1f}",
         soft_wrap=True,

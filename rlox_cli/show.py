@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -20,12 +21,16 @@ from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
+from rlox.kernels.buffers.offline import OfflineDatasetBuffer
+from rlox.offline.dataset import open_dataset
+from rlox.offline.scores import normalized_score
 from rlox_cli.cp import shipped
 from rlox_cli.terminal import make_console, make_table
 
 _SECTIONS = {
     "env": configs.EnvConfig,
     "buffer": configs.BufferConfig,
+    "dataset": configs.DatasetConfig,
     "eval": configs.EvalConfig,
     "checkpoint": configs.CheckpointConfig,
     "logger.mlflow": configs.MlflowConfig,
@@ -56,7 +61,7 @@ def _default(item) -> Any:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value
+    return "required" if value is MISSING else json.dumps(value) if not isinstance(value, str) else value
 
 
 def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> Table:
@@ -106,17 +111,20 @@ def show_keys(topics: list[str]) -> None:
             cls = buffer_config_class(topic[7:])
             console.print(f"{topic}: {inspect.getdoc(cls)}")
             console.print(_table(cls, "buffer."))
-            continue
         elif topic == "hydra.sweeper":
             from rlox_cli.sweep.search import OptunaConfig  # it takes Hydra, which nothing else here does
 
             console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
             console.print(_table(OptunaConfig, f"{topic}."))
+        elif topic.startswith("dataset="):
+            console.print(topic, markup=False)
+            print_dataset(open_dataset(topic[8:]), console)
         elif topic in _SECTIONS:
             sections.append(topic)
         else:
             raise ValueError(
-                f"topic must be algo=NAME, env=ID, buffer=NAME or a section, got {topic!r}; {nearest(topic, _SECTIONS)}"
+                "topic must be algo=NAME, env=ID, buffer=NAME, dataset=SOURCE or a section, got "
+                f"{topic!r}; {nearest(topic, _SECTIONS)}"
             )
     if not topics:
         console.print(_table(configs.RunConfig, ""))
@@ -139,6 +147,44 @@ def show_keys(topics: list[str]) -> None:
             console.print(
                 f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200).strip()}",
             )
+
+
+def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
+    """What a dataset holds and where it comes from."""
+    stats, known = dataset.stats(), dataset.metadata
+    actions = f"{dataset.act_dim} floats" if dataset.n_actions is None else f"one of {dataset.n_actions}"
+    shape = " x ".join(map(str, dataset.obs_shape))
+    ends = f"{stats['n_terminated']:,} terminated, {stats['n_truncated']:,} truncated"
+    lengths = f"{stats['mean_episode_length']:.1f} ({stats['min_episode_length']} to {stats['max_episode_length']})"
+    spread = f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({stats['min_return']:.2f} to "
+    lines = [
+        ("rows", f"{stats['n_transitions']:,}"),
+        ("episodes", f"{stats['n_episodes']:,} ({ends}{', the last unfinished' if stats['unfinished'] else ''})"),
+        ("length", lengths),
+        ("return", f"{spread}{stats['max_return']:.2f})"),
+        ("obs", f"{shape} {'bytes' if dataset.sample(1, 0)['obs'].dtype == np.uint8 else 'floats'}"),
+        ("actions", actions),
+    ]
+    env = known.get("env", {})
+    if env:
+        lines.append(
+            ("env", " ".join([env["id"], *(json.dumps(env[key]) for key in ("kwargs", "wrappers") if env.get(key))]))
+        )
+    score = normalized_score(env.get("id", ""), stats["mean_return"], known)
+    if score is not None:
+        lines.append(("score", f"{score:.1f} (0: random, 100: expert)"))
+    for policy in known.get("policies", ()):
+        told = [f"{policy['n_steps']:,} steps"] if "n_steps" in policy else []
+        if "mean_return" in policy:
+            told.append(f"{policy['n_episodes']} whole episodes, return {policy['mean_return']:.2f}")
+        told += [f"{key} {str(policy[key])[:12]}" for key in ("algorithm", "trained_for", "sha256") if key in policy]
+        lines.append(("policy", f"{policy['name']}: {', '.join(told)}"))
+    if known.get("n_dropped"):
+        lines.append(("dropped", f"{known['n_dropped']:,} rows whose next observation is not known"))
+    if known.get("file") not in (None, known.get("source")):
+        lines.append(("mapped from", known["file"]))
+    for name, value in lines:
+        console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
 
 
 def list_things(what: str, folder: Path) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rlox_cli import job
 from rlox_cli.compose import Job, compose_jobs, compose_sweep, expands, is_multirun, run_hydra, searches, split_args
+from rlox_cli.dataset_source import with_env
 from rlox_cli.errors import UsageError, paragraph
 from rlox_cli.imports import import_modules, take_imports
 from rlox_cli.terminal import make_console, make_table
@@ -32,6 +33,7 @@ def main(args: list[str]) -> None:
         others = [override for override in overrides if override not in runs]
         _resume(runs[-1].partition("=")[2], flags, others, modules, console, checks)
         return
+    overrides = with_env(overrides)
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)

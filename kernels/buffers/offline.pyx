@@ -1,5 +1,7 @@
 """Datasets that were recorded once and are only read (offline reinforcement learning)."""
 
+from functools import partial
+
 import numpy as np
 
 from rlox.kernels.buffers.batch import Batch
@@ -221,7 +223,8 @@ cdef class OfflineDatasetBuffer:
     The arrays are taken as they are: where one is C-contiguous and float32 (uint8 for images, bool or
     uint8 for flags) it is **kept, not copied**, so that a memory-mapped file larger than memory works. It
     must not be changed afterwards; what this class gives out of it is read-only. Anything else is
-    converted, which copies. All rows are read once to check them.
+    converted, which copies. All rows are read once to check them; with `lazy` only the flags are, and
+    every sample is checked instead.
 
     Transitions lie in the order in which they happened. An episode ends where `terminated` or `truncated`
     is set; what follows the last end counts as one more episode, unfinished.
@@ -241,11 +244,26 @@ cdef class OfflineDatasetBuffer:
         Sample observations as ``(obs - obs_mean) / obs_std``, both per feature.
     obs_dim, act_dim
         D and A. They follow from the arrays; given, they are checked against them.
+    n_actions
+        How many discrete actions there are, which `actions` number from 0. By default one more than the
+        largest where `actions` are integers from 0 on, and None, for continuous ones, where they are not.
+    lazy
+        Take obs, next_obs, actions and rewards as finite until a sample shows otherwise. For files that
+        were checked when they were written, and are too large to be read before they are used.
+    obs_mean, obs_std
+        What the attributes of these names are to be, for who knows them already; by default they are
+        computed, when they are first needed.
+    metadata
+        What else is known of the data, such as its environment: kept, not looked at.
 
     Attributes
     ----------
     obs_shape, obs_dim, act_dim
         Shape of one observation, the count of numbers in it, and A.
+    n_actions
+        The number of discrete actions; None for continuous ones.
+    metadata
+        The dict that was given, or an empty one.
     normalized
         Whether samples are normalised.
     obs_mean, obs_std
@@ -271,22 +289,28 @@ cdef class OfflineDatasetBuffer:
     cdef object obs, next_obs, actions, rewards, terminated, truncated, flags, ends, to_go, mean, std, inverse
     cdef dict described
     cdef f64 to_go_gamma
-    cdef bint images
+    cdef bint images, lazy
     cdef readonly bint normalized
     cdef readonly tuple obs_shape
     cdef readonly Py_ssize_t act_dim
+    cdef readonly object n_actions
+    cdef readonly dict metadata
 
     def __init__(self, obs, next_obs, actions, rewards, terminated, truncated, normalize=False, *,
-                 obs_dim=None, act_dim=None) -> None:
+                 obs_dim=None, act_dim=None, n_actions=None, lazy=False, obs_mean=None, obs_std=None,
+                 metadata=None) -> None:
         self.load("OfflineDatasetBuffer", obs, next_obs, actions, rewards, terminated, truncated, normalize,
-                  obs_dim, act_dim)
+                  obs_dim, act_dim, n_actions, lazy, obs_mean, obs_std, metadata)
 
     cdef int load(self, str where, object obs, object next_obs, object actions, object rewards,
-                  object terminated, object truncated, object normalize, object obs_dim,
-                  object act_dim) except -1:
+                  object terminated, object truncated, object normalize, object obs_dim, object act_dim,
+                  object n_actions, object lazy, object obs_mean, object obs_std, object metadata) except -1:
         """Check everything, then take it; an error leaves the object as it was."""
-        if not isinstance(normalize, (bool, np.bool_)):
-            raise TypeError(f"{where}: normalize must be True or False, got {normalize!r}")
+        for name, value in (("normalize", normalize), ("lazy", lazy)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise TypeError(f"{where}: {name} must be True or False, got {value!r}")
+        if metadata is not None and not isinstance(metadata, dict):
+            raise TypeError(f"{where}: metadata must be a dict, got {type(metadata).__name__}")
         rewards = real_array(rewards, where, "rewards")
         if rewards.ndim not in (1, 2) or (rewards.ndim == 2 and rewards.shape[1] != 1):
             raise ValueError(f"{where}: rewards must have shape (N,), got {rewards.shape}")
@@ -304,10 +328,12 @@ cdef class OfflineDatasetBuffer:
             next_obs = next_obs.reshape(obs.shape) if next_obs.shape[0] == n else next_obs
         if next_obs.shape != obs.shape:
             raise ValueError(f"{where}: next_obs must have the shape of obs {obs.shape}, got {next_obs.shape}")
+        integers = np.asarray(actions).dtype.kind in "iu"
         actions = real_array(actions, where, "actions")
         actions = columns(actions, n, act_dim, where, "actions", "act_dim")
         if actions.ndim != 2:
             raise ValueError(f"{where}: actions must have shape (N, A) or (N,), got {actions.shape}")
+        n_actions = discrete(actions, integers, n_actions, lazy, where)
         terminated = (<object>as_flags(terminated, where, "terminated")).view(np.uint8)
         truncated = (<object>as_flags(truncated, where, "truncated")).view(np.uint8)
         rows_of(terminated, n, where, "terminated")
@@ -317,27 +343,20 @@ cdef class OfflineDatasetBuffer:
             raise ValueError(
                 f"{where}: normalize must be False for uint8 observations; scale them by 1/255 in the network"
             )
-        cdef cnp.ndarray array
-        cdef Py_ssize_t bad, size
-        for name, value in (("obs", obs), ("next_obs", next_obs), ("actions", actions), ("rewards", rewards)):
-            if value.dtype == np.uint8:
-                continue
-            array = value
-            size = cnp.PyArray_SIZE(array)
-            with nogil:
-                bad = first_not_finite(<const f32*>cnp.PyArray_DATA(array), size)
-            if bad >= 0:
-                raise ValueError(
-                    f"{where}: {name} must be finite float32 numbers, got {array.ravel()[bad]} in row "
-                    f"{bad // (size // n)}"
-                )
+        if not lazy:
+            require_finite(obs, next_obs, actions, rewards, where)
+        mean = given_moment(obs_mean, obs.shape[1:], False, where, "obs_mean")
+        std = given_moment(obs_std, obs.shape[1:], True, where, "obs_std")
+        if (mean is None) != (std is None):
+            raise ValueError(f"{where}: obs_mean and obs_std must be given together, got one of them")
         flags = terminated.ravel() + 2 * truncated.ravel()
         ends = np.flatnonzero(flags) + 1
         if not len(ends) or ends.max() != n:
             ends = np.append(ends, n)
 
-        self.images = images
+        self.images, self.lazy = images, lazy
         self.normalized = normalize
+        self.n_actions, self.metadata = n_actions, metadata or {}
         self.obs_shape = obs.shape[1:]
         self.act_dim = actions.shape[1]
         self.obs, self.next_obs, self.actions = read_only(obs), read_only(next_obs), read_only(actions)
@@ -345,7 +364,9 @@ cdef class OfflineDatasetBuffer:
         self.terminated, self.truncated = read_only(terminated.ravel()), read_only(truncated.ravel())
         self.ends = np.ascontiguousarray(ends, np.int64)
         self.flags, self.described = flags, None
-        self.to_go = self.mean = self.std = self.inverse = None
+        self.to_go = None
+        self.mean, self.std = mean, std
+        self.inverse = None if std is None else inverse_of(std)
         self.data = Dataset(
             n=n,
             obs_bytes=self.obs[0].nbytes,
@@ -385,7 +406,7 @@ cdef class OfflineDatasetBuffer:
                              work + 3 * width)
         std = np.sqrt(scratch[1] / self.data.n) + STD_EPS
         self.std = read_only(std.astype(np.float32).reshape(self.obs_shape))
-        self.inverse = read_only((1 / std).astype(np.float32))
+        self.inverse = inverse_of(self.std)
         self.mean = read_only(scratch[0].astype(np.float32).reshape(self.obs_shape))
         return 0
 
@@ -399,7 +420,9 @@ cdef class OfflineDatasetBuffer:
     def __reduce__(self):
         state = self.get_state()
         normalize = bool(state.pop("normalize"))
-        return OfflineDatasetBuffer, (*state.values(), normalize)
+        known = {"n_actions": self.n_actions, "metadata": self.metadata, "obs_mean": self.mean, "obs_std": self.std,
+                 "lazy": bool(self.lazy)}
+        return partial(OfflineDatasetBuffer, **known), (*state.values(), normalize)
 
     @property
     def obs_dim(self) -> int:
@@ -542,6 +565,13 @@ cdef class OfflineDatasetBuffer:
         else:
             with nogil:
                 sample_rows(&self.data, key, b, o, p, a, r, d, t)
+        if self.lazy and not (
+            first_not_finite(r, b) < 0
+            and first_not_finite(a, b * self.act_dim) < 0
+            and (self.images or (first_not_finite(<f32*>o, b * self.data.obs_size) < 0
+                                 and first_not_finite(<f32*>p, b * self.data.obs_size) < 0))
+        ):
+            self.refuse("OfflineDatasetBuffer.sample")
         return Batch({"obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
                            "terminated": terminated, "truncated": truncated})
 
@@ -624,6 +654,12 @@ cdef class OfflineDatasetBuffer:
         cdef const f32* to_go = <const f32*>cnp.PyArray_DATA(sums)
         with nogil:
             sample_windows(&self.data, to_go, key, b, length, by_episode, &out)
+        if self.lazy and not (
+            first_not_finite(out.returns_to_go, b * length) < 0
+            and first_not_finite(out.actions, b * length * self.act_dim) < 0
+            and (self.images or first_not_finite(<f32*>out.obs, b * length * self.data.obs_size) < 0)
+        ):
+            self.refuse(where)
         return Batch({"obs": obs, "actions": actions, "rewards": rewards, "returns_to_go": returns_to_go,
                            "timesteps": timesteps, "terminated": terminated, "truncated": truncated, "mask": mask})
 
@@ -647,7 +683,12 @@ cdef class OfflineDatasetBuffer:
         if as_index(state["normalize"], where, "normalize") not in (0, 1):
             raise ValueError(f"{where}: normalize must be 0 or 1, got {state['normalize']}")
         self.load(where, state["obs"], state["next_obs"], state["actions"], state["rewards"], state["terminated"],
-                  state["truncated"], bool(state["normalize"]), None, None)
+                  state["truncated"], bool(state["normalize"]), None, None, None, False, None, None, None)
+
+    cdef int refuse(self, str where) except -1:
+        """Raise for a sample that was not finite, with the first row of the dataset that is not."""
+        require_finite(self.obs, self.next_obs, self.actions, self.rewards, where)
+        raise ValueError(f"{where}: obs_mean and obs_std must be those of the dataset, or observations overflow")
 
     cdef cnp.ndarray empty_obs(self, Py_ssize_t b, Py_ssize_t length):
         """Room for observations (b, length, ...), or (b, ...) where the length is negative."""
@@ -678,6 +719,59 @@ cdef class OfflineDatasetBuffer:
                 out[i] = <f32>total
         self.to_go, self.to_go_gamma = sums, gamma
         return 0
+
+
+cdef int require_finite(object obs, object next_obs, object actions, object rewards, str where) except -1:
+    """Raise a ValueError with array and row of the first number that is NaN or infinite."""
+    cdef cnp.ndarray array
+    cdef Py_ssize_t bad, size, n = rewards.size
+    for name, value in (("obs", obs), ("next_obs", next_obs), ("actions", actions), ("rewards", rewards)):
+        if value.dtype == np.uint8:
+            continue
+        array = value
+        size = cnp.PyArray_SIZE(array)
+        with nogil:
+            bad = first_not_finite(<const f32*>cnp.PyArray_DATA(array), size)
+        if bad >= 0:
+            raise ValueError(
+                f"{where}: {name} must be finite float32 numbers, got {array.ravel()[bad]} in row "
+                f"{bad // (size // n)}"
+            )
+    return 0
+
+
+cdef object discrete(object actions, bint integers, object n_actions, bint lazy, str where):
+    """Return the number of discrete actions, None for continuous ones."""
+    if n_actions is None:
+        return int(actions.max()) + 1 if integers and actions.shape[1] == 1 and actions.min() >= 0 else None
+    count = as_size(n_actions, where, "n_actions")
+    if actions.shape[1] != 1:
+        raise ValueError(f"{where}: n_actions must be None for {actions.shape[1]} numbers per action, got {count}")
+    if not lazy:
+        wrong = ~((actions >= 0) & (actions < count) & (actions == np.floor(actions)))
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{where}: actions must be integers below n_actions ({count}), got {actions[row, 0]} in row {row}"
+            )
+    return count
+
+
+cdef object given_moment(object value, tuple shape, bint positive, str where, str name):
+    """Return a mean or deviation that was given as read-only float32 of `shape`; None where it was not."""
+    if value is None:
+        return None
+    array = np.array(real_array(value, where, name), np.float32, order="C")
+    if array.shape != shape:
+        raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
+    if not np.isfinite(array).all() or (positive and not (array > 0).all()):
+        raise ValueError(f"{where}: {name} must be finite{' and above 0' if positive else ''}")
+    return read_only(array)
+
+
+cdef object inverse_of(object std):
+    """Return 1 / std flat: of the float32 numbers, which are what a file or a pickle keeps."""
+    return read_only((1 / std.astype(np.float64)).astype(np.float32).ravel())
 
 
 cdef object columns(object array, Py_ssize_t n, object dim, str where, str name, str dim_name):

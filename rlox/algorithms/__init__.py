@@ -16,10 +16,14 @@ class Entry(NamedTuple):
 
 ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry("rlox.algorithms.a2c:A2C", "rlox.config:A2CConfig"),
+    "bc": Entry("rlox.algorithms.bc:BC", "rlox.config:BCConfig"),
+    "cql": Entry("rlox.algorithms.cql:CQL", "rlox.config:CQLConfig"),
     "dqn": Entry("rlox.algorithms.dqn:DQN", "rlox.config:DQNConfig"),
+    "iql": Entry("rlox.algorithms.iql:IQL", "rlox.config:IQLConfig"),
     "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config:PPOConfig"),
     "sac": Entry("rlox.algorithms.sac:SAC", "rlox.config:SACConfig"),
     "td3": Entry("rlox.algorithms.td3:TD3", "rlox.config:TD3Config"),
+    "td3_bc": Entry("rlox.algorithms.td3_bc:TD3BC", "rlox.config:TD3BCConfig"),
 }
 
 _CLASSES = {entry.cls.split(":")[1]: entry.cls for entry in ALGORITHMS.values()}

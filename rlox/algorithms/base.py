@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rlox.acting import ModuleActor
+    from rlox.envs import EnvSpec
     from rlox.optimizers import FlatOptimizer
 
 # Below this many parameters a GPU's launch latency costs more than its arithmetic saves.
@@ -151,7 +153,8 @@ class OnlineAlgorithm:
         if self.spec.action_kind not in self.actions:
             from rlox.algorithms import ALGORITHMS, resolve
 
-            kinds = {name: resolve(entry.cls).actions for name, entry in ALGORITHMS.items()}
+            classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
+            kinds = {name: cls.actions for name, cls in classes.items() if issubclass(cls, OnlineAlgorithm)}
             able = [name.upper() for name, takes in kinds.items() if self.spec.action_kind in takes]
             raise ValueError(
                 f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
@@ -166,7 +169,7 @@ class OnlineAlgorithm:
         self._require_saved_sizes()
         self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         self._make_policy(policy)
-        self.device = "cpu" if self.native is not None else _choose_device(device, self.policy, where)
+        self.device = "cpu" if self.native is not None else choose_device(device, self.policy, where)
         self.collector.device = self.device
         if self.native is None:
             self.policy.to(self.device)
@@ -177,21 +180,13 @@ class OnlineAlgorithm:
         raise NotImplementedError
 
     def _require_saved_sizes(self) -> None:
-        """A ValueError where a checkpoint's weights are not of the widths that its header asks for.
-
-        Loading them would say so as well, but only once networks of any size had been made.
-        """
-        shapes, spec, hidden = self._saved_shapes, self.spec, self.config.hidden_sizes
-        if shapes is None or not hidden:
+        """A ValueError where a checkpoint's weights are not of the widths that its header asks for."""
+        shapes, spec = self._saved_shapes, self.spec
+        if shapes is None:
             return
         # Of an image, features go in, and of critics, actions beside the observation.
-        n_in = {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
-        first = any(n_out == hidden[0] and (spec.image or n in n_in) for n_out, n in shapes)
-        if not first or not shapes.issuperset((n_out, n) for n, n_out in pairwise(hidden)):
-            raise ValueError(
-                f"{type(self).__name__}: from_checkpoint: hidden_sizes does not fit the checkpoint: for observations "
-                f"of {spec.obs_dim} numbers it holds no weights of the widths {one_line(hidden, 80)}"
-            )
+        n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+        require_widths(type(self).__name__, shapes, self.config.hidden_sizes, n_in)
 
     def _choose_backend(self, backend: str, policy: nn.Module | None, device: str) -> tuple[str, str]:
         """``native`` or ``torch``, and why."""
@@ -316,29 +311,14 @@ class OnlineAlgorithm:
         ValueError
             For a number below 1, both `total_timesteps` and `until`, or neither where nothing was begun.
         """
-        where, c = f"{type(self).__name__}.train", self.counters
-        for name, value in (
-            ("total_timesteps", total_timesteps),
-            ("until", until),
-            ("schedule_timesteps", schedule_timesteps),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{where}: {name} must be >= 1, got {value}")
-        if total_timesteps is not None and until is not None:
-            raise ValueError(f"{where}: total_timesteps must not stand beside until; the first begins a new training")
-        if total_timesteps is None and not c.horizon_steps:
-            raise ValueError(f"{where}: total_timesteps must be given, for there is no training to go on with")
         if self._lost_reward_fn is not None:
             raise ValueError(
                 f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
                 "a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
             )
-        if total_timesteps is not None:
-            c.horizon_start, c.horizon_steps, c.schedule_steps = c.env_steps, total_timesteps, total_timesteps
-        if until is not None:
-            c.horizon_steps = until - c.horizon_start
-        if schedule_timesteps is not None:
-            c.schedule_steps = schedule_timesteps
+        self.counters.plan(
+            f"{type(self).__name__}.train", "total_timesteps", total_timesteps, until, schedule_timesteps
+        )
         with torch_threads(self.threads), unchecked_distributions():
             try:
                 return type(self).loop(self)
@@ -361,28 +341,16 @@ class OnlineAlgorithm:
         TypeError
             If `deterministic` and the policy is a user's module without ``mode``.
         """
-        spec = self.spec
-        rows = np.asarray(obs, spec.obs_dtype)
-        single = rows.ndim == len(spec.obs_shape)
-        rows = rows[None] if single else rows
-        if rows.shape[1:] != spec.obs_shape:
-            shape = ", ".join(map(str, spec.obs_shape))
-            raise ValueError(
-                f"{type(self).__name__}.predict: obs must have shape ({shape}) or (B, {shape}), got {np.shape(obs)}"
-            )
-        if self.normalizer is not None:
-            rows = self.normalizer.normalize(rows)
+        where = f"{type(self).__name__}.predict"
         actor = self.native
         if actor is None:
             from rlox.acting import ModuleActor, require_mode
 
             actor = ModuleActor(self.policy, self.device)
             if deterministic:
-                require_mode(self.policy, f"{type(self).__name__}.predict")
-        actions = spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
-        if single:
-            return int(actions[0]) if spec.discrete else actions[0]
-        return actions
+                require_mode(self.policy, where)
+        transform = None if self.normalizer is None else self.normalizer.normalize
+        return predicted(where, self.spec, actor, obs, deterministic, transform)
 
     def evaluate(
         self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
@@ -536,26 +504,10 @@ class OnlineAlgorithm:
                 f"{cls.__name__}.from_checkpoint: {path} holds a policy of your own; pass policy=YourPolicy(...)"
             )
         env = header["env"]
+        if env["id"] is None:
+            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} is damaged: env must have an id")
         wrappers = env["wrappers"] if env_wrappers is None else list(env_wrappers)
-        names = [name if isinstance(name, str) else next(iter(name), "") for name in env["wrappers"]]
-        if env_wrappers is None and any(":" in name or "." in name for name in names):
-            raise ValueError(
-                f"{cls.__name__}.from_checkpoint: the wrappers {names} of {path} name a module to import; "
-                "if you trust it, pass env_wrappers=[...]"
-            )
-        if env_wrappers is None and "RecordVideo" in names:
-            raise ValueError(
-                f"{cls.__name__}.from_checkpoint: the wrapper RecordVideo of {path} writes to a folder of the file's "
-                "choice; if you trust it, pass env_wrappers=[...]"
-            )
-        # gymnasium imports the part before the colon, and a file must not decide what code runs. Its wrappers of old
-        # gym take the id as an argument.
-        for name in (env["id"], env["kwargs"].get("env_id")):
-            if env_id is None and ":" in str(name):
-                raise ValueError(
-                    f"{cls.__name__}.from_checkpoint: the environment {name} of {path} names a module to import; "
-                    f"if you trust it, pass env_id={env['id']!r}"
-                )
+        require_no_code(f"{cls.__name__}.from_checkpoint", path, env, env_id, env_wrappers)
         _require_counts(checkpoint, f"{cls.__name__}.from_checkpoint: {path}", trusted=env_id is not None)
         try:
             cls.Config.from_kwargs(cls.__name__, **header["config"])
@@ -616,8 +568,7 @@ class OnlineAlgorithm:
         header, tensors = checkpoint.header, checkpoint.tensors
         self._load_weights(tensors["policy"], "from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
-        for name, value in {"schedule_steps": header["counters"]["horizon_steps"], **header["counters"]}.items():
-            setattr(self.counters, name, value)
+        self.counters.restore(header["counters"])
         self.callbacks.set_state(header.get("callbacks", {}))
         self.counters.recent_returns.extend(tensors["statistics"]["episode_returns"].tolist())
         self.counters.recent_lengths.extend(tensors["statistics"]["episode_lengths"].tolist())
@@ -695,6 +646,75 @@ def _weight_shapes(checkpoint: Checkpoint) -> frozenset[tuple[int, ...]] | None:
     return None if own and not critics else frozenset([*policy, *critics])
 
 
+def predicted(
+    where: str,
+    spec: EnvSpec,
+    actor: ModuleActor | NativeActor,
+    obs: Any,
+    deterministic: bool,
+    transform: Callable[[np.ndarray], np.ndarray] | None,
+) -> np.ndarray | int:
+    """Action for one observation, or actions for a batch of them, as `OnlineAlgorithm.predict` has them.
+
+    `transform` is what observations go through before the `actor` sees them.
+    """
+    rows = np.asarray(obs, spec.obs_dtype)
+    single = rows.ndim == len(spec.obs_shape)
+    rows = rows[None] if single else rows
+    if rows.shape[1:] != spec.obs_shape:
+        shape = ", ".join(map(str, spec.obs_shape))
+        raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}), got {np.shape(obs)}")
+    if transform is not None:
+        rows = transform(rows)
+    actions = spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))
+    if single:
+        return int(actions[0]) if spec.discrete else actions[0]
+    return actions
+
+
+def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], env_id: Any, env_wrappers: Any) -> None:
+    """A ValueError where a header's `env` would have code run, or files written, that only its file has chosen.
+
+    What is given in its place (`env_id`, `env_wrappers`) is trusted.
+    """
+    names = [name if isinstance(name, str) else next(iter(name), "") for name in env["wrappers"]]
+    if env_wrappers is None and any(":" in name or "." in name for name in names):
+        raise ValueError(
+            f"{where}: the wrappers {names} of {path} name a module to import; if you trust it, pass env_wrappers=[...]"
+        )
+    if env_wrappers is None and "RecordVideo" in names:
+        raise ValueError(
+            f"{where}: the wrapper RecordVideo of {path} writes to a folder of the file's choice; if you trust it, "
+            "pass env_wrappers=[...]"
+        )
+    # gymnasium imports the part before the colon, and a file must not decide what code runs. Its wrappers of old
+    # gym take the id as an argument.
+    for name in (env["id"], env["kwargs"].get("env_id")):
+        if env_id is None and ":" in str(name):
+            raise ValueError(
+                f"{where}: the environment {name} of {path} names a module to import; if you trust it, pass "
+                f"env_id={env['id']!r}"
+            )
+
+
+def require_widths(
+    where: str, shapes: frozenset[tuple[int, ...]], hidden: Sequence[int], n_inputs: Iterable[int] | None
+) -> None:
+    """A ValueError unless a checkpoint holds weights (n_out, n_in) of the widths `hidden` that its header asks for.
+
+    `n_inputs` are the numbers that the first layer may take; None: any. Loading the weights would say so as well, but
+    only once networks of any size had been made.
+    """
+    if not hidden:
+        return
+    first = any(n_out == hidden[0] and (n_inputs is None or n in n_inputs) for n_out, n in shapes)
+    if not first or not shapes.issuperset((n_out, n) for n, n_out in pairwise(hidden)):
+        raise ValueError(
+            f"{where}: from_checkpoint: hidden_sizes does not fit the checkpoint: for observations as its header has "
+            f"them it holds no weights of the widths {one_line(hidden, 80)}"
+        )
+
+
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
     """All parameters and buffers by their ``state_dict`` names, on the CPU."""
     return {name: value.detach().cpu().numpy() for name, value in module.state_dict().items()}
@@ -710,7 +730,7 @@ def load_weights_(module: nn.Module, arrays: dict[str, np.ndarray], what: str) -
         raise ValueError(f"{what} does not fit the checkpoint: {e}") from e
 
 
-def _choose_device(device: str, policy: nn.Module, where: str) -> str:
+def choose_device(device: str, policy: nn.Module, where: str) -> str:
     import torch
 
     available = torch.cuda.is_available()

@@ -16,7 +16,7 @@ from rlox.batch import TransitionBatch
 from rlox.config import TD3Config
 from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.loops import Rounds
-from rlox.losses import deterministic_policy_loss
+from rlox.losses import deterministic_policy_loss, smoothed_targets
 from rlox.networks import polyak_update
 from rlox.optimizers import flatten_
 from rlox.policies import DeterministicPolicy
@@ -56,12 +56,9 @@ class TD3(TwinCriticAlgorithm):
         tensors ()."""
         c = self.config
         self._follow_schedule()
-        noise = (self._noise(len(batch)) * c.target_noise).clamp_(-c.noise_clip, c.noise_clip)
+        noise = self._noise(len(batch))
 
-        with torch.no_grad():
-            next_actions = (self.target_policy.unit_mode(batch.next_obs) + noise).clamp_(-1.0, 1.0)
-            ahead = self.target(batch.next_obs, next_actions).amin(0)
-            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
+        targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
         metrics = self._fit_critics(batch, targets)
         if (self.counters.updates + 1) % c.policy_delay:
             return metrics

@@ -1,0 +1,37 @@
+"""Behavioural cloning (Pomerleau 1988, "ALVINN: an autonomous land vehicle in a neural network", NIPS 1)."""
+
+from __future__ import annotations
+
+import torch
+
+from rlox.algorithms.offline import OfflineAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.config import BCConfig
+from rlox.kernels.rng import Rng
+from rlox.losses import cloning_loss, label_loss
+from rlox.policies import CategoricalPolicy, DeterministicPolicy
+
+
+class BC(OfflineAlgorithm):
+    """Learns the dataset's actions as labels: continuous ones by their squared distance, discrete ones by
+    cross-entropy. See `rlox.config.BCConfig`."""
+
+    name = "bc"
+    Config = BCConfig
+    actions = ("continuous", "discrete")
+
+    def _make_policy(self, rng: Rng) -> DeterministicPolicy | CategoricalPolicy:
+        if self.spec.continuous:
+            return DeterministicPolicy(**self._policy_arguments(), rng=rng)
+        c = self.config
+        return CategoricalPolicy(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.activation, rng)
+
+    def _setup(self, rng: Rng) -> None:
+        self.optimizer = self._adam(self.policy)
+        self._loss = cloning_loss if self.spec.continuous else label_loss
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One step of the policy; metrics as tensors ()."""
+        self._follow_schedule()
+        loss, metrics = self._loss(self.policy, batch.obs, self._unit(batch.actions))
+        return {**metrics, "grad_norm": self.optimizer.step(loss, self.config.max_grad_norm)}

@@ -1,0 +1,98 @@
+"""Conservative Q-Learning, CQL(H) on Soft Actor-Critic (Kumar, Zhou, Tucker and Levine 2020, "Conservative Q-learning
+for offline reinforcement learning", arXiv:2006.04779).
+
+As in the paper's reference implementation the critics' targets have no entropy, and the squared TD error is not halved
+beside the penalty. Departures: the penalty is measured against uniform actions (`rlox.losses.conservative_penalty`), so
+that ``cql_target_value`` has the same meaning whatever the number of actions; critics move before the policy, as in
+`rlox.algorithms.sac`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from rlox.algorithms.offline import OfflineAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.config import CQLConfig
+from rlox.kernels.rng import Rng
+from rlox.losses import conservative_q_loss, soft_policy_loss
+from rlox.optimizers import FlatOptimizer
+from rlox.policies import SquashedGaussianPolicy
+
+_LARGEST = math.log(1e6)  # of a learned penalty weight, as in the reference implementation
+
+
+class CQL(OfflineAlgorithm):
+    """CQL for bounded continuous actions; see `rlox.config.CQLConfig`. With ``cql_alpha=0`` it is plain SAC.
+
+    Attributes
+    ----------
+    critics, target : TwinQNetwork
+        Online and target network.
+    log_alpha, log_cql_alpha : nn.Parameter
+        Logarithms of SAC's temperature and of the penalty's weight, ().
+    """
+
+    name = "cql"
+    Config = CQLConfig
+
+    def _make_policy(self, rng: Rng) -> SquashedGaussianPolicy:
+        return SquashedGaussianPolicy(**self._policy_arguments(), rng=rng)
+
+    def _setup(self, rng: Rng) -> None:
+        c = self.config
+        self._make_critics(rng)
+        self.optimizer = self._adam(self.policy)
+        self.critic_optimizer = self._saved["critic_optimizer"] = self._adam(self.critics)
+        self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
+        self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, c.auto_entropy)
+        self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, c.auto_alpha)
+
+    def _weight(self, name: str, start: float, learned: bool) -> tuple[nn.Parameter, FlatOptimizer | None]:
+        """The logarithm of a weight, and its optimiser where it is learned."""
+        log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
+        if not learned:
+            return log, None
+        optimizer = self._saved[f"{name}_optimizer"] = self._adam(log)
+        self._saved[f"log_{name}"] = nn.ParameterDict({"log": log})
+        return log, optimizer
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One step of critics, policy, temperature and the penalty's weight; metrics as tensors ()."""
+        c, actions, n = self.config, self.policy.to_unit(batch.actions), self.config.n_random_actions
+        self._follow_schedule()
+        noise, here, there = self._noise(2 + 2 * n, len(batch)).split([1, n, n + 1])
+        alpha, cql_alpha = self.log_alpha.detach().exp(), self.log_cql_alpha.detach().exp()
+
+        with torch.no_grad():
+            # The first of the next state's actions is for the target, as many as of this state's for the penalty.
+            next_actions, next_log_probs = self.policy.unit_sample(batch.next_obs, there)
+            own_actions, own_log_probs = self.policy.unit_sample(batch.obs, here)
+            targets = torch.addcmul(
+                batch.rewards, batch.discounts, self.target(batch.next_obs, next_actions[0]).amin(0)
+            )
+            uniform = torch.from_numpy(self.rng.uniform(own_actions.shape)).to(self.device).mul_(2.0).sub_(1.0)
+            candidates = torch.cat([uniform, own_actions, next_actions[1:]])
+            # Densities over that of uniform actions, 2^-A.
+            log_ratios = torch.zeros(candidates.shape[:2], device=self.device)
+            log_ratios[n:] = torch.cat([own_log_probs, next_log_probs[1:]]) + self.spec.act_dim * math.log(2.0)
+        loss, metrics = conservative_q_loss(
+            self.critics, batch.obs, actions, targets, candidates, log_ratios, cql_alpha
+        )
+        grad_norm = self.critic_optimizer.step(loss, c.max_grad_norm)
+
+        loss, told = soft_policy_loss(self.policy, self.critics, batch.obs, noise[0], alpha)
+        # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
+        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
+        if c.auto_entropy:
+            self.alpha_optimizer.descend([told["entropy"] - self.target_entropy])
+        if c.auto_alpha:
+            # Dual ascent by its logarithm (appendix F): the weight grows while the penalty is too large.
+            self.cql_alpha_optimizer.descend([cql_alpha * (c.cql_target_value - metrics["cql_penalty"])])
+            self.log_cql_alpha.data.clamp_(max=_LARGEST)
+        self._move_target(self.critic_optimizer.flat)
+        norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
+        return {**metrics, **told, **norms, "alpha": alpha, "cql_alpha": cql_alpha}

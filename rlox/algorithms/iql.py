@@ -1,0 +1,75 @@
+"""Implicit Q-Learning (Kostrikov, Nair and Levine 2021, "Offline reinforcement learning with implicit Q-learning",
+arXiv:2110.06169): no value is ever asked of an action that the dataset does not have.
+
+Departures: values, policy and critics are all moved by what V said before the update, where the reference
+implementation moves V first; the critics' and V's losses have the factors that Adam does not see.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rlox.algorithms.offline import OfflineAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.config import IQLConfig
+from rlox.kernels.rng import Rng
+from rlox.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
+from rlox.networks import mlp
+from rlox.policies import TanhMeanPolicy
+
+
+class IQL(OfflineAlgorithm):
+    """IQL for bounded continuous actions; see `rlox.config.IQLConfig`.
+
+    Attributes
+    ----------
+    critics, target : TwinQNetwork
+        Online and target network.
+    value : nn.Module
+        V, (B, D) -> (B, 1).
+    """
+
+    name = "iql"
+    Config = IQLConfig
+
+    def _make_policy(self, rng: Rng) -> TanhMeanPolicy:
+        return TanhMeanPolicy(**self._policy_arguments(), rng=rng)
+
+    def _setup(self, rng: Rng) -> None:
+        c = self.config
+        self._make_critics(rng)
+        sizes = [self.spec.obs_dim, *c.hidden_sizes, 1]
+        self.value = mlp(sizes, c.activation, orthogonal=False, rng=rng).to(self.device)
+        self.optimizer = self._adam(self.policy)
+        # One step for critics and V: their losses share no parameter.
+        self.critic_optimizer = self._adam(self.critics, self.value)
+        self._online = self.critic_optimizer.flat[: self._target_block.numel()]
+        self._saved |= {"value": self.value, "critic_optimizer": self.critic_optimizer}
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One step of V, of the critics, of the policy, and of the target; metrics as tensors ()."""
+        c, actions, progress = self.config, self.policy.to_unit(batch.actions), self.counters.progress
+        self._follow_schedule()
+        if c.policy_schedule == "cosine":
+            self.optimizer.learning_rate *= 0.5 * (1.0 + math.cos(math.pi * progress))
+
+        with torch.no_grad():
+            ahead = self.value(batch.next_obs).squeeze(-1)
+            targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
+            data_values = self.target(batch.obs, actions).amin(0)
+        values = self.value(batch.obs).squeeze(-1)
+        advantages = data_values - values
+        value_loss = expectile_loss(advantages, c.expectile)
+        q_loss, metrics = twin_q_loss(self.critics, batch.obs, actions, targets, None)
+        metrics["td_error"] = metrics.pop("td_errors").mean()
+        grad_norm = self.critic_optimizer.step(value_loss + q_loss, c.max_grad_norm)
+
+        loss, told = weighted_cloning_loss(
+            self.policy, batch.obs, actions, advantages.detach(), c.temperature, c.max_weight
+        )
+        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
+        self._move_target(self._online)
+        norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
+        return {**metrics, **told, **norms, "value_loss": value_loss.detach(), "value": values.detach().mean()}

@@ -1,0 +1,65 @@
+"""TD3+BC (Fujimoto and Gu 2021, "A minimalist approach to offline reinforcement learning", arXiv:2106.06860).
+
+Departures: those of `rlox.algorithms.td3`.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from rlox.algorithms.offline import OfflineAlgorithm
+from rlox.batch import TransitionBatch
+from rlox.config import TD3BCConfig
+from rlox.kernels.rng import Rng
+from rlox.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
+from rlox.networks import polyak_update
+from rlox.policies import DeterministicPolicy
+
+
+class TD3BC(OfflineAlgorithm):
+    """TD3 whose policy is held to the dataset's actions; see `rlox.config.TD3BCConfig`.
+
+    Attributes
+    ----------
+    critics, target : TwinQNetwork
+        Online and target network.
+    target_policy : DeterministicPolicy
+        Follows `policy` as `target` follows `critics`.
+    """
+
+    name = "td3_bc"
+    Config = TD3BCConfig
+
+    def _make_policy(self, rng: Rng) -> DeterministicPolicy:
+        return DeterministicPolicy(**self._policy_arguments(), rng=rng)
+
+    def _setup(self, rng: Rng) -> None:
+        self._make_critics(rng)
+        # Copies come before the optimisers, which lay the online networks' parameters out anew.
+        self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
+        self.optimizer = self._adam(self.policy)
+        self.critic_optimizer = self._adam(self.critics)
+        self._saved |= {"target_policy": self.target_policy, "critic_optimizer": self.critic_optimizer}
+
+    def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
+        """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
+        tensors ()."""
+        c, actions = self.config, self.policy.to_unit(batch.actions)
+        self._follow_schedule()
+
+        noise = self._noise(len(batch))
+        targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
+        loss, metrics = twin_q_loss(self.critics, batch.obs, actions, targets, None)
+        metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
+        metrics["td_error"] = metrics.pop("td_errors").mean()
+        if (self.counters.updates + 1) % c.policy_delay:
+            return metrics
+
+        loss, told = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
+        # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
+        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
+        self._move_target(self.critic_optimizer.flat)
+        polyak_update(self.policy, self.target_policy, c.tau)
+        return {**metrics, **told, "policy_grad_norm": policy_grad_norm}

@@ -1,0 +1,265 @@
+"""Datasets in Arrow's file format: one record batch, which is mapped into memory and never copied.
+
+Columns ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an
+integer), ``rewards`` (float32), ``terminated truncated`` (uint8). The schema's metadata has, under ``rlox.dataset``,
+JSON with what is known of all rows and where they came from. Next observations are stored, although most are the next
+row's observation: every row then stands for itself, whatever part of the file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import is_count, one_line, parse_json
+from rlox.offline.rows import COLUMNS, Block, names_of
+
+FORMAT = 1
+METADATA = "rlox.dataset"  # under this name formats that have attributes hold the JSON
+_BLOCK_BYTES = 4 << 20
+# What NumPy calls otherwise than Arrow.
+NUMPY_NAMES = {"halffloat": "f2", "float": "f4", "double": "f8"}
+
+
+def import_arrow(where: str):
+    """pyarrow, or an ImportError with the remedy."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as e:
+        raise ImportError(f'{where}: pyarrow is needed for it; pip install "rlox-cli[arrow]"') from e
+    return pyarrow
+
+
+def block_rows(row_bytes: int) -> int:
+    """So many rows are handled at a time, that memory stays bounded."""
+    return max(1, _BLOCK_BYTES // max(1, row_bytes))
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, (int, float)) for x in value)
+
+
+def _is_env(value: Any) -> bool:
+    kinds = {"id": str, "kwargs": dict, "wrappers": list}
+    return isinstance(value, dict) and "id" in value and all(isinstance(value.get(k, t()), t) for k, t in kinds.items())
+
+
+# What is used of the metadata must be such, whoever wrote it.
+_RULES = {
+    "env": _is_env,
+    "n_actions": lambda x: is_count(x, 2**31) and x >= 1,
+    "obs_shape": lambda x: _are_numbers(x) and all(is_count(n) and n >= 1 for n in x),
+    **dict.fromkeys(("act_low", "act_high", "obs_mean", "obs_std"), _are_numbers),
+    "reference_returns": lambda x: isinstance(x, dict) and _are_numbers([x.get("random"), x.get("expert")]),
+    "policies": lambda x: (
+        isinstance(x, list) and all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in x)
+    ),
+}
+
+
+class ArrowWriter:
+    """Writes a dataset of unknown length, a block at a time; the file appears whole, or not at all.
+
+    An Arrow record batch has its columns one after the other, so that each is gathered in a file of its own first, in a
+    hidden folder beside `path`. A context manager: leaving it without `finish` removes everything.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        import_arrow(f"dataset {path}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        self._files = {name: open(self._folder / name, "wb") for name in COLUMNS}  # noqa: SIM115 (closed on exit)
+        self._like: Block = {}
+        self.n = 0
+
+    def __enter__(self) -> ArrowWriter:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for file in self._files.values():
+            file.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def write(self, block: Block) -> None:
+        """Add rows: the six columns, checked, with the dtypes and shapes of the first block."""
+        for name, file in self._files.items():
+            file.write(memoryview(np.ascontiguousarray(block[name]).reshape(-1)).cast("B"))
+        self._like = self._like or {name: column[:0] for name, column in block.items()}
+        self.n += len(block["rewards"])
+
+    def finish(self, metadata: dict[str, Any]) -> None:
+        """Put the file in place."""
+        pa = import_arrow(f"dataset {self.path}")
+        for file in self._files.values():
+            file.close()
+        arrays = []
+        for name in COLUMNS:
+            like = self._like[name]
+            flat = np.memmap(self._folder / name, like.dtype, "r")
+            values = pa.Array.from_buffers(
+                pa.from_numpy_dtype(like.dtype), flat.size, [None, pa.py_buffer(flat)], null_count=0
+            )
+            width = math.prod(like.shape[1:])
+            arrays.append(values if like.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, width))
+        text = json.dumps({"format": FORMAT, "n_rows": self.n, **metadata}, allow_nan=False)
+        schema = pa.schema(
+            [pa.field(name, array.type, nullable=False) for name, array in zip(COLUMNS, arrays, strict=True)],
+            {METADATA: text},
+        )
+        partial = self._folder / self.path.name
+        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, self.path)
+
+
+def open_reader(path: Path, where: str):
+    """The file's reader on its mapped pages; a ValueError where it is none or is cut short."""
+    pa = import_arrow(where)
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except (pa.ArrowException, OSError) as e:
+        if isinstance(e, FileNotFoundError):
+            raise
+        raise ValueError(
+            f"{where}: {path} must be an Arrow IPC (Feather V2) file, and is none, or was cut short: {one_line(e)}"
+        ) from e
+
+
+def metadata_of(schema: Any, where: str) -> dict[str, Any]:
+    """What the writer knew; empty for a file that rlox did not write. Raises as `read_metadata`."""
+    text = (schema.metadata or {}).get(METADATA.encode())
+    return {} if text is None else read_metadata(text.decode(errors="replace"), where)
+
+
+def read_metadata(text: str, where: str) -> dict[str, Any]:
+    """The metadata that a file of ours holds as JSON.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged, or from a newer rlox.
+    """
+    try:
+        found = parse_json(text)
+    except ValueError as e:
+        raise ValueError(f"{where}: its metadata is damaged: {one_line(e)}") from e
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        got = one_line(found.get("format") if isinstance(found, dict) else found, 40)
+        raise ValueError(f"{where}: its format must be {FORMAT}, got {got}; update rlox-cli")
+    if bad := [name for name, holds in _RULES.items() if name in found and not holds(found[name])]:
+        raise ValueError(f"{where}: its metadata is damaged: {bad[0]} cannot be {one_line(found[bad[0]], 80)}")
+    return found
+
+
+def mapped_columns(reader: Any, where: str) -> Block | None:
+    """The six columns as arrays on the file's pages; None where the file must be converted first.
+
+    That is one of several record batches, compressed, without next observations, or of other types.
+    """
+    pa = import_arrow(where)
+    names = names_of(reader.schema.names, where)
+    if reader.num_record_batches != 1 or "next_obs" not in names or "episode" in names:
+        return None
+    kinds = [reader.schema.field(names[name]).type for name in COLUMNS]
+    floats, flags = (pa.float32(),), (pa.uint8(), pa.bool_())
+    rows = [kind.value_type if pa.types.is_fixed_size_list(kind) else kind for kind in kinds]
+    wanted = (
+        (pa.float32(), pa.uint8()),
+        (rows[0],),
+        (pa.float32(), pa.int64(), pa.int32()),
+        floats,
+        flags,
+        flags,
+    )
+    if any(kind not in these for kind, these in zip(rows, wanted, strict=True)):
+        return None
+    if any(pa.types.is_fixed_size_list(kind) for kind in kinds[3:]):
+        return None
+    before = pa.total_allocated_bytes()
+    batch = reader.get_batch(0)
+    if pa.total_allocated_bytes() > before:
+        return None  # it was compressed
+    return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in COLUMNS}
+
+
+def _first_null(array: Any) -> int:
+    return int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+
+
+def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
+    """An Arrow array as (n, …) numbers, not copied where that can be; `first` is the dataset's row it begins with.
+
+    Raises
+    ------
+    ValueError
+        For missing values, lists of different lengths, and what holds no numbers.
+    """
+    pa = import_arrow(where)
+    if isinstance(array, pa.ExtensionArray):
+        shape = getattr(array.type, "shape", None)
+        numbers = as_numpy(array.storage, name, where, first)
+        return numbers if shape is None else numbers.reshape(-1, *shape)
+    if array.null_count:
+        row = first + _first_null(array)
+        raise ValueError(f"{where}: column {name} must have a value in every row, got none in row {row}")
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = np.diff(as_numpy(array.offsets, name, where, first))
+        if (lengths != lengths[:1]).any():
+            row = int((lengths != lengths[0]).argmax())
+            raise ValueError(
+                f"{where}: column {name} must have {lengths[0]} numbers in every row, as in row {first}, got "
+                f"{lengths[row]} in row {first + row}"
+            )
+    elif not pa.types.is_fixed_size_list(kind):
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise ValueError(f"{where}: column {name} must hold numbers, got Arrow's type {kind}")
+        # Not Arrow's own to_numpy (or dtypes), which imports pandas where that is installed.
+        dtype = np.dtype(NUMPY_NAMES.get(str(kind), str(kind)))
+        stop, data = array.offset + len(array), array.buffers()[1]
+        if len(array) == 0:
+            return np.empty(0, dtype)
+        if pa.types.is_boolean(kind):
+            return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[array.offset : stop]
+        return np.frombuffer(data, dtype, stop)[array.offset :]
+    values = array.flatten()
+    if values.null_count:
+        row = first + _first_null(values) // (len(values) // len(array))
+        raise ValueError(f"{where}: column {name} must have no missing numbers, got one in row {row}")
+    return as_numpy(values, name, where, first).reshape(len(array), -1)
+
+
+def table_blocks(batches: Iterator[Any], names: dict[str, str], where: str) -> Iterator[Block]:
+    """Record batches, one after the other, as blocks of bounded size."""
+    first = 0
+    for batch in batches:
+        if len(batch) == 0:
+            continue
+        rows = block_rows(batch.nbytes // len(batch))
+        for start in range(0, len(batch), rows):
+            part = batch.slice(start, rows)
+            yield {name: as_numpy(part.column(theirs), name, where, first) for name, theirs in names.items()}
+            first += len(part)
+
+
+def file_blocks(reader: Any, names: dict[str, str], where: str) -> Iterator[Block]:
+    """The record batches of an open Arrow file as blocks."""
+    pa = import_arrow(where)
+    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    try:
+        yield from table_blocks(batches, names, where)
+    except (pa.ArrowException, OSError) as e:
+        raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e

@@ -1,0 +1,315 @@
+"""Gathering a dataset: policies act in vectorised environments, or a replay memory is written out."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import versions
+from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.exploration import ActionNoise
+from rlox.kernels.buffers.replay import ReplayBuffer
+from rlox.kernels.rng import Rng
+from rlox.offline.arrow import ArrowWriter, block_rows
+from rlox.offline.rows import COLUMNS, Block, Rows
+from rlox.offline.scores import reference_returns
+from rlox.streams import Stream
+
+
+@dataclass
+class Behaviour:
+    """One of the policies that a dataset is gathered with."""
+
+    name: str
+    share: float  # of the steps; shares are relative to each other
+    algorithm: Any = None  # acts by ``predict``; None: uniformly random actions
+    info: dict[str, Any] = field(default_factory=dict)  # what the dataset is to say of it
+
+
+class _Episodes:
+    """Puts the rows of N environments, which come interleaved, together into whole episodes."""
+
+    def __init__(self, rows: Rows, n_envs: int):
+        self._rows = rows
+        self._open: list[list[Block]] = [[] for _ in range(n_envs)]
+        self.n_cut = 0
+
+    def push(self, env: int, block: Block) -> None:
+        """The next rows of one environment."""
+        ends = np.flatnonzero(block["terminated"] | block["truncated"])
+        if len(ends):
+            stop = int(ends[-1]) + 1
+            self._emit([*self._open[env], {name: column[:stop] for name, column in block.items()}])
+            self._open[env], block = [], {name: column[stop:] for name, column in block.items()}
+        if len(block["rewards"]):
+            self._open[env].append(block)
+
+    def finish(self) -> None:
+        """Episodes that still run are cut where they are: what the last step led to is known."""
+        for pieces in self._open:
+            if pieces:
+                self._emit(pieces, cut=True)
+        self._open = [[] for _ in self._open]
+
+    def _emit(self, pieces: list[Block], cut: bool = False) -> None:
+        block = {name: np.concatenate([piece[name] for piece in pieces]) for name in COLUMNS}
+        if cut:
+            block["truncated"][-1] = True
+            self.n_cut += 1
+        self._rows.push(block)
+
+
+def _limits(spec: EnvSpec) -> dict[str, Any]:
+    """What `Rows` is to hold the actions to; an unbounded action has no bounds to keep."""
+    if spec.discrete:
+        return {"n_actions": spec.n_actions}
+    if not spec.continuous:
+        raise ValueError(f"collect: actions must be one integer or a vector of numbers, got {spec.describe_actions()}")
+    bounded = np.isfinite(spec.act_low).all() and np.isfinite(spec.act_high).all()
+    return {"act_low": spec.act_low, "act_high": spec.act_high} if bounded else {}
+
+
+def collect(
+    behaviours: Sequence[Behaviour],
+    env: dict[str, Any],
+    n_steps: int,
+    path: str | os.PathLike,
+    *,
+    seed: int = 0,
+    n_envs: int = 8,
+    deterministic: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Gather `n_steps` transitions and write them as an Arrow file that `rlox.open_dataset` maps.
+
+    Policies act one after the other, each on environments of its own, in proportion to their shares. Rewards are the
+    environment's. Memory holds the episodes that run and a block of rows; the file appears whole, or not at all.
+
+    Parameters
+    ----------
+    behaviours : sequence of Behaviour
+        At least one.
+    env : dict
+        ``id kwargs wrappers backend``, as a checkpoint's header has them.
+    n_steps : int
+        Rows of the dataset.
+    path : path
+        Where the file goes.
+    seed : int
+        Decides environments and actions.
+    n_envs : int
+        Environments stepped side by side, whose unfinished episodes are in memory.
+    deterministic : bool
+        Take the most likely actions rather than sample, with no exploration noise.
+    progress : callable, optional
+        Told how many steps were taken since it was last called.
+
+    Returns
+    -------
+    dict
+        The file's metadata: ``env``, ``seed``, ``policies`` (steps, episodes, returns of each), ``versions``,
+        ``reference_returns`` where both are known.
+
+    Raises
+    ------
+    ValueError
+        For a number below 1, shares that leave a policy without a step, or actions that are neither discrete nor
+        continuous.
+    """
+    for name, value in (("n_steps", n_steps), ("n_envs", n_envs)):
+        if value < 1:
+            raise ValueError(f"collect: {name} must be >= 1, got {value}")
+    counts = _counts([behaviour.share for behaviour in behaviours], n_steps)
+    for behaviour, count in zip(behaviours, counts, strict=True):
+        if count < 1:
+            raise ValueError(f"collect: n_steps must give {behaviour.name} a step, got {n_steps}")
+    seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**62, len(behaviours))
+    with ArrowWriter(path) as writer:
+        rows, told, n_cut = None, [], 0
+        for behaviour, count, own_seed in zip(behaviours, counts, seeds, strict=True):
+            side_by_side = min(n_envs, count)
+            vec = make_vec_env(
+                env["id"], side_by_side, int(own_seed), env["kwargs"], env["wrappers"], 0, env.get("backend", "auto")
+            )
+            try:
+                rows = rows or Rows("collect", writer, **_limits(spec_of(vec)))
+                episodes = _Episodes(rows, side_by_side)
+                returns = _act(vec, behaviour, count, int(own_seed), deterministic, episodes, progress)
+            finally:
+                if hasattr(vec, "close"):
+                    vec.close()
+            n_cut += episodes.n_cut
+            told.append({**_told(behaviour, deterministic), "n_steps": count, **_summary(returns)})
+        metadata = {
+            "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
+            "seed": seed,
+            "policies": told,
+            "n_cut_episodes": n_cut,
+            "versions": versions(),
+        }
+        metadata |= _references(env["id"], told)
+        metadata |= rows.finish()
+        writer.finish(metadata)
+    return metadata
+
+
+def _told(behaviour: Behaviour, deterministic: bool) -> dict[str, Any]:
+    random = {"deterministic": False} if behaviour.algorithm is None else {"deterministic": deterministic}
+    return {"name": behaviour.name, **behaviour.info, **random}
+
+
+def _summary(returns: list[float]) -> dict[str, Any]:
+    """Of the episodes that came to their end."""
+    if not returns:
+        return {"n_episodes": 0}
+    return {"n_episodes": len(returns), "mean_return": float(np.mean(returns)), "std_return": float(np.std(returns))}
+
+
+def _references(env_id: str, told: list[dict[str, Any]]) -> dict[str, Any]:
+    known = {policy["name"]: policy["mean_return"] for policy in told if "mean_return" in policy}
+    if "random" in known and "expert" in known:
+        return {"reference_returns": {"random": known["random"], "expert": known["expert"]}}
+    reference = reference_returns(env_id)
+    return {} if reference is None else {"reference_returns": reference._asdict()}
+
+
+def _counts(shares: list[float], n: int) -> list[int]:
+    """`n` in proportion to `shares`, by the largest remainders."""
+    if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
+        raise ValueError(f"collect: shares must be above 0 and finite, got {shares}")
+    exact = [n * share / sum(shares) for share in shares]
+    counts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: n - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def _act(
+    vec: Any,
+    behaviour: Behaviour,
+    count: int,
+    seed: int,
+    deterministic: bool,
+    episodes: _Episodes,
+    progress: Callable[[int], None] | None,
+) -> list[float]:
+    """Take `count` steps; returns the returns of the episodes that came to their end."""
+    spec, algorithm, rng = spec_of(vec), behaviour.algorithm, Rng(seed, Stream.ACTION)
+    obs = np.array(vec.reset_all())
+    n, noise = len(obs), None
+    if algorithm is not None and not deterministic:
+        import torch
+
+        torch.manual_seed(seed)  # what `predict` draws from
+        if hasattr(algorithm, "explore"):
+            algorithm.explore()
+        if getattr(getattr(algorithm, "collector", None), "action_noise", None) is not None:
+            c = algorithm.config
+            noise = ActionNoise(spec, n, c.exploration_noise, c.noise_correlation)
+    row_bytes = 2 * obs[0].nbytes + 4 * math.prod(spec.action_shape) + 6
+    n_rows = min(-(-count // n), max(1, min(1024, block_rows(row_bytes) // n)))
+    block = {
+        "obs": np.empty((n_rows, n, *spec.obs_shape), spec.obs_dtype),
+        "next_obs": np.empty((n_rows, n, *spec.obs_shape), spec.obs_dtype),
+        "actions": np.empty((n_rows, n, *spec.action_shape), spec.action_dtype),
+        "rewards": np.empty((n_rows, n), np.float32),
+        "terminated": np.empty((n_rows, n), np.bool_),
+        "truncated": np.empty((n_rows, n), np.bool_),
+    }
+    returns: list[float] = []
+    taken = 0
+    while taken < count:
+        used = min(n_rows, -(-(count - taken) // n))
+        for t in range(used):
+            if algorithm is None:
+                actions = spec.random_actions(rng, n)
+            else:
+                actions = algorithm.predict(obs, deterministic=deterministic)
+                if noise is not None:
+                    actions = spec.clip(actions + noise.draw(rng))
+            block["obs"][t], block["actions"][t] = obs, actions
+            step = vec.step_all(block["actions"][t])
+            ended = step["terminated"] | step["truncated"]
+            if noise is not None:
+                noise.end(ended)
+            block["next_obs"][t], block["rewards"][t] = step["final_obs"], step["rewards"]
+            block["terminated"][t], block["truncated"][t] = step["terminated"], step["truncated"]
+            kept = min(n, count - taken - t * n)  # of the last step only so many rows are asked for
+            returns += step["episode_return"][:kept][ended[:kept]].tolist()
+            obs = step["obs"]
+        for env in range(n):
+            stop = min(used, -(-(count - taken - env) // n))
+            episodes.push(env, {name: column[:stop, env].copy() for name, column in block.items()})
+        done = min(used * n, count - taken)
+        taken += done
+        if progress is not None:
+            progress(done)
+    episodes.finish()
+    return returns
+
+
+def write_replay(
+    algorithm: Any,
+    path: str | os.PathLike,
+    info: dict[str, Any],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Write what the replay memory of an off-policy algorithm holds, oldest first, as `collect` writes its dataset.
+
+    Parameters
+    ----------
+    algorithm
+        As `from_checkpoint` gives it, with its memory.
+    path, progress
+        As of `collect`.
+    info : dict
+        What the dataset is to say of the policy that was learning.
+
+    Raises
+    ------
+    ValueError
+        For a memory that is empty, of another kind than uniform or prioritized, or that holds n-step returns.
+    """
+    buffer, n_envs, spec = algorithm.buffer, algorithm.n_envs, algorithm.spec
+    if not isinstance(buffer, ReplayBuffer):
+        raise ValueError(f"collect: the memory must be uniform or prioritized, got {type(buffer).__name__}")
+    if buffer.n_step > 1:
+        raise ValueError(f"collect: the memory must hold single steps, got returns of {buffer.n_step} steps")
+    if len(buffer) == 0:
+        raise ValueError(
+            "collect: the memory must hold transitions, got none; was the run made with checkpoint.memory?"
+        )
+    count = buffer.get_state(since=2**62)["count"]
+    # Row k that was ever pushed is of environment k % n_envs.
+    first = -(-(count - len(buffer)) // n_envs) * n_envs
+    with ArrowWriter(path) as writer:
+        rows = Rows("collect", writer, **_limits(spec))
+        episodes = _Episodes(rows, n_envs)
+        size = max(1, block_rows(8 * spec.obs_dim) // n_envs) * n_envs
+        for start in range(first, count, size):
+            stop = min(count, start + size)
+            batch = buffer.gather(np.arange(start, stop) % buffer.capacity)
+            block = {name: np.asarray(batch[name]) for name in COLUMNS}
+            block["actions"] = block["actions"].reshape(-1, *spec.action_shape).astype(spec.action_dtype)
+            for env in range(n_envs):
+                episodes.push(env, {name: column[env::n_envs].copy() for name, column in block.items()})
+            if progress is not None:
+                progress(stop - start)
+        episodes.finish()
+        metadata = {
+            "env": {"id": algorithm.env_id, "kwargs": algorithm.env_kwargs, "wrappers": algorithm.env_wrappers},
+            "seed": algorithm.seed,
+            "policies": [{**info, "name": "replay", "n_steps": count - first}],
+            "n_cut_episodes": episodes.n_cut,
+            "versions": versions(),
+        }
+        metadata |= _references(algorithm.env_id, [])
+        metadata |= rows.finish()
+        writer.finish(metadata)
+    return metadata

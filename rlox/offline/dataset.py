@@ -1,0 +1,275 @@
+"""From a path or an id to a dataset that algorithms sample from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.buffers import OfflineDataset
+from rlox.checkpoint import one_line
+from rlox.config import DatasetConfig, nearest
+from rlox.envs import EnvSpec
+from rlox.kernels.buffers.offline import OfflineDatasetBuffer
+from rlox.offline.arrow import FORMAT, ArrowWriter, file_blocks, mapped_columns, metadata_of, open_reader
+from rlox.offline.rows import Block, Rows, check_bounds, names_of
+from rlox.offline.sources import (
+    ARROW_SUFFIXES,
+    MINARI_ID,
+    READERS,
+    Source,
+    cache_folder,
+    fingerprint,
+    minari,
+    minari_dataset,
+    minari_files,
+)
+
+# Actions are compared with their bounds so many rows at a time.
+_ROWS = 1 << 18
+
+
+def open_dataset(
+    source: str | os.PathLike | DatasetConfig,
+    *,
+    normalize: bool = False,
+    max_transitions: int | None = None,
+    reward_scale: float = 1.0,
+    reward_shift: float = 0.0,
+    normalize_returns: bool = False,
+) -> OfflineDatasetBuffer:
+    """Open a dataset of transitions; nothing of it is read that is not sampled, where the file allows that.
+
+    A file that `rlox collect` wrote (and any Arrow file of one uncompressed record batch with the six columns, float32)
+    is mapped: its pages come and go as they are used, so that it may be larger than memory. Ours were checked when they
+    were written and open at once, each sample is checked again; others are read once, to check them. Everything else is
+    converted into such a file first, in blocks, and kept in ``$XDG_CACHE_HOME/rlox/datasets`` (else in ``~/.cache``)
+    until the original changes; that folder may be emptied at any time.
+
+    Columns are ``obs actions rewards terminated truncated``, and may be ``next_obs`` and ``episode`` (rising numbers,
+    only checked). D4RL's and Minari's names for them are understood too. Where next observations are missing see
+    `rlox.offline.rows.Rows`.
+
+    Parameters
+    ----------
+    source : str, path or DatasetConfig
+        ``.arrow``, ``.feather``, ``.ipc``, ``.parquet``, ``.npz``, ``.h5`` or ``.hdf5``; ``minari:ID``, or the id alone
+        where no such file exists. Of a configuration all fields count, and the other arguments must be left out.
+    normalize : bool
+        Sample observations as ``(obs - obs_mean) / obs_std``.
+    max_transitions : int, optional
+        Use only so many rows from the beginning.
+    reward_scale, reward_shift : float
+        Rewards are sampled as ``reward * reward_scale + reward_shift``.
+    normalize_returns : bool
+        Scale rewards such that the best and the worst episode's returns lie 1000 apart, before the other two; as IQL
+        (Kostrikov et al. 2022, arXiv:2110.06169, appendix B) does for locomotion.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        For a file that is damaged, cut short, or whose rows are no transitions: the message has column and row.
+    ImportError
+        If pyarrow, h5py or minari is needed and missing.
+    """
+    settings = source
+    given = (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
+    if not isinstance(settings, DatasetConfig):
+        settings = DatasetConfig(str(source), *given)
+    elif given != (False, None, 1.0, 0.0, False):
+        raise TypeError("open_dataset: a DatasetConfig must stand alone; its fields are what the arguments are")
+    where = f"dataset {settings.source}"
+    path, others = _find(settings.source, where)
+    return _open_arrow(path if others is None else _converted(path.name, *others), where, settings)
+
+
+def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
+    """What is known of a dataset beside its rows, which are not looked at: ``env``, ``policies``, ``seed`` and others.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError, ImportError
+        As `open_dataset`.
+    """
+    where = f"dataset {source}"
+    path, others = _find(str(source), where)
+    return metadata_of(open_reader(path, where).schema, where) if others is None else others[1]().metadata
+
+
+def _find(source: str, where: str) -> tuple[Path, tuple[str, Callable[[], Source]] | None]:
+    """Where a source lies, and, if that is no Arrow file, its fingerprint and how it is read."""
+    path = Path(source)
+    if source.startswith("minari:") or (not path.exists() and MINARI_ID.fullmatch(source)):
+        path = Path(source.removeprefix("minari:"))
+        known = minari_dataset(str(path), where)
+        return path, (fingerprint(minari_files(known)), lambda: minari(known, where))
+    check_source(source)
+    if path.suffix in ARROW_SUFFIXES:
+        return path, None
+    return path, (fingerprint([path]), lambda: READERS[path.suffix](path, where))
+
+
+def check_source(source: str) -> None:
+    """Raise unless `source` is a file that can be opened, or may be a Minari id.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        With the nearest file, or the endings that are understood.
+    """
+    where, path = f"dataset {source}", Path(source)
+    if source.startswith("minari:"):
+        if not MINARI_ID.fullmatch(source.removeprefix("minari:")):
+            raise ValueError(
+                f"{where}: a Minari id must be (namespace/)name-vN, got {source.removeprefix('minari:')!r}"
+            )
+        return
+    if not path.exists():
+        if MINARI_ID.fullmatch(source):
+            return
+        there = [p.name for p in path.parent.glob("*") if p.suffix in (*ARROW_SUFFIXES, *READERS)]
+        hint = f"; {nearest(path.name, there)}" if there else ""
+        raise FileNotFoundError(f"{where}: there is no such file, and a Minari id is minari:(namespace/)name-vN{hint}")
+    if path.suffix not in (*ARROW_SUFFIXES, *READERS):
+        raise ValueError(
+            f"{where}: its name must end in one of {', '.join((*ARROW_SUFFIXES, *READERS))}, got {path.name!r}"
+        )
+    if not path.is_file():
+        raise ValueError(f"{where}: it must be an ordinary file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{where}: the file is empty")
+
+
+def _converted(name: str, key: str, make: Callable[[], Source]) -> Path:
+    """The Arrow file that a source was converted into, now or earlier."""
+    digest = hashlib.sha256(f"{FORMAT}:{key}".encode()).hexdigest()[:16]
+    stem = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[-80:]
+    path = cache_folder() / f"{stem}-{digest}.arrow"
+    if not path.is_file():
+        convert(make(), path)
+    return path
+
+
+def convert(source: Source, path: str | os.PathLike) -> None:
+    """Check the rows of `source` and write them as an Arrow file that opens at once."""
+    with ArrowWriter(path) as writer:
+        rows = Rows(source.where, writer, **source.limits())
+        for block in source.blocks:
+            rows.push(block)
+        writer.finish({**source.metadata, **rows.finish()})
+
+
+def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatasetBuffer:
+    reader = open_reader(path, where)
+    metadata = metadata_of(reader.schema, where)
+    columns = mapped_columns(reader, where)
+    if columns is None:
+        names = names_of(reader.schema.names, where)
+        raw = Source(where, file_blocks(reader, names, where), metadata)
+        return _open_arrow(_converted(path.name, fingerprint([path]), lambda: raw), where, settings)
+    n = len(columns["rewards"])
+    if n == 0:
+        raise ValueError(f"{where}: rewards must have at least one transition, got none")
+    known = metadata.get("n_rows") == n
+    if metadata and not known:
+        raise ValueError(f"{where}: it must have {metadata.get('n_rows')} rows, as its metadata says, got {n}")
+    if not known:
+        _check_mapped(columns, where)
+    shape = metadata.get("obs_shape", columns["obs"].shape[1:])
+    if math.prod(shape) != columns["obs"].size // n:
+        raise ValueError(f"{where}: its rows of obs must have the shape {shape}, as its metadata says")
+    for name in ("obs", "next_obs"):
+        columns[name] = columns[name].reshape(n, *shape)
+    whole = settings.max_transitions is None or settings.max_transitions >= n
+    if not whole:
+        columns = {name: column[: settings.max_transitions] for name, column in columns.items()}
+    moments = {name: metadata[name] for name in ("obs_mean", "obs_std") if known and whole and name in metadata}
+    columns["rewards"] = _rewards(columns, settings)
+    try:
+        return OfflineDatasetBuffer(
+            **columns,
+            normalize=settings.normalize,
+            n_actions=metadata.get("n_actions"),
+            lazy=known,
+            metadata={**metadata, "source": settings.source, "file": str(path)},
+            **{name: np.float32(value).reshape(shape) for name, value in moments.items()},
+        )
+    except (TypeError, ValueError) as e:
+        # The kernel's message names argument and row, which are the column and its row.
+        raise ValueError(f"{where}: {str(e).removeprefix('OfflineDatasetBuffer: ')}") from e
+
+
+def _check_mapped(columns: Block, where: str) -> None:
+    """The checks that a file of ours has behind it, without keeping or copying anything."""
+
+    class Nowhere:
+        def write(self, block: Block) -> None:
+            pass
+
+    rows, n = Rows(where, Nowhere()), len(columns["rewards"])
+    for start in range(0, n, _ROWS):
+        rows.push({name: column[start : start + _ROWS] for name, column in columns.items()})
+
+
+def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
+    """The rewards as they are to be sampled; the file's own where nothing changes them."""
+    scale, rewards = settings.reward_scale, columns["rewards"]
+    if settings.normalize_returns:
+        ends = np.flatnonzero(columns["terminated"] | columns["truncated"])
+        starts = np.concatenate([[0], ends[ends < len(rewards) - 1] + 1])
+        returns = np.add.reduceat(rewards, starts, dtype=np.float64)
+        if np.ptp(returns) == 0:
+            raise ValueError(
+                f"dataset {settings.source}: normalize_returns must be false where all episodes have one return "
+                f"({returns[0]})"
+            )
+        scale *= 1000.0 / np.ptp(returns)
+    if scale == 1.0 and settings.reward_shift == 0.0:
+        return rewards
+    return (rewards * np.float64(scale) + settings.reward_shift).astype(np.float32)
+
+
+def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
+    """Raise unless the dataset's observations and actions are such as the environment has.
+
+    What a dataset of one's own does not tell (``obs_shape act_dim n_actions metadata``) is not looked at.
+
+    Raises
+    ------
+    ValueError
+        For another shape or kind; for actions beyond the bounds, with their row.
+    """
+    known = getattr(dataset, "metadata", {})
+    name = f"{where}: the dataset {one_line(known.get('source', ''), 200)}".rstrip()
+    obs_shape, n_actions = getattr(dataset, "obs_shape", spec.obs_shape), getattr(dataset, "n_actions", None)
+    if tuple(obs_shape) != spec.obs_shape:
+        raise ValueError(
+            f"{name} must have observations of shape {spec.obs_shape}, as the environment, got {obs_shape}"
+        )
+    if spec.discrete and hasattr(dataset, "n_actions"):
+        if n_actions is None:
+            raise ValueError(
+                f"{name} must hold integers in column actions, for the environment has {spec.n_actions} discrete "
+                "actions, got floats; save them as integers"
+            )
+        if n_actions > spec.n_actions:
+            raise ValueError(
+                f"{name} must hold actions below {spec.n_actions}, as the environment, got {n_actions - 1}"
+            )
+    if spec.continuous:
+        act_dim = getattr(dataset, "act_dim", spec.act_dim)
+        if n_actions is not None or act_dim != spec.act_dim:
+            got = f"{act_dim} floats" if n_actions is None else f"{n_actions} discrete actions"
+            raise ValueError(f"{name} must have {spec.describe_actions()}, as the environment, got {got}")
+        bounds = {"act_low": spec.act_low.ravel().tolist(), "act_high": spec.act_high.ravel().tolist()}
+        if hasattr(dataset, "get_state") and any(known.get(key) != bound for key, bound in bounds.items()):
+            actions = dataset.get_state()["actions"]
+            for start in range(0, len(actions), _ROWS):
+                check_bounds(actions[start : start + _ROWS], *bounds.values(), name, start)

@@ -1,0 +1,196 @@
+"""A dataset in other formats: ``.npz``, HDF5 in D4RL's layout, Parquet, Minari."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.kernels.buffers.offline import OfflineDatasetBuffer
+from rlox.offline.arrow import FORMAT, METADATA, block_rows, import_arrow
+from rlox.offline.rows import COLUMNS, Block
+from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
+
+_D4RL_NAMES = ("observations", "next_observations", "actions", "rewards", "terminals", "timeouts")
+# What is computed anew when the file is read again.
+_OWN = ("source", "file", "format", "n_rows", "obs_mean", "obs_std", "n_dropped")
+SUFFIXES = (*ARROW_SUFFIXES, ".npz", ".h5", ".hdf5", ".parquet")
+
+
+def check_destination(dest: str, force: bool = False) -> None:
+    """Raise unless a dataset may be written there.
+
+    Raises
+    ------
+    ValueError
+        For an ending that means no format, a Minari id that is none, and what is there already, unless `force`.
+    ImportError
+        Where the format's package is missing.
+    """
+    where = f"--out {dest}"
+    if dest.startswith("minari:"):
+        name = dest.removeprefix("minari:")
+        if not MINARI_ID.fullmatch(name):
+            raise ValueError(f"{where}: a Minari id must be minari:(namespace/)name-vN")
+        try:
+            from minari import list_local_datasets
+        except ImportError as e:
+            raise ImportError(f'{where}: minari is needed for it; pip install "rlox-cli[minari]"') from e
+        if name in list_local_datasets():
+            raise ValueError(f"{where}: the dataset must be new; `minari delete {name}` removes the old one")
+        return
+    path = Path(dest)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{where}: its name must end in one of {', '.join(SUFFIXES)}, or be minari:ID")
+    if path.exists() and not force:
+        raise ValueError(f"{where}: there is such a file already; --force replaces it")
+    if path.suffix in (".h5", ".hdf5"):
+        try:
+            import h5py  # noqa: F401 (asked for before anything is gathered)
+        except ImportError as e:
+            raise ImportError(f'{where}: h5py is needed for it; pip install "rlox-cli[hdf5]"') from e
+
+
+def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
+    """Write a dataset as the format that `dest` names; a file appears whole, or not at all."""
+    columns = {name: dataset.get_state()[name] for name in COLUMNS}
+    if dataset.n_actions is not None:
+        columns["actions"] = columns["actions"][:, 0]
+    known = {name: value for name, value in dataset.metadata.items() if name not in _OWN}
+    if dest.startswith("minari:"):
+        _to_minari(columns, dataset.n_actions, known, dest.removeprefix("minari:"))
+        return
+    path = Path(dest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial{path.suffix}")
+    write = {".npz": _to_npz, ".parquet": _to_parquet}.get(path.suffix, _to_hdf5)
+    try:
+        write(columns, dataset.n_actions is not None, json.dumps({"format": FORMAT, **known}), partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _blocks(columns: Block, integers: bool) -> Iterator[Block]:
+    n = len(columns["rewards"])
+    rows = block_rows(sum(column.nbytes for column in columns.values()) // n)
+    for start in range(0, n, rows):
+        block = {name: column[start : start + rows] for name, column in columns.items()}
+        if integers:
+            block["actions"] = block["actions"].astype(np.int64)
+        yield block
+
+
+def _to_npz(columns: Block, integers: bool, text: str, path: Path) -> None:
+    if integers:
+        columns = {**columns, "actions": columns["actions"].astype(np.int64)}
+    np.savez(path, **columns, **{NPZ_METADATA: np.array(text)})
+
+
+def _to_hdf5(columns: Block, integers: bool, text: str, path: Path) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.attrs[METADATA] = text
+        made = {}
+        for name, theirs in zip(COLUMNS, _D4RL_NAMES, strict=True):
+            flag = name in ("terminated", "truncated")
+            dtype = np.bool_ if flag else np.int64 if name == "actions" and integers else columns[name].dtype
+            made[name] = file.create_dataset(theirs, columns[name].shape, dtype)
+        at = 0
+        for block in _blocks(columns, integers):
+            n = len(block["rewards"])
+            for name, column in block.items():
+                made[name][at : at + n] = column
+            at += n
+
+
+def _to_parquet(columns: Block, integers: bool, text: str, path: Path) -> None:
+    pa = import_arrow(f"--out {path}")
+    import pyarrow.parquet as pq
+
+    writer = None
+    try:
+        for block in _blocks(columns, integers):
+            arrays = {
+                name: pa.array(column)
+                if column.ndim == 1
+                else pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), math.prod(column.shape[1:]))
+                for name, column in block.items()
+            }
+            table = pa.table(arrays, metadata={METADATA: text})
+            writer = writer or pq.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], name: str) -> None:
+    import minari
+    from gymnasium import spaces
+    from minari.data_collector import EpisodeBuffer
+
+    obs, next_obs, flags = columns["obs"], columns["next_obs"], columns["terminated"] | columns["truncated"]
+    ends = np.flatnonzero(flags) + 1
+    if not len(ends) or ends[-1] != len(flags):
+        ends = np.append(ends, len(flags))
+    pixels = obs.dtype == np.uint8
+    low, high = (0, 255) if pixels else (-np.inf, np.inf)
+    if n_actions is None:
+        width = columns["actions"].shape[1]
+        bounds = [np.asarray(known.get(key, [value] * width), np.float32) for key, value in
+                  (("act_low", -np.inf), ("act_high", np.inf))]  # fmt: skip
+        act_space: spaces.Space = spaces.Box(*bounds, dtype=np.float32)
+    else:
+        act_space = spaces.Discrete(n_actions)
+
+    def episodes() -> Iterator[EpisodeBuffer]:
+        start = 0
+        for stop in ends:
+            part = slice(start, stop)
+            actions = columns["actions"][part]
+            yield EpisodeBuffer(
+                observations=np.concatenate([obs[part], next_obs[stop - 1 : stop]]),
+                actions=actions if n_actions is None else actions.astype(np.int64),
+                rewards=columns["rewards"][part],
+                terminations=columns["terminated"][part].astype(bool),
+                truncations=columns["truncated"][part].astype(bool),
+            )
+            start = stop
+
+    env = known.get("env", {})
+    plain = env and not env["kwargs"] and not env["wrappers"]
+    policies = ", ".join(policy["name"] for policy in known.get("policies", ())) or None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # author, permalink and other fields that only a publisher can fill
+        made = minari.create_dataset_from_buffers(
+            name,
+            episodes(),
+            env=_gym_spec(env["id"]) if plain else None,
+            observation_space=spaces.Box(low, high, obs.shape[1:], obs.dtype.type),
+            action_space=act_space,
+            algorithm_name=policies,
+            description=f"rlox collect: {json.dumps(known)}",
+            jpeg_encoding=False,
+        )
+        if "reference_returns" in known:
+            scores = known["reference_returns"]
+            made.storage.update_metadata({"ref_min_score": scores["random"], "ref_max_score": scores["expert"]})
+
+
+def _gym_spec(env_id: str) -> Any:
+    """gymnasium's entry for an id; None for environments that it does not know."""
+    import gymnasium
+    from gymnasium.error import Error
+
+    try:
+        return gymnasium.spec(env_id)
+    except Error:
+        return None

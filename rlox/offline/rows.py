@@ -1,0 +1,291 @@
+"""What the rows of a dataset must be, whatever file they come from: checked and completed block by block."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from rlox.kernels.stats import RunningStatsVec
+
+# In the order of OfflineDatasetBuffer's arguments.
+COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+# What others call them: D4RL, Minari and gymnasium's recorders.
+ALIASES = {
+    "obs": ("observations", "observation"),
+    "next_obs": ("next_observations", "next_observation"),
+    "actions": ("action",),
+    "rewards": ("reward",),
+    "terminated": ("terminals", "terminations"),
+    "truncated": ("timeouts", "truncations"),
+    "episode": ("episode_id", "episode_ids"),
+}
+_REMEDIES = {
+    "truncated": "; give every row a flag that says whether a time limit or the recording, not the task, cut its "
+    "episode there (D4RL calls it timeouts), 0 throughout where none did",
+    "terminated": "; give every row a flag that says whether the task itself ended there (D4RL calls it terminals)",
+}
+# As OfflineDatasetBuffer has it: features that never change stay finite.
+STD_EPS = 1e-3
+# Actions that were stored as float32, or clipped in another precision, may lie this far beside their bounds.
+_BOUND_SLACK = 1e-5
+
+Block = dict[str, np.ndarray]
+
+
+def names_of(found: list[str], where: str) -> dict[str, str]:
+    """Which of the names that a file has stands for which column; ``next_obs`` and ``episode`` may be missing.
+
+    Raises
+    ------
+    ValueError
+        For a column that is missing, or there by two names.
+    """
+    chosen: dict[str, str] = {}
+    for name, others in ALIASES.items():
+        present = [known for known in (name, *others) if known in found]
+        if len(present) > 1:
+            raise ValueError(f"{where}: column {name} must be there once, got {' and '.join(present)}")
+        if present:
+            chosen[name] = present[0]
+        elif name not in ("next_obs", "episode"):
+            raise ValueError(
+                f"{where}: column {name} must be there, got {', '.join(sorted(found)) or 'no columns'}"
+                f"{_REMEDIES.get(name, '')}"
+            )
+    return chosen
+
+
+def check_bounds(actions: np.ndarray, low: Any, high: Any, where: str, first: int) -> None:
+    """A ValueError with the row where continuous actions (n, A) leave their bounds; `first` is the row of the first."""
+    low, high = np.ravel(low), np.ravel(high)
+    if low.shape != actions.shape[1:]:
+        raise ValueError(f"{where}: column actions must have {len(low)} numbers in each row, got {actions.shape[1]}")
+    slack = _BOUND_SLACK * np.where(np.isfinite(high - low), high - low, 0)
+    wrong = ((actions < low - slack) | (actions > high + slack)).any(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{where}: column actions must lie between {low.tolist()} and {high.tolist()}, got "
+            f"{actions[row].tolist()} in row {first + row}"
+        )
+
+
+class Sink(Protocol):
+    """Where checked rows go."""
+
+    def write(self, block: Block) -> None: ...
+
+
+class Rows:
+    """Checks blocks of rows in their order and hands them on whole, next observations included.
+
+    Where next observations are missing they are the next row's within an episode. After a row that terminated it
+    does not matter, and its own observation stands there. Where an episode was cut (or the data ends) it is not known:
+    that row is dropped, and the one before it, which led to it, becomes the cut one.
+
+    Parameters
+    ----------
+    where : str
+        Whom errors name.
+    sink
+        Given every finished block: the six columns with equal dtypes and shapes throughout.
+    n_actions : int, optional
+        How many discrete actions there are, where it is known.
+    act_low, act_high : array (A,), optional
+        Bounds of continuous ones.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        sink: Sink,
+        n_actions: int | None = None,
+        act_low: Any = None,
+        act_high: Any = None,
+    ):
+        self._where = where
+        self._sink = sink
+        self._given = n_actions
+        self._largest = -1  # of discrete actions
+        self._bounds = None if act_low is None else (np.asarray(act_low), np.asarray(act_high))
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, np.dtype] = {}
+        self._n = 0  # rows seen
+        self._stats: RunningStatsVec | None = None
+        self._pending: Block | None = None
+        self._episode: Any = None
+        self._flagged = True  # whether the row before ended its episode
+        self.dropped = 0
+
+    def push(self, given: Block) -> None:
+        """Take the next rows of every column."""
+        n = len(given["rewards"])
+        if n == 0:
+            return
+        block = {name: self._numbers(name, column, n) for name, column in given.items() if name != "episode"}
+        for name in ("terminated", "truncated"):
+            block[name] = self._flags(name, block[name])
+        block["actions"] = self._actions(block["actions"])
+        if "episode" in given:
+            self._check_episodes(np.asarray(given["episode"]), block)
+        self._n += n
+        if "next_obs" in block:
+            self._emit(block)
+            return
+        # Rows wait for the block behind them, which says how they go on.
+        if self._pending is not None and n >= 2:
+            self._derive(self._pending, block)
+            self._pending = block
+        elif self._pending is not None:
+            self._pending = {name: np.concatenate([column, block[name]]) for name, column in self._pending.items()}
+        else:
+            self._pending = block
+
+    def finish(self) -> dict[str, Any]:
+        """Hand on what waited; returns what is now known of all rows, for the file's metadata.
+
+        Raises
+        ------
+        ValueError
+            If there were none.
+        """
+        if self._pending is not None:
+            last = self._pending["terminated"][-1] | self._pending["truncated"][-1]
+            if not last:
+                self._pending["truncated"] = self._pending["truncated"].copy()
+                self._pending["truncated"][-1] = 1
+            self._derive(self._pending, None)
+        if self._n == 0:
+            raise ValueError(f"{self._where}: rewards must have at least one transition, got none")
+        if self._n == self.dropped:
+            raise ValueError(
+                f"{self._where}: column next_obs must be there, for every episode has one row and was cut after it"
+            )
+        found: dict[str, Any] = {"obs_shape": list(self._shapes["obs"]), "n_dropped": self.dropped}
+        if self._discrete:
+            found["n_actions"] = self._given or self._largest + 1
+        elif self._bounds is not None:
+            found["act_low"], found["act_high"] = (np.ravel(bound).tolist() for bound in self._bounds)
+        if self._stats is not None:
+            found["obs_mean"] = self._stats.mean().tolist()
+            found["obs_std"] = (self._stats.std() + STD_EPS).tolist()
+        return found
+
+    @property
+    def _discrete(self) -> bool:
+        return self._dtypes["actions"].kind == "i"
+
+    def _refuse(self, name: str, rule: str, got: Any, row: int) -> NoReturn:
+        raise ValueError(f"{self._where}: column {name} must {rule}, got {got} in row {self._n + row}")
+
+    def _numbers(self, name: str, given: Any, n: int) -> np.ndarray:
+        """A column of a block as float32, uint8 (images) or int64 (discrete actions), finite and of one shape."""
+        column = np.asarray(given)
+        if column.dtype.kind not in "biuf":
+            kind = "rows of different shapes" if column.dtype.kind == "O" else f"dtype {column.dtype}"
+            raise ValueError(f"{self._where}: column {name} must hold numbers in rows of one shape, got {kind}")
+        if len(column) != n:
+            raise ValueError(
+                f"{self._where}: column {name} must have as many rows as rewards ({self._n + n}), got "
+                f"{self._n + len(column)}"
+            )
+        if name not in ("obs", "next_obs"):
+            column = column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column
+        elif column.ndim == 1:
+            column = column[:, None]
+        shape = self._shapes.setdefault(name, self._shapes["obs"] if name == "next_obs" else column.shape[1:])
+        if column.shape[1:] != shape:
+            self._refuse(name, f"have rows of shape {shape}", column.shape[1:], 0)
+        if name not in ("obs", "next_obs", "actions") and shape:
+            self._refuse(name, "have one number in each row", f"shape {shape}", 0)
+        dtype = np.dtype(np.float32)
+        if name in ("obs", "next_obs") and column.dtype == np.uint8:
+            dtype = column.dtype
+        elif name == "actions" and column.dtype.kind in "biu" and self._bounds is None:
+            dtype = np.dtype(np.int64)
+        if self._dtypes.setdefault(name, dtype) != dtype:
+            self._refuse(name, f"be {self._dtypes[name]} in all rows", dtype, 0)
+        if name == "next_obs" and dtype != self._dtypes["obs"]:
+            self._refuse(name, f"be {self._dtypes['obs']}, as obs is", dtype, 0)
+        with np.errstate(over="ignore"):
+            numbers = np.ascontiguousarray(column, dtype)
+        if dtype.kind == "f" and not np.isfinite(numbers).all():
+            bad = np.argwhere(~np.isfinite(numbers))[0]
+            self._refuse(name, "hold finite float32 numbers", column[tuple(bad)], int(bad[0]))
+        return numbers
+
+    def _flags(self, name: str, column: np.ndarray) -> np.ndarray:
+        wrong = (column != 0) & (column != 1)
+        if wrong.any():
+            row = int(wrong.argmax())
+            self._refuse(name, "hold only 0 and 1", column[row], row)
+        return column.astype(np.uint8)
+
+    def _actions(self, column: np.ndarray) -> np.ndarray:
+        if self._discrete:
+            if column.ndim > 1:
+                self._refuse("actions", "hold one integer in each row, or floats", f"{column.shape[1]} integers", 0)
+            wrong = (column < 0) | (column >= (math.inf if self._given is None else self._given))
+            if wrong.any():
+                row = int(wrong.argmax())
+                rule = ">= 0" if self._given is None else f"from 0 to {self._given - 1}"
+                self._refuse("actions", f"hold integers {rule}", column[row], row)
+            self._largest = max(self._largest, int(column.max()))
+            return column
+        if self._given is not None:
+            self._refuse(
+                "actions",
+                f"hold integers, for the environment has {self._given} discrete actions",
+                f"{column.dtype} ({column.flat[0]})",
+                0,
+            )
+        column = column.reshape(len(column), -1)
+        if self._bounds is not None:
+            check_bounds(column, *self._bounds, self._where, self._n)
+        return column
+
+    def _check_episodes(self, ids: np.ndarray, block: Block) -> None:
+        """Numbers of episodes must rise, just where a flag says that one ended."""
+        if len(ids) != len(block["rewards"]) or ids.dtype.kind not in "iu":
+            self._refuse("episode", "hold one integer for each row", f"{len(ids)} of {ids.dtype}", 0)
+        before = np.concatenate([ids[:1] if self._episode is None else [self._episode], ids[:-1]])
+        ended = (block["terminated"] | block["truncated"]).astype(bool)
+        starts = np.concatenate([[self._flagged], ended[:-1]])
+        starts[0] &= self._episode is not None
+        for wrong, rule in (
+            (ids < before, "never fall"),
+            ((ids != before) & ~starts, "change only behind a row that is terminated or truncated"),
+            ((ids == before) & starts, "change behind a row that is terminated or truncated"),
+        ):
+            if wrong.any():
+                row = int(wrong.argmax())
+                self._refuse("episode", rule, f"{ids[row]} after {before[row]}", row)
+        self._episode, self._flagged = ids[-1], ended[-1]
+
+    def _derive(self, block: Block, after: Block | None) -> None:
+        """Hand on `block` with its next observations; `after` is what follows it."""
+        obs, terminated, cut = block["obs"], block["terminated"].astype(bool), block["truncated"].astype(bool)
+        following = obs[-1:] if after is None else after["obs"][:1]
+        next_obs = np.concatenate([obs[1:], following])
+        next_obs[terminated] = obs[terminated]
+        unknown = cut & ~terminated
+        goes_on = ~(terminated | cut)
+        later = after is not None and bool(after["truncated"][0]) and not after["terminated"][0]
+        leads_to_unknown = np.concatenate([unknown[1:], [later]]) & goes_on
+        truncated = (cut & terminated) | leads_to_unknown
+        kept = ~unknown
+        self.dropped += int(unknown.sum())
+        full = {**block, "next_obs": next_obs, "truncated": truncated.astype(np.uint8)}
+        self._emit({name: column[kept] for name, column in full.items()})
+
+    def _emit(self, block: Block) -> None:
+        obs = block["obs"]
+        if len(obs) == 0:
+            return
+        if obs.dtype != np.uint8:
+            if self._stats is None:
+                self._stats = RunningStatsVec(math.prod(obs.shape[1:]))
+            self._stats.batch_update(obs.reshape(len(obs), -1))
+        self._sink.write({name: block[name] for name in COLUMNS})

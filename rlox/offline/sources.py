@@ -1,0 +1,274 @@
+"""Where datasets come from beside Arrow: Parquet, ``.npz``, HDF5 in D4RL's layout, Minari. Each is read in blocks."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import one_line
+from rlox.offline.arrow import METADATA, block_rows, import_arrow, metadata_of, read_metadata, table_blocks
+from rlox.offline.rows import Block, names_of
+
+# (namespace/)*name-vN, as Minari names its datasets.
+MINARI_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
+NPZ_METADATA = "rlox_dataset"  # the array of this name holds the metadata's JSON
+
+
+@dataclass
+class Source:
+    """Rows to be read in blocks, and what is known of them beforehand."""
+
+    where: str  # whom errors name
+    blocks: Iterator[Block]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def limits(self) -> dict[str, Any]:
+        """What `rlox.offline.rows.Rows` is to hold the actions to."""
+        return {name: self.metadata[name] for name in ("n_actions", "act_low", "act_high") if name in self.metadata}
+
+
+def parquet(path: Path, where: str) -> Source:
+    """A Parquet file, row group by row group."""
+    pa = import_arrow(where)
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as e:
+        raise ValueError(f"{where}: {path} must be a Parquet file, and is none, or was cut short: {one_line(e)}") from e
+    names = names_of(file.schema_arrow.names, where)
+
+    def blocks() -> Iterator[Block]:
+        try:
+            batches = file.iter_batches(batch_size=16_384, columns=list(names.values()))
+            yield from table_blocks(batches, names, where)
+        except (pa.ArrowException, OSError) as e:
+            raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
+
+    return Source(where, blocks(), metadata_of(file.schema_arrow, where))
+
+
+class _Member:
+    """An array in a zip file, read from its beginning to its end."""
+
+    def __init__(self, archive: zipfile.ZipFile, name: str, where: str):
+        self._file = archive.open(f"{name}.npy")
+        try:
+            version = np.lib.format.read_magic(self._file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            self.shape, by_column, self.dtype = read(self._file)
+        except ValueError as e:
+            raise ValueError(f"{where}: array {name} is damaged: {one_line(e)}") from e
+        if self.dtype.hasobject or not self.shape:
+            kind = "Python objects (rows of different shapes?)" if self.dtype.hasobject else "a single number"
+            raise ValueError(f"{where}: column {name} must hold numbers in rows of one shape, got {kind}")
+        self._name, self._where = name, where
+        self._rest: np.ndarray | None = None
+        if by_column:  # a block is a range of rows, which an array in Fortran's order has scattered
+            self._rest = self.take(self.shape[0]).ravel().reshape(self.shape, order="F")
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def take(self, n: int) -> np.ndarray:
+        """The next `n` rows."""
+        if self._rest is not None:
+            found, self._rest = self._rest[:n], self._rest[n:]
+            return found
+        wanted = n * self.row_bytes
+        data = self._file.read(wanted)
+        if len(data) < wanted:
+            raise ValueError(f"{self._where}: column {self._name} must have {self.shape[0]} rows, and was cut short")
+        return np.frombuffer(data, self.dtype).reshape(n, *self.shape[1:])
+
+
+def npz(path: Path, where: str) -> Source:
+    """Arrays of `numpy.savez` or `numpy.savez_compressed`, by the columns' names."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as e:
+        raise ValueError(f"{where}: {path} must be an .npz file, and is none, or was cut short: {one_line(e)}") from e
+    found = [name.removesuffix(".npy") for name in archive.namelist()]
+    names = names_of(found, where)
+    metadata: dict[str, Any] = {}
+    if NPZ_METADATA in found:
+        with archive.open(f"{NPZ_METADATA}.npy") as file:
+            metadata = read_metadata(str(np.lib.format.read_array(file)), where)
+
+    def blocks() -> Iterator[Block]:
+        with archive:
+            members = {name: _Member(archive, theirs, where) for name, theirs in names.items()}
+            n = members["rewards"].shape[0]
+            yield from _ranges({name: (member.shape, member.row_bytes) for name, member in members.items()}, n, where,
+                               lambda name, start, stop: members[name].take(stop - start))  # fmt: skip
+
+    def guarded() -> Iterator[Block]:
+        try:
+            yield from blocks()
+        except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as e:
+            raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
+
+    return Source(where, guarded(), metadata)
+
+
+def _ranges(sizes: dict[str, tuple[tuple[int, ...], int]], n: int, where: str, read: Any) -> Iterator[Block]:
+    """Blocks of `n` rows that are read column by column, ``read(name, start, stop)``."""
+    for name, (shape, _) in sizes.items():
+        if shape[:1] != (n,):
+            raise ValueError(f"{where}: column {name} must have as many rows as rewards ({n}), got shape {shape}")
+    rows = block_rows(sum(size for _, size in sizes.values()))
+    for start in range(0, n, rows):
+        yield {name: read(name, start, min(n, start + rows)) for name in sizes}
+
+
+def hdf5(path: Path, where: str) -> Source:
+    """An HDF5 file in D4RL's layout: one array a column, at the root."""
+    try:
+        import h5py
+    except ImportError as e:
+        raise ImportError(f'{where}: h5py is needed for it; pip install "rlox-cli[hdf5]"') from e
+    try:
+        file = h5py.File(path, "r")
+    except OSError as e:
+        raise ValueError(f"{where}: {path} must be an HDF5 file, and is none, or was cut short: {one_line(e)}") from e
+    names = names_of([name for name, item in file.items() if isinstance(item, h5py.Dataset)], where)
+    metadata = read_metadata(file.attrs[METADATA], where) if METADATA in file.attrs else {}
+
+    def blocks() -> Iterator[Block]:
+        with file:
+            columns = {name: file[theirs] for name, theirs in names.items()}
+            sizes = {
+                name: (column.shape, math.prod(column.shape[1:]) * column.dtype.itemsize)
+                for name, column in columns.items()
+            }
+            n = columns["rewards"].shape[0] if columns["rewards"].shape else 0
+            try:
+                yield from _ranges(sizes, n, where, lambda name, start, stop: columns[name][start:stop])
+            except OSError as e:
+                raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
+
+    return Source(where, blocks(), metadata)
+
+
+def minari_dataset(name: str, where: str) -> Any:
+    """A Minari dataset by its id; one that is not here is downloaded.
+
+    Raises
+    ------
+    ImportError
+        Without the package.
+    ValueError
+        If it is neither here nor to be had.
+    """
+    try:
+        import minari
+        from minari.storage.datasets_root_dir import get_dataset_path
+    except ImportError as e:
+        raise ImportError(f'{where}: minari is needed for it; pip install "rlox-cli[minari]"') from e
+    if not MINARI_ID.fullmatch(name):
+        raise ValueError(f"{where}: a Minari id must be minari:(namespace/)name-vN")
+    try:
+        return minari.load_dataset(name)
+    except FileNotFoundError:
+        pass
+    except Exception as e:  # another package's code, on a file of unknown state
+        raise ValueError(f"{where}: the local dataset cannot be read: {one_line(e)}") from e
+    try:
+        return minari.load_dataset(name, download=True)
+    except Exception as e:  # whatever the network, or the server, has to say
+        local = ", ".join(sorted(minari.list_local_datasets())) or "none"
+        raise ValueError(
+            f"{where}: it must be among the local datasets ({local}) or on the server; {get_dataset_path(name)} does "
+            f"not exist, and the download failed ({type(e).__name__}: {one_line(e, 160)})"
+        ) from e
+
+
+def minari_files(dataset: Any) -> list[Path]:
+    """The files that a Minari dataset consists of."""
+    root = Path(dataset.storage.data_path)
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def minari(dataset: Any, where: str) -> Source:
+    """The episodes of a Minari dataset, with vector or image observations and Box or Discrete actions."""
+    from gymnasium import spaces
+
+    obs_space, act_space = dataset.observation_space, dataset.action_space
+    if not isinstance(obs_space, spaces.Box):
+        raise ValueError(
+            f"{where}: its observations must be a Box, got {type(obs_space).__name__}; flatten them (gymnasium's "
+            "FlattenObservation) and record again"
+        )
+    metadata: dict[str, Any] = {}
+    first_action = 0
+    if isinstance(act_space, spaces.Discrete):
+        metadata["n_actions"], first_action = int(act_space.n), int(act_space.start)
+    elif isinstance(act_space, spaces.Box):
+        if np.isfinite(act_space.low).all() and np.isfinite(act_space.high).all():
+            metadata["act_low"], metadata["act_high"] = act_space.low.ravel().tolist(), act_space.high.ravel().tolist()
+    else:
+        raise ValueError(f"{where}: its actions must be a Box or Discrete, got {type(act_space).__name__}")
+    if dataset.env_spec is not None:
+        spec = dataset.env_spec
+        metadata["env"] = {"id": spec.id, "kwargs": {k: v for k, v in spec.kwargs.items() if k != "render_mode"}}
+    known = dataset.storage.metadata
+    scores = (known.get("ref_min_score"), known.get("ref_max_score"))
+    if all(isinstance(score, (int, float, np.number)) and math.isfinite(score) for score in scores):
+        metadata["reference_returns"] = {"random": float(scores[0]), "expert": float(scores[1])}
+    if known.get("algorithm_name"):
+        metadata["policies"] = [{"name": one_line(known["algorithm_name"], 100)}]
+
+    def blocks() -> Iterator[Block]:
+        for episode in dataset.iterate_episodes():
+            n, seen = len(episode.rewards), np.asarray(episode.observations)
+            if n == 0:
+                continue
+            if len(seen) != n + 1:
+                raise ValueError(
+                    f"{where}: episode {episode.id} must have {n + 1} observations, one more than rewards, got "
+                    f"{len(seen)}"
+                )
+            truncated = np.array(episode.truncations)
+            if not (episode.terminations[-1] or truncated[-1]):
+                truncated[-1] = True  # the recording was cut
+            actions = np.asarray(episode.actions)
+            yield {
+                "obs": seen[:-1],
+                "next_obs": seen[1:],
+                "actions": actions - first_action if first_action else actions.reshape(n, -1),
+                "rewards": np.asarray(episode.rewards),
+                "terminated": np.asarray(episode.terminations),
+                "truncated": truncated,
+            }
+
+    return Source(where, blocks(), metadata)
+
+
+READERS = {
+    ".parquet": parquet,
+    ".npz": npz,
+    ".h5": hdf5,
+    ".hdf5": hdf5,
+}
+ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
+
+
+def fingerprint(paths: list[Path]) -> str:
+    """Names, sizes and times of change: what a converted copy belongs to."""
+    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def cache_folder() -> Path:
+    """Where converted copies lie: ``rlox/datasets`` in $XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlox" / "datasets"

@@ -1,0 +1,47 @@
+"""Discounted returns of recorded transitions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def returns_to_go(
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    rows: np.ndarray,
+    gamma: float,
+    most: int = 10_000,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What followed `rows` (M,) of N recorded transitions, to the end of their episodes.
+
+    The transitions lie in the order in which they happened; what follows the last end is an episode that is cut short.
+
+    Parameters
+    ----------
+    rewards, terminated, truncated : array (N,)
+        As `rlox.OfflineDatasetBuffer` holds them.
+    rows : array (M,) of int
+        Where to begin.
+    gamma : float
+        Discount per step.
+    most : int
+        Steps after which a sum is cut short.
+
+    Returns
+    -------
+    returns : array (M,) f64
+        Discounted sums of the rewards from each row on.
+    rest : array (M,) f64
+        What the value of the last row's next observation is to be multiplied with, where it is to be added: 0 after a
+        termination, gamma to the number of steps after a time limit.
+    last : array (M,) int64
+        The last row of each sum.
+    """
+    ends = np.flatnonzero((terminated != 0) | (truncated != 0))
+    ends = np.append(ends, len(rewards) - 1)
+    last = np.minimum(ends[np.searchsorted(ends, rows)], rows + most - 1)
+    lengths = last - rows + 1
+    powers = float(gamma) ** np.arange(lengths.max())
+    returns = np.array([powers[:k] @ rewards[i : i + k] for i, k in zip(rows.tolist(), lengths.tolist(), strict=True)])
+    return returns, np.where(terminated[last] != 0, 0.0, float(gamma) ** lengths), last
