@@ -24,6 +24,8 @@ from rlox.offline.rows import COLUMNS, Block, names_of
 FORMAT = 1
 METADATA = "rlox.dataset"  # under this name formats that have attributes hold the JSON
 _BLOCK_BYTES = 4 << 20
+# What NumPy calls otherwise than Arrow.
+NUMPY_NAMES = {"halffloat": "f2", "float": "f4", "double": "f8"}
 
 
 def import_arrow(where: str):
@@ -193,6 +195,10 @@ def mapped_columns(reader: Any, where: str) -> Block | None:
     return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in COLUMNS}
 
 
+def _first_null(array: Any) -> int:
+    return int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+
+
 def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
     """An Arrow array as (n, …) numbers, not copied where that can be; `first` is the dataset's row it begins with.
 
@@ -207,11 +213,11 @@ def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
         numbers = as_numpy(array.storage, name, where, first)
         return numbers if shape is None else numbers.reshape(-1, *shape)
     if array.null_count:
-        row = first + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        row = first + _first_null(array)
         raise ValueError(f"{where}: column {name} must have a value in every row, got none in row {row}")
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = np.diff(array.offsets.to_numpy())
+        lengths = np.diff(as_numpy(array.offsets, name, where, first))
         if (lengths != lengths[:1]).any():
             row = int((lengths != lengths[0]).argmax())
             raise ValueError(
@@ -221,12 +227,17 @@ def as_numpy(array: Any, name: str, where: str, first: int) -> np.ndarray:
     elif not pa.types.is_fixed_size_list(kind):
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise ValueError(f"{where}: column {name} must hold numbers, got Arrow's type {kind}")
-        return array.to_numpy(zero_copy_only=False)
+        # Not Arrow's own to_numpy (or dtypes), which imports pandas where that is installed.
+        dtype = np.dtype(NUMPY_NAMES.get(str(kind), str(kind)))
+        stop, data = array.offset + len(array), array.buffers()[1]
+        if len(array) == 0:
+            return np.empty(0, dtype)
+        if pa.types.is_boolean(kind):
+            return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[array.offset : stop]
+        return np.frombuffer(data, dtype, stop)[array.offset :]
     values = array.flatten()
     if values.null_count:
-        row = first + int(np.argmax(values.is_null().to_numpy(zero_copy_only=False))) // max(
-            1, len(values) // len(array)
-        )
+        row = first + _first_null(values) // (len(values) // len(array))
         raise ValueError(f"{where}: column {name} must have no missing numbers, got one in row {row}")
     return as_numpy(values, name, where, first).reshape(len(array), -1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -178,10 +179,11 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
         raise ValueError(f"{where}: it must have {metadata.get('n_rows')} rows, as its metadata says, got {n}")
     if not known:
         _check_mapped(columns, where)
-    shape = metadata.get("obs_shape")
-    if shape is not None:
-        for name in ("obs", "next_obs"):
-            columns[name] = columns[name].reshape(n, *shape)
+    shape = metadata.get("obs_shape", columns["obs"].shape[1:])
+    if math.prod(shape) != columns["obs"].size // n:
+        raise ValueError(f"{where}: its rows of obs must have the shape {shape}, as its metadata says")
+    for name in ("obs", "next_obs"):
+        columns[name] = columns[name].reshape(n, *shape)
     whole = settings.max_transitions is None or settings.max_transitions >= n
     if not whole:
         columns = {name: column[: settings.max_transitions] for name, column in columns.items()}
@@ -194,11 +196,11 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
             n_actions=metadata.get("n_actions"),
             lazy=known,
             metadata={**metadata, "source": settings.source, "file": str(path)},
-            **{name: np.reshape(np.asarray(value, np.float32), shape) for name, value in moments.items()},
+            **{name: np.float32(value).reshape(shape) for name, value in moments.items()},
         )
     except (TypeError, ValueError) as e:
         # The kernel's message names argument and row, which are the column and its row.
-        raise ValueError(f"{where}: {str(e).partition(': ')[2]}") from e
+        raise ValueError(f"{where}: {str(e).removeprefix('OfflineDatasetBuffer: ')}") from e
 
 
 def _check_mapped(columns: Block, where: str) -> None:

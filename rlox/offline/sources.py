@@ -178,7 +178,7 @@ def minari_dataset(name: str, where: str) -> Any:
     except ImportError as e:
         raise ImportError(f'{where}: minari is needed for it; pip install "rlox-cli[minari]"') from e
     if not MINARI_ID.fullmatch(name):
-        raise ValueError(f"{where}: a Minari id must be (namespace/)name-vN, got {name!r}")
+        raise ValueError(f"{where}: a Minari id must be minari:(namespace/)name-vN")
     try:
         return minari.load_dataset(name)
     except FileNotFoundError:

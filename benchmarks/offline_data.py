@@ -1,0 +1,221 @@
+"""A dataset of ten million transitions: how long it takes to open, what memory sampling takes, and how fast that is.
+
+    python benchmarks/offline_data.py --original ~/venvs/original/bin/python --out benchmarks/offline_data.json
+
+Hopper's sizes (11 observations, 3 actions), rows of random numbers, 1.06 GB; the file is removed afterwards. Systems
+take turns, each in a process of its own with one thread: ours on the mapped file, NumPy indexing as Stable-Baselines3's
+ReplayBuffer samples (arrays in memory), and the original's OfflineDatasetBuffer, where an interpreter that has it is
+given. Memory is "Anonymous" of /proc/self/smaps_rollup, what no file backs, beyond what it was after the imports.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+OBS, ACTIONS, BATCH, BATCHES = 11, 3, 256, 10_000
+
+
+def anonymous_mb() -> float:
+    return int(re.search(r"Anonymous: +(\d+)", Path("/proc/self/smaps_rollup").read_text())[1]) / 1024
+
+
+def write(path: Path, n: int) -> float:
+    """Write the file; seconds."""
+    from rlox.offline.dataset import convert
+    from rlox.offline.sources import Source
+
+    def blocks():
+        rng, size = np.random.default_rng(0), 100_000
+        for start in range(0, n, size):
+            obs = rng.standard_normal((size + 1, OBS), np.float32)
+            ends = np.arange(start, start + size) % 1000 == 999
+            yield {
+                "obs": obs[:-1],
+                "next_obs": obs[1:],
+                "actions": rng.uniform(-1, 1, (size, ACTIONS)).astype(np.float32),
+                "rewards": rng.standard_normal(size, np.float32),
+                "terminated": ends & (rng.random(size) < 0.5),
+                "truncated": ends,
+            }
+
+    started = time.perf_counter()
+    convert(Source("benchmark", blocks(), {"act_low": [-1] * ACTIONS, "act_high": [1] * ACTIONS}), path)
+    return time.perf_counter() - started
+
+
+def columns(path: Path, where: dict) -> dict:
+    """The file's columns by their places in it, for interpreters without pyarrow; copies, in memory."""
+    return {
+        name: np.array(np.memmap(path, dtype, "r", offset, tuple(shape)))
+        for name, (dtype, offset, shape) in where.items()
+    }
+
+
+def ours(path: Path, where: dict):
+    import rlox
+
+    return lambda: rlox.open_dataset(path, normalize=True)
+
+
+def original(path: Path, where: dict):
+    import rlox
+
+    def load():
+        data = columns(path, where)
+        names = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+        return rlox.OfflineDatasetBuffer(*(data[name].ravel() for name in names), normalize=True)
+
+    return load
+
+
+class Indexed:
+    """What Stable-Baselines3's ReplayBuffer does for a sample, normalisation included."""
+
+    def __init__(self, data: dict):
+        self.data = data
+        self.mean, self.std = data["obs"].mean(0), data["obs"].std(0) + 1e-3
+
+    def sample(self, batch_size: int, seed: int) -> dict:
+        at = np.random.default_rng(seed).integers(0, len(self.data["rewards"]), batch_size)
+        found = {name: column[at] for name, column in self.data.items()}
+        for name in ("obs", "next_obs"):
+            found[name] = (found[name] - self.mean) / self.std
+        return found
+
+
+def numpy_indexing(path: Path, where: dict):
+    return lambda: Indexed(columns(path, where))
+
+
+def measure(system: str, path: Path, where: dict) -> dict[str, float]:
+    """One process's part."""
+    load = {"rlox": ours, "original": original, "numpy": numpy_indexing}[system](path, where)
+    if system == "rlox":
+        from rlox.offline.dataset import dataset_metadata
+
+        dataset_metadata(path)  # imports what opening needs
+    before = anonymous_mb()
+    started = time.perf_counter()
+    data = load()
+    opened = time.perf_counter() - started
+    data.sample(batch_size=BATCH, seed=0)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for seed in range(BATCHES):
+        data.sample(batch_size=BATCH, seed=seed)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return {
+        "open_s": opened,
+        "anonymous_mb": anonymous_mb() - before,
+        "batches_per_cpu_s": BATCHES / cpu,
+        "batches_per_wall_s": BATCHES / wall,
+    }
+
+
+def places(path: Path) -> dict:
+    """Where the columns lie in the file."""
+    import pyarrow as pa
+
+    from rlox.offline.arrow import NUMPY_NAMES
+
+    source = pa.memory_map(str(path))
+    start = source.read_buffer().address
+    batch = pa.ipc.open_file(source).get_batch(0)
+    found = {}
+    for name in batch.schema.names:
+        array = batch.column(name)
+        values = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
+        shape = (len(array),) if values is array else (len(array), len(values) // len(array))
+        found[name] = (
+            str(np.dtype(NUMPY_NAMES.get(str(values.type), str(values.type)))),
+            values.buffers()[1].address - start,
+            shape,
+        )
+    return found
+
+
+def forget(path: Path) -> None:
+    """Drop the file from the page cache, as after a restart of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+
+
+def child(python: str, system: str, path: Path, where: dict) -> dict[str, float]:
+    # The original has our import name: its process must not find ours beside this file's folder.
+    words = [python, "-P" if system == "original" else "-u", str(Path(__file__).resolve()), "--child", system]
+    done = subprocess.run(
+        [*words, "--path", str(path), "--where", json.dumps(where)],
+        capture_output=True, text=True, check=False, cwd=path.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{system}: {done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--original", help="an interpreter that has the original rlox")
+    parser.add_argument("--folder", help="where the file is written meanwhile")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--where", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measure(args.child, args.path, args.where)))
+        return
+    from rlox.checkpoint import versions
+    from rlox_cli.bench.machine import provenance
+
+    systems = {"rlox": sys.executable, "numpy": sys.executable}
+    if args.original:
+        systems["original"] = args.original
+    with tempfile.TemporaryDirectory(prefix="rlox-data-", dir=args.folder) as folder:
+        path = Path(folder) / "hopper.arrow"
+        seconds = write(path, args.rows)
+        where = places(path)
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+        forget(path)
+        cold = child(sys.executable, "rlox", path, where)
+        for _ in range(args.rounds):
+            for name, python in systems.items():
+                runs[name].append(child(python, name, path, where))
+                print(name, runs[name][-1], flush=True)
+        size = path.stat().st_size / 2**20
+    medians = {
+        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in runs.items()
+    }
+    speed = {name: found["batches_per_cpu_s"] for name, found in medians.items()}
+    result = {
+        **provenance("python benchmarks/offline_data.py --original ORIGINAL"),
+        "versions": versions(),
+        "rows": args.rows,
+        "file_mb": size,
+        "write_s": seconds,
+        "batch_size": BATCH,
+        "batches": BATCHES,
+        "cold_open_s": cold["open_s"],
+        "medians": medians,
+        "ratio_of_cpu_speed": {name: speed["rlox"] / other for name, other in speed.items() if name != "rlox"},
+        "runs": runs,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
