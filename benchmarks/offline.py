@@ -9,7 +9,7 @@ SAC that was stopped at a third of the way from random to its end; ``medium-repl
 what an online algorithm makes of the same data. Everything is made by the command line; finished parts are kept.
 
 Printed are the final deterministic return (20 episodes; the mean over seeds with a 95 % interval of Student's t), the
-mean return of the dataset's episodes, and the critics' mean value of a thousand of its actions beside the discounted
+mean return of the dataset's episodes, and the critics' mean value of 500 of its actions beside the discounted
 returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.algorithms.offline`).
 """
 

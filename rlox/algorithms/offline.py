@@ -41,7 +41,7 @@ from rlox.policies import Actor
 from rlox.returns import returns_to_go
 from rlox.streams import Stream
 
-_COMPARED = 1000  # rows of the dataset that policy and values are compared with
+_COMPARED = 500  # rows of the dataset that policy and values are compared with
 
 
 class _Compared(NamedTuple):
@@ -342,7 +342,7 @@ class OfflineAlgorithm:
         Returns
         -------
         dict
-            The last metrics, among them what a thousand transitions from all over the dataset say of the policy:
+            The last metrics, among them what 500 transitions from all over the dataset say of the policy:
             ``dataset/log_prob`` of their actions (nats, of actions in [-1, 1]), or for a deterministic policy
             ``dataset/mse``; and of the critics: ``dataset/q`` and ``dataset/return``, mean values of these actions
             and the discounted returns that followed them. Behind a time limit a return goes on with what the critics
