@@ -310,6 +310,7 @@ def offline(algorithm) -> dict[str, float]:
         As soon as metrics are told that are not finite.
     """
     c, callbacks, clock = algorithm.counters, algorithm.callbacks, time.perf_counter
+    update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
     tell_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = callbacks.on_training_start(algorithm=algorithm)
@@ -322,7 +323,7 @@ def offline(algorithm) -> dict[str, float]:
             drawing = clock()
             batch = algorithm.sample()
             drawing_s += clock() - drawing
-            history.append(algorithm.update(batch))
+            history.append(update(batch))
             c.updates += 1
         losses = _means(history)
         update_s = clock() - started - drawing_s

@@ -421,6 +421,15 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
             f"{run.dataset.source}; those that learn from one: {', '.join(able)}"
         )
     check_source(run.dataset.source)
+    if uses == "must":
+        # It is evaluated on the environment and learns nothing there, from losses as they are written.
+        for key, value, meant in (
+            ("compile", run.compile, "false"),
+            ("env.reward_fn", run.env.reward_fn, "null"),
+            ("env.workers", run.env.workers, "0"),
+        ):
+            if value:
+                raise ValueError(f"{key} must be {meant} with algo={algo}, which learns from the dataset, got {value}")
 
 
 def _own_tuned_pairs() -> set[str]:

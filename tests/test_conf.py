@@ -4,6 +4,7 @@ from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -43,11 +44,17 @@ def test_buffers_have_a_yaml_each():
 
 
 @pytest.mark.parametrize(("algo", "env"), tuned_pairs())
-def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env):
+def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_path):
     settings = tuned(algo, env)
-    assert isinstance(settings["reference"]["mean_return"], float)
+    offline = resolve(ALGORITHMS[algo].config).uses_dataset == "must"
+    # What is reached from a dataset hangs on the dataset.
+    assert isinstance(settings["reference"]["mean_return"], type(None) if offline else float)
     assert settings["reference"]["source"]
-    (job,) = compose_jobs([], [f"algo={algo}", f"env={env}"])
+    data = []
+    if offline:
+        np.savez(tmp_path / "a.npz", obs=np.zeros(1))
+        data = [f"dataset={tmp_path / 'a.npz'}"]
+    (job,) = compose_jobs([], [f"algo={algo}", f"env={env}", *data])
     assert job.tuned == f"{algo}/{env}"
     for key, value in settings["algo"].items():
         assert getattr(job.config.algo, key) == value
@@ -55,11 +62,11 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env):
         assert getattr(job.config.buffer, key) == value
     assert job.config.env.n_envs == settings["env"]["n_envs"]
     assert job.config.total_timesteps == settings["total_timesteps"]
-    (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off"])
+    (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off", *data])
     assert off.tuned is None
     assert off.config.algo == resolve(ALGORITHMS[algo].config)()
-    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.gamma=0.5", "total_timesteps=12_000"])
-    assert (typed.config.algo.gamma, typed.config.total_timesteps) == (0.5, 12_000)
+    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.batch_size=99", "total_timesteps=12_000", *data])
+    assert (typed.config.algo.batch_size, typed.config.total_timesteps) == (99, 12_000)
 
 
 @pytest.mark.parametrize("logger", [path.stem for path in (CONF / "logger").glob("*.yaml")])

@@ -1,21 +1,25 @@
-"""What every online algorithm must do, whichever it is."""
+"""What every algorithm must do, whichever it is: first those that act while they learn, then those on a dataset."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import probes
 import pytest
 import torch
 
+import rlox
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.callbacks import EvalCallback
-from rlox.config import OffPolicyConfig
+from rlox.callbacks import Callback, EvalCallback
+from rlox.config import OfflineConfig, OffPolicyConfig
 
+OFFLINE = [name for name, entry in ALGORITHMS.items() if issubclass(resolve(entry.config), OfflineConfig)]
+ONLINE = [name for name in ALGORITHMS if name not in OFFLINE]
 # Those that have a native path run by PyTorch once more.
-BY_TORCH = [f"{name}-torch" for name, entry in ALGORITHMS.items() if hasattr(resolve(entry.cls), "update_native")]
-NAMES = [*ALGORITHMS, *BY_TORCH]
+BY_TORCH = [f"{name}-torch" for name in ONLINE if hasattr(resolve(ALGORITHMS[name].cls), "update_native")]
+NAMES = [*ONLINE, *BY_TORCH]
 
 
 def entry(name):
@@ -72,7 +76,10 @@ def make(name, env="CartPole-v1", on=None, off=None, **kwargs):
 
 def fingerprint(algorithm) -> str:
     digest = hashlib.sha256()
-    parts = [algorithm.policy.state_dict(), algorithm.optimizer.state(), *algorithm._own_state()[1].values()]
+    if algorithm.name in OFFLINE:
+        parts = algorithm._checkpoint().tensors.values()
+    else:
+        parts = [algorithm.policy.state_dict(), algorithm.optimizer.state(), *algorithm._own_state()[1].values()]
     for array in (array for part in parts for array in part.values()):
         digest.update(np.ascontiguousarray(array))
     return digest.hexdigest()
@@ -310,3 +317,228 @@ def test_trains_on_cuda(name):
     algorithm.train(500)
     assert next(algorithm.policy.parameters()).is_cuda
     assert np.isfinite(algorithm.predict(np.zeros(algorithm.spec.obs_dim))).all()
+
+
+# Algorithms that learn from a dataset
+
+# What the continuous ones, and BC as often as it can, are tried on.
+DATASETS = [(name, kind) for name in OFFLINE for kind in resolve(ALGORITHMS[name].cls).actions]
+
+
+def recorded(kind="continuous", n=512, expert=False, seed=0, **options):
+    """One step each of `probes.ReachTheTarget` or `probes.MatchTheSign`, by uniform actions or by the best."""
+    rng = np.random.default_rng(seed)
+    over = np.ones(n, bool)
+    if kind == "continuous":
+        obs = rng.uniform(-0.8, 0.8, (n, 1)).astype(np.float32)
+        actions = obs if expert else rng.uniform(-1, 1, (n, 1)).astype(np.float32)
+        rewards = -np.square(actions - obs)[:, 0]
+    else:
+        obs = rng.choice([-1.0, 1.0], (n, 1)).astype(np.float32)
+        actions = (obs[:, 0] > 0).astype(np.int64) if expert else rng.integers(2, size=n)
+        rewards = (actions == (obs[:, 0] > 0)).astype(np.float32)
+    return rlox.OfflineDatasetBuffer(obs, obs, actions, rewards, over, ~over, **options)
+
+
+def learner(name, kind="continuous", dataset=None, **kwargs):
+    """The algorithm, small, on the probe's dataset."""
+    dataset = recorded(kind) if dataset is None else dataset
+    sizes = {"act_dim": 1 if kind == "continuous" else 2, "continuous": kind == "continuous"}
+    settings = {"hidden_sizes": [16, 16], "batch_size": 16, "seed": 1}
+    return resolve(ALGORITHMS[name].cls)(dataset, 1, **sizes, **{**settings, **kwargs})
+
+
+@pytest.mark.parametrize(("name", "kind"), DATASETS)
+def test_offline_builds_and_predicts_within_bounds(name, kind):
+    bounds = {"act_low": -3.0, "act_high": 2.0} if kind == "continuous" else {}
+    algorithm = learner(name, kind, **bounds)
+    many = np.random.default_rng(0).normal(size=(200, 1)) * 100
+    for deterministic in (True, False):
+        one, rows = algorithm.predict([0.5], deterministic), algorithm.predict(many, deterministic)
+        if kind == "discrete":
+            assert one in (0, 1)
+            assert rows.shape == (200,)
+            assert rows.dtype == np.int64
+        else:
+            assert one.shape == (1,)
+            assert rows.shape == (200, 1)
+            assert one.dtype == np.float32
+            assert rows.min() >= -3
+            assert 1 < rows.max() <= 2
+    with pytest.raises(ValueError, match="obs must have shape"):
+        algorithm.predict(np.zeros(2))
+
+
+@pytest.mark.parametrize(("name", "kind"), DATASETS)
+def test_an_offline_update_moves_every_trainable_parameter_and_no_frozen_one(name, kind):
+    algorithm = learner(name, kind, **({"policy_delay": 1} if name == "td3_bc" else {}))
+    modules = {
+        "policy": algorithm.policy,
+        **{k: x for k, x in algorithm._saved.items() if isinstance(x, torch.nn.Module)},
+    }
+    targets = {id(p) for key, x in modules.items() if key.startswith("target") for p in x.parameters()}
+    before = {key: {n: p.clone() for n, p in x.named_parameters()} for key, x in modules.items()}
+    metrics = algorithm.train(1)
+    assert (algorithm.counters.updates, algorithm.counters.env_steps) == (1, 0)
+    for key, module in modules.items():
+        for n, p in module.named_parameters():
+            assert p.requires_grad is (id(p) not in targets)
+            assert not torch.equal(p, before[key][n]), f"{key}.{n}"
+            if key == "target":  # the share tau of the way
+                way = 0.005 * (dict(modules["critics"].named_parameters())[n] - before[key][n])
+                torch.testing.assert_close(p - before[key][n], way, rtol=1e-2, atol=1e-7)
+    assert np.isfinite([value for value in metrics.values()]).all()
+
+
+@pytest.mark.parametrize(("name", "kind"), DATASETS)
+def test_offline_save_load_continues_exactly(name, kind, tmp_path):
+    """N + N updates through a checkpoint end in the same bits as N + N updates without one; another seed does not."""
+    data = recorded(kind, normalize=True)
+    straight, saved, other = (learner(name, kind, data, seed=s) for s in (3, 3, 4))
+    for algorithm in (straight, saved, other):
+        algorithm.train(150)
+    saved.save(tmp_path / "a.safetensors")
+    loaded = type(saved).from_checkpoint(tmp_path / "a.safetensors", data)
+    assert fingerprint(loaded) == fingerprint(straight) != fingerprint(other)
+    assert loaded.counters == straight.counters
+    expected, metrics = straight.train(150), loaded.train(150)
+    assert fingerprint(loaded) == fingerprint(straight)
+    same = {key for key in expected if not key.startswith("time/")}
+    assert {k: expected[k] for k in same} == {k: metrics[k] for k in same}
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_offline_training_that_was_cut_ends_in_the_same_bits(name, tmp_path):
+    data = recorded()
+    straight, cut = learner(name, dataset=data), learner(name, dataset=data)
+    straight.train(100)
+
+    class Stop(Callback):
+        def on_step(self, *, step, algorithm, **info):
+            if step == 40:
+                algorithm.save(tmp_path / "a.safetensors")
+            return step < 60
+
+    cut.callbacks.extend([Stop()])
+    cut.train(100)
+    assert cut.counters.updates == 60
+    loaded = type(cut).from_checkpoint(tmp_path / "a.safetensors", data)
+    loaded.train()
+    assert loaded.counters.updates == 100
+    assert fingerprint(loaded) == fingerprint(straight)
+
+
+# Values that settle within a few seconds; a penalty that leaves what a thousand rows have shown.
+SOLVES = {"td3_bc": {"alpha": 10.0}, "iql": {"expectile": 0.9, "temperature": 30.0}, "cql": {"cql_alpha": 0.05}}
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_solves_the_continuous_probe_from_a_dataset(name):
+    data = recorded(n=4000, expert=name == "bc", normalize=True)
+    settings = {"learning_rate": 3e-3, "batch_size": 64, **SOLVES.get(name, {})}
+    algorithm = learner(name, dataset=data, env_id=probes.ReachTheTarget, hidden_sizes=[32, 32], **settings)
+    algorithm.train(1500)
+    assert algorithm.evaluate(50).returns.mean() > -0.02  # acting 0 gives -0.21, uniform actions -0.55
+
+
+def test_cloning_solves_the_discrete_probe():
+    algorithm = learner("bc", "discrete", recorded("discrete", expert=True), env_id=probes.MatchTheSign)
+    assert algorithm.train(500)["accuracy"] == 1.0
+    assert algorithm.evaluate(50).returns.mean() == 1.0
+    assert algorithm.predict([1.0]) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in OFFLINE if name != "bc"])
+@pytest.mark.parametrize("limit", ["truncated", "terminated"])
+def test_values_of_a_dataset_bootstrap_at_a_time_limit_and_end_at_a_termination(name, limit):
+    """Reward 1 for five steps, one observation: 1 / (1 - gamma), or between 1 and 1 + … + gamma^4."""
+    gamma, n = 0.8, 1000
+    ends = np.arange(n) % 5 == 4
+    flags = {"truncated": ~ends & ends, "terminated": ~ends & ends, limit: ends}
+    zeros = np.zeros((n, 1), np.float32)
+    actions = np.random.default_rng(0).uniform(-1, 1, (n, 1)).astype(np.float32)
+    data = rlox.OfflineDatasetBuffer(
+        zeros, zeros, actions, np.ones(n, np.float32), flags["terminated"], flags["truncated"]
+    )
+    quiet = {"cql_alpha": 0.0, "n_random_actions": 1, "ent_coef": 0.0, "auto_entropy": False} if name == "cql" else {}
+    quiet |= {"expectile": 0.5} if name == "iql" else {}
+    settings = {"gamma": gamma, "tau": 0.05, "learning_rate": 3e-3, "normalize_obs": False, "batch_size": 64}
+    algorithm = learner(name, dataset=data, **settings, **quiet)
+    metrics = algorithm.train(2000 if name != "cql" else 1200)
+    # A fifth of the rows ends: V = 1 + 0.8 * 4/5 * V.
+    value = 1 / (1 - gamma) if limit == "truncated" else 1 / (1 - gamma * 4 / 5)
+    assert metrics["dataset/q"] == pytest.approx(value, rel=0.1)
+    known = np.mean([1 + gamma * (1 - gamma**k) / (1 - gamma) for k in range(5)])
+    assert metrics["dataset/return"] == pytest.approx(value if limit == "truncated" else known, rel=0.1)
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_normalisation_is_the_datasets_in_training_in_checkpoints_and_afterwards(name, tmp_path):
+    """Two datasets, one the other shifted and stretched, are the same to an algorithm that normalises."""
+    state = recorded().get_state()
+    state.pop("normalize")
+    moved = {**state, **{key: 50.0 + 8.0 * state[key] for key in ("obs", "next_obs")}}
+    plain, far, asked = (
+        learner(name, dataset=rlox.OfflineDatasetBuffer(**columns, normalize=buffer), normalize_obs=config)
+        for columns, buffer, config in ((state, True, False), (moved, True, False), (moved, False, True))
+    )
+    for algorithm in (plain, far, asked):
+        algorithm.train(50)
+    x = np.linspace(-0.8, 0.8, 9)[:, None]
+    np.testing.assert_allclose(plain.predict(x), far.predict(50 + 8 * x), atol=0.02)
+    np.testing.assert_allclose(far.predict(50 + 8 * x), asked.predict(50 + 8 * x), atol=1e-3)
+    far.save(tmp_path / "a.safetensors")
+    alone = type(far).from_checkpoint(tmp_path / "a.safetensors")
+    assert np.array_equal(alone.predict(50 + 8 * x), far.predict(50 + 8 * x))
+    with pytest.raises(ValueError, match=r"there must be a dataset to learn from; pass from_checkpoint\(dataset=...\)"):
+        alone.train(1)
+    with pytest.raises(ValueError, match="the dataset's normalisation must be the one that was trained with"):
+        type(far).from_checkpoint(tmp_path / "a.safetensors", rlox.OfflineDatasetBuffer(**state, normalize=True))
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_bad_offline_arguments_are_refused(name):
+    cls, data = resolve(ALGORITHMS[name].cls), recorded()
+    with pytest.raises(TypeError, match=r"unknown hyper-parameter 'batchsize'; did you mean 'batch_size'"):
+        learner(name, batchsize=3)
+    with pytest.raises(ValueError, match="must have observations of shape"):
+        cls(data, 2, 1)
+    with pytest.raises(ValueError, match="must have 2 action components"):
+        cls(data, 1, 2)
+    with pytest.raises(
+        ValueError, match=r"actions must lie between \[-0.5\] and \[0.5\], got .* in row \d+; .*act_high"
+    ):
+        cls(data, 1, 1, act_high=0.5)
+    with pytest.raises(TypeError, match=r"dataset must be one such as .*OfflineDatasetBuffer, got list"):
+        cls([], 1, 1)
+    with pytest.raises(ValueError, match="n_updates must be >= 1, got 0"):
+        learner(name).train(0)
+    with pytest.raises(ValueError, match="backend must be"):
+        learner(name, backend="cuda")
+    with pytest.raises(ValueError, match="there must be an environment; pass env_id"):
+        learner(name).evaluate(1)
+    if name != "bc":
+        with pytest.raises(ValueError, match="actions must be continuous, got discrete ones; BC learns those"):
+            learner(name, "discrete")
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_offline_loss_that_is_not_finite_stops_the_training(name):
+    class Sick:
+        def sample(self, batch_size, seed):
+            rows = {k: np.ones((batch_size, 1), np.float32) for k in ("obs", "next_obs", "actions")}
+            rest = {k: np.zeros(batch_size, bool) for k in ("terminated", "truncated")}
+            rows["obs"][0] = math.nan
+            return {**rows, **rest, "rewards": np.zeros(batch_size, np.float32)}
+
+    with pytest.raises(FloatingPointError, match=r"became nan at update \d+; training cannot go on"):
+        learner(name, dataset=Sick(), normalize_obs=False).train(300)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("name", "kind"), DATASETS)
+def test_trains_offline_on_cuda(name, kind):
+    algorithm = learner(name, kind, device="cuda")
+    algorithm.train(200)
+    assert next(algorithm.policy.parameters()).is_cuda
+    assert np.isfinite(algorithm.predict(np.zeros(1))).all()

@@ -70,6 +70,8 @@ cdef struct Options:
     bint move_policy
     f64 target_noise
     f64 noise_clip
+    bint clone          # the batch's actions too, as TD3+BC,
+    f64 alpha           # and weigh values so beside them
 
 
 # Actions of a chunk of rows, and what their derivatives are made of.
@@ -89,6 +91,7 @@ cdef struct Sums:
     f64 policy_norm
     f64 log_prob
     f64 alpha
+    f64 distance
 
 
 cdef f64 move(Weights* w, const Options* options, f32* target) noexcept nogil:
@@ -406,6 +409,8 @@ cdef class _TwinCritics:
         for k, name in enumerate(METRICS):
             if k < 4 or options.move_policy and k < (8 if self.gaussian else 6):
                 found[name] = metrics[k]
+        if options.clone and options.move_policy:
+            found["bc_loss"] = metrics[6]
         return found, td_errors
 
     cdef bint update_once(self, const Batch* batch, const Options* options, f32* td_errors,
@@ -419,6 +424,8 @@ cdef class _TwinCritics:
         metrics[4] = sums.policy_loss / n if options.move_policy else NAN
         metrics[5] = sums.policy_norm if options.move_policy else NAN
         metrics[6], metrics[7] = -sums.log_prob / n, sums.alpha
+        if options.clone:
+            metrics[6] = sums.distance / n
         return isfinite(sums.norm) and isfinite(sums.policy_norm)
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
@@ -837,7 +844,9 @@ cdef class NativeTD3(_TwinCritics):
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
         cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, i
-        cdef f64 noise
+        cdef Py_ssize_t ldq = last_of(&self.critics[0]).out_pad
+        cdef const f32* q
+        cdef f64 noise, weight = 1.0
         cdef const f32* draws
         self.clear(&self.critic_weights, self.critics, 2)
         while start < n:
@@ -855,39 +864,64 @@ cdef class NativeTD3(_TwinCritics):
         if not options.move_policy:
             return
         self.clear(&self.policy_weights, &self.actor, 1)
+        if options.clone:
+            # The values' weight is known once all of them are.
+            weight = 0.0
+            start = 0
+            while start < n:
+                rows = min(<Py_ssize_t>CHUNK, n - start)
+                q = self.judge(batch, start, rows)
+                for i in range(rows):
+                    weight += fabs(q[i * ldq])
+                start += rows
+            weight = options.alpha * n / weight
         start = 0
         while start < n:
             rows = min(<Py_ssize_t>CHUNK, n - start)
-            self.improve(batch, start, rows, sums)
+            if not options.clone or n > CHUNK:
+                self.judge(batch, start, rows)
+            self.improve(batch, start, rows, weight, options.clone, sums)
             start += rows
         unpad(&self.actor)
         sums.policy_norm = move(&self.policy_weights, options, self.policy_target)
 
-    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
-        """Add the policy's gradient of -Q, as the first critic has it."""
+    cdef const f32* judge(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows) noexcept nogil:
+        """What the first critic says of the policy's actions, which `pi` holds then."""
+        self.fill(self.x, self.obs_pad, batch.obs + start * self.obs_dim, NULL, rows)
+        self.decide(&self.actor, self.x, self.obs_pad, rows, self.pi.actions)
+        self.fill(self.pairs, self.in_pad, batch.obs + start * self.obs_dim, self.pi.actions, rows)
+        return forward(&self.critics[0], self.pairs, self.in_pad, rows)
+
+    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 weight, bint clone,
+                      Sums* sums) noexcept nogil:
+        """Add the policy's gradient of -`weight` Q, as `judge` has just left it, and of the squared distance to the
+        batch's actions where it is to `clone` them."""
         cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
         cdef f32* d_y = last_of(&self.actor).d_out
         cdef f32* d_q = last_of(&self.critics[0]).d_out
-        cdef const f32* q
-        cdef f64 action
-        self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
-        self.decide(&self.actor, self.x, self.obs_pad, rows, self.pi.actions)
-        self.fill(self.pairs, self.in_pad, batch.obs + start * d, self.pi.actions, rows)
-        q = forward(&self.critics[0], self.pairs, self.in_pad, rows)
+        cdef const f32* q = last_of(&self.critics[0]).out
+        cdef f64 action, error, slope
         for i in range(rows):
-            sums.policy_loss -= q[i * ldq]
-            d_q[i * ldq] = <f32>(-1.0 / batch.n)
+            sums.policy_loss -= weight * q[i * ldq]
+            d_q[i * ldq] = <f32>(-weight / batch.n)
         backward_to_input(&self.critics[0], rows, self.d_pairs)
         for i in range(rows):
             for j in range(a):
                 action = self.pi.actions[i * a + j]
-                d_y[i * ld + j] = <f32>(self.d_pairs[i * self.in_pad + d + j] * (1.0 - action * action))
+                slope = self.d_pairs[i * self.in_pad + d + j]
+                if clone:
+                    error = action - batch.actions[(start + i) * a + j]
+                    slope += 2.0 * error / (batch.n * a)
+                    sums.policy_loss += error * error / a
+                    sums.distance += error * error / a
+                d_y[i * ld + j] = <f32>(slope * (1.0 - action * action))
         backward(&self.actor, self.x, self.obs_pad, rows)
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, move_policy, learning_rate,
-               tau, target_noise, noise_clip, max_grad_norm=None):
-        """One update of the critics, and of policy and all targets too, what `rlox.algorithms.TD3.update` defines.
+               tau, target_noise, noise_clip, max_grad_norm=None, alpha=None):
+        """One update of the critics, and of policy and all targets too, what `rlox.algorithms.TD3.update` defines; with
+        `alpha` what `rlox.algorithms.TD3BC.update` does.
 
         Parameters
         ----------
@@ -899,15 +933,20 @@ cdef class NativeTD3(_TwinCritics):
             Whether it is the turn of policy and targets: ``(updates + 1) % policy_delay == 0``.
         learning_rate, tau, target_noise, noise_clip, max_grad_norm
             Of `rlox.config.TD3Config`, schedules resolved; None where it is off.
+        alpha
+            Of `rlox.config.TD3BCConfig`: the policy is held to `actions`, too (arXiv:2106.06860, eq. 3 to 5).
 
         Returns
         -------
         metrics, td_errors
-            ``q_loss q_value td_error grad_norm``, and where the policy moved ``policy_loss policy_grad_norm``; and as
-            `NativeSAC.update`.
+            ``q_loss q_value td_error grad_norm``, and where the policy moved ``policy_loss policy_grad_norm`` (with
+            `alpha` also ``bc_loss``); and as `NativeSAC.update`.
         """
         cdef str where = "NativeTD3.update"
         cdef Options options = self.options(target_noise, noise_clip, learning_rate, tau, max_grad_norm, where)
+        options.clone = alpha is not None
+        if options.clone:
+            options.alpha = number(alpha, 0.0, where, "alpha")
         options.move_policy = as_flag(move_policy, where, "move_policy")
         return self.learn_from(where, options, obs, actions, rewards, next_obs, discounts, noise, weights)
 

@@ -27,7 +27,7 @@ class BC(OfflineAlgorithm):
         return CategoricalPolicy(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.activation, rng)
 
     def _setup(self, rng: Rng) -> None:
-        self.optimizer = self._adam(self.policy)
+        self.optimizer = self._adam("policy", self.policy)
         self._loss = cloning_loss if self.spec.continuous else label_loss
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:

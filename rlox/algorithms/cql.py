@@ -45,8 +45,8 @@ class CQL(OfflineAlgorithm):
     def _setup(self, rng: Rng) -> None:
         c = self.config
         self._make_critics(rng)
-        self.optimizer = self._adam(self.policy)
-        self.critic_optimizer = self._saved["critic_optimizer"] = self._adam(self.critics)
+        self.optimizer = self._adam("policy", self.policy)
+        self.critic_optimizer = self._saved["critic_optimizer"] = self._adam("critics", self.critics)
         self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
         self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, c.auto_entropy)
         self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, c.auto_alpha)
@@ -56,7 +56,7 @@ class CQL(OfflineAlgorithm):
         log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
         if not learned:
             return log, None
-        optimizer = self._saved[f"{name}_optimizer"] = self._adam(log)
+        optimizer = self._saved[f"{name}_optimizer"] = self._adam(name, log)
         self._saved[f"log_{name}"] = nn.ParameterDict({"log": log})
         return log, optimizer
 

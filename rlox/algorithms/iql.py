@@ -42,9 +42,9 @@ class IQL(OfflineAlgorithm):
         self._make_critics(rng)
         sizes = [self.spec.obs_dim, *c.hidden_sizes, 1]
         self.value = mlp(sizes, c.activation, orthogonal=False, rng=rng).to(self.device)
-        self.optimizer = self._adam(self.policy)
+        self.optimizer = self._adam("policy", self.policy)
         # One step for critics and V: their losses share no parameter.
-        self.critic_optimizer = self._adam(self.critics, self.value)
+        self.critic_optimizer = self._adam("critics", self.critics, self.value)
         self._online = self.critic_optimizer.flat[: self._target_block.numel()]
         self._saved |= {"value": self.value, "critic_optimizer": self.critic_optimizer}
 

@@ -26,12 +26,14 @@ from rlox.batch import TransitionBatch
 from rlox.buffers import OfflineDataset
 from rlox.callbacks import Callback, CallbackList
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint, versions
-from rlox.config import OfflineConfig
+from rlox.config import BACKENDS, OfflineConfig
 from rlox.envs import EnvSpec, env_name
 from rlox.evaluation import Evaluation, evaluate, torch_threads
 from rlox.gym_vec_env import whole_games
+from rlox.kernels.nn.learner import MAX_HIDDEN
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
+from rlox.native import NativeAdam
 from rlox.networks import TwinQNetwork
 from rlox.offline.dataset import require_fit
 from rlox.optimizers import FlatOptimizer, flatten_
@@ -39,7 +41,7 @@ from rlox.policies import Actor
 from rlox.returns import returns_to_go
 from rlox.streams import Stream
 
-_COMPARED = 1000  # rows of the dataset that policy and values are compared with
+_COMPARED = 500  # rows of the dataset that policy and values are compared with
 
 
 class _Compared(NamedTuple):
@@ -82,7 +84,8 @@ class OfflineAlgorithm:
     device : str
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
     backend : str
-        ``torch``, which ``auto`` stands for.
+        ``torch``; ``native``: a kernel does the updates, where there is one (`TD3BC`); ``auto``: native where it is
+        exact. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     env_id : str or callable, optional
@@ -106,7 +109,7 @@ class OfflineAlgorithm:
     actions: ClassVar[tuple[str, ...]] = ("continuous",)  # what it can learn to take
 
     policy: Actor
-    optimizer: FlatOptimizer
+    optimizer: FlatOptimizer | NativeAdam
     critics: TwinQNetwork | None = None
     target: TwinQNetwork | None = None
 
@@ -137,9 +140,7 @@ class OfflineAlgorithm:
         if hidden is not None:
             config["hidden_sizes"] = [hidden, hidden]
         self.config = self.Config.from_kwargs(where, **config)
-        if backend not in ("auto", "torch"):
-            raise ValueError(f"{where}: backend must be auto or torch here, got {backend!r}: it has no native update")
-        self.backend, self.backend_reason = "torch", f"{self.name} has no native update"
+        self.backend, self.backend_reason = self._choose_backend(backend, device)
         self.seed = seed
         self.threads = threads
         self.env_id = env_id
@@ -155,12 +156,35 @@ class OfflineAlgorithm:
         self.counters = loops.Counters(clock="updates")
         rng = Rng(seed, Stream.INIT)
         self.policy = self._make_policy(rng)
-        self.device = choose_device(device, self.policy, where)
+        self.device = "cpu" if self.backend == "native" else choose_device(device, self.policy, where)
         self.policy.to(self.device)
         self.rng = Rng(seed, self.stream)
-        self._saved: dict[str, nn.Module | FlatOptimizer] = {}  # what a checkpoint holds beside policy and optimizer
-        self._optimizers: list[FlatOptimizer] = []
+        self._saved: dict[
+            str, nn.Module | FlatOptimizer | NativeAdam
+        ] = {}  # what a checkpoint holds beside policy and optimizer
+        self._optimizers: list[FlatOptimizer | NativeAdam] = []
         self._setup(rng)
+
+    def _choose_backend(self, backend: str, device: str) -> tuple[str, str]:
+        """``native`` or ``torch``, and why."""
+        if backend not in BACKENDS:
+            raise ValueError(f"{type(self).__name__}: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        if backend == "torch":
+            return "torch", "as asked"
+        definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
+        if not hasattr(self, "update_native"):
+            obstacle = f"{self.name} has no native update"
+        elif "update_native" not in vars(definer):
+            obstacle = f"{definer.__name__} has an update of its own"
+        elif device == "cuda":
+            obstacle = "it runs on the CPU, and device is cuda"
+        elif len(self.config.hidden_sizes) > MAX_HIDDEN:
+            obstacle = f"the kernel takes at most {MAX_HIDDEN} hidden layers"
+        else:
+            return "native", "perceptrons on the CPU, computed as the PyTorch update defines them"
+        if backend == "native":
+            raise ValueError(f"{type(self).__name__}: backend must be auto or torch here, got 'native': {obstacle}")
+        return "torch", obstacle
 
     def _make_spec(self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any) -> EnvSpec:
         where = type(self).__name__
@@ -234,11 +258,28 @@ class OfflineAlgorithm:
         self._target_block = flatten_(list(self.target.parameters()))
         self._saved |= {"critics": self.critics, "target": self.target}
 
-    def _adam(self, *modules: nn.Module | nn.Parameter) -> FlatOptimizer:
-        """One more optimiser that follows the schedule of the learning rate."""
+    def _adam(self, block: str, *modules: nn.Module | nn.Parameter) -> FlatOptimizer | NativeAdam:
+        """One more optimiser that follows the schedule of the learning rate; `block` is a kernel's name for it."""
         parameters = [p for m in modules for p in (m.parameters() if isinstance(m, nn.Module) else [m])]
-        self._optimizers.append(FlatOptimizer(parameters, self.config.learning_rate, eps=1e-8))
-        return self._optimizers[-1]
+        rate = self.config.learning_rate
+        native = self.backend == "native"
+        one = NativeAdam(parameters, block, rate) if native else FlatOptimizer(parameters, rate, eps=1e-8)
+        self._optimizers.append(one)
+        return one
+
+    def _use(self, kernel: type, **blocks: torch.Tensor) -> None:
+        """Let `kernel` compute the updates on the memory of the networks; `blocks` in its constructor's words."""
+        spec, c = self.spec, self.config
+        arrays = {name: block.detach().numpy() for name, block in blocks.items()}
+        sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim, "hidden_sizes": c.hidden_sizes}
+        self.net = kernel(**arrays, **sizes, activation=c.activation)
+        for optimizer in self._optimizers:
+            optimizer.net = self.net
+
+    def _unit_array(self, actions: np.ndarray) -> np.ndarray:
+        """The dataset's continuous actions (B, A) in [-1, 1]."""
+        low, high = self.spec.act_low, self.spec.act_high
+        return (actions - (high + low) / 2) / ((high - low) / 2)
 
     def _follow_schedule(self) -> None:
         c = self.config
@@ -301,7 +342,7 @@ class OfflineAlgorithm:
         Returns
         -------
         dict
-            The last metrics, among them what a thousand transitions from all over the dataset say of the policy:
+            The last metrics, among them what 500 transitions from all over the dataset say of the policy:
             ``dataset/log_prob`` of their actions (nats, of actions in [-1, 1]), or for a deterministic policy
             ``dataset/mse``; and of the critics: ``dataset/q`` and ``dataset/return``, mean values of these actions
             and the discounted returns that followed them. Behind a time limit a return goes on with what the critics
@@ -517,6 +558,7 @@ class OfflineAlgorithm:
                     "device": device,
                     "seed": header["seed"],
                     "threads": header["threads"],
+                    "backend": "torch" if device == "cuda" else header.get("backend", "torch"),
                     "env_id": env["id"] if env_id is None else env_id,
                     "env_kwargs": env["kwargs"],
                     "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
@@ -558,7 +600,9 @@ class OfflineAlgorithm:
                 )
         self._statistics = restored
 
-    def _load(self, where: str, parts: Mapping[str, nn.Module | FlatOptimizer], tensors: Mapping[str, Any]) -> None:
+    def _load(
+        self, where: str, parts: Mapping[str, nn.Module | FlatOptimizer | NativeAdam], tensors: Mapping[str, Any]
+    ) -> None:
         for name, part in parts.items():
             if isinstance(part, nn.Module):
                 load_weights_(part, tensors.get(name, {}), f"{type(self).__name__}: {where}: {name}")

@@ -12,9 +12,11 @@ import torch
 from rlox.algorithms.offline import OfflineAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.config import TD3BCConfig
+from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
 from rlox.networks import polyak_update
+from rlox.optimizers import flatten_
 from rlox.policies import DeterministicPolicy
 
 
@@ -39,9 +41,13 @@ class TD3BC(OfflineAlgorithm):
         self._make_critics(rng)
         # Copies come before the optimisers, which lay the online networks' parameters out anew.
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
-        self.optimizer = self._adam(self.policy)
-        self.critic_optimizer = self._adam(self.critics)
+        self.optimizer = self._adam("policy", self.policy)
+        self.critic_optimizer = self._adam("critics", self.critics)
         self._saved |= {"target_policy": self.target_policy, "critic_optimizer": self.critic_optimizer}
+        if self.backend == "native":
+            target_policy = flatten_(list(self.target_policy.parameters()))
+            self._use(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+                      target_policy=target_policy, target=self._target_block)  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
@@ -63,3 +69,18 @@ class TD3BC(OfflineAlgorithm):
         self._move_target(self.critic_optimizer.flat)
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **told, "policy_grad_norm": policy_grad_norm}
+
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c = self.config
+        self._follow_schedule()
+        metrics, _ = self.net.update(
+            batch.array("obs"),
+            self._unit_array(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
+            self.rng.normal((len(batch), self.spec.act_dim)),
+            move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
+            learning_rate=self.optimizer.learning_rate,
+            **{key: getattr(c, key) for key in ("tau", "target_noise", "noise_clip", "max_grad_norm", "alpha")},
+        )
+        return metrics
