@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from rlox.config import DatasetConfig
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
+from rlox_cli.errors import UsageError
 
 _GROUP = "dataset"
 
@@ -59,13 +60,21 @@ def with_env(overrides: list[str]) -> list[str]:
     """`overrides` with the environment that their dataset was gathered in, where they name none themselves."""
     typed = [override.partition("=") for override in overrides]
     sources = [value for key, _, value in typed if key.lstrip("+") in (_GROUP, f"{_GROUP}.source")]
-    if len(sources) != 1 or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
+    if not sources or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
         return overrides
     try:
-        env_id = dataset_metadata(sources[0]).get("env", {}).get("id")
+        envs = [dataset_metadata(source).get("env", {}) for source in sources[-1].split(",")]
     except (OSError, ValueError, ImportError):
         return overrides  # what is wrong with it, the check of the whole job says
-    return [*overrides, f"env={env_id}"] if env_id else overrides
+    env, *others = envs
+    if any(other != env for other in others):
+        raise UsageError(f"env must be given for datasets of several environments, {', '.join(map(str, envs))}")
+    if env.get("kwargs") or env.get("wrappers"):
+        raise UsageError(
+            f"env must be given with its kwargs and wrappers: the dataset was gathered in {env['id']}, "
+            f"env.kwargs={env.get('kwargs', {})}, env.wrappers={env.get('wrappers', [])}"
+        )
+    return [*overrides, f"env={env['id']}"] if env else overrides
 
 
 def _source(config_path: str) -> str | None:

@@ -129,13 +129,13 @@ def test_a_replay_memory_is_put_together_again(saved):
     collect("--replay", saved / "sac.safetensors", "--out", "a.arrow")
     data = rlox.open_dataset("a.arrow")
     memory = SAC.from_checkpoint(saved / "sac.safetensors").buffer
-    state, held = data.get_state(), memory.gather(np.arange(len(memory)))
-    assert len(data) == 399  # of 400, the oldest of which is of a step whose other rows are gone
+    # Of 450 transitions 400 are held, the oldest of a step whose other rows are gone.
+    state, held = data.get_state(), memory.gather(np.arange(51, 450) % 400)
     require_chained(state)
     require_dynamics(state, "Pendulum-v1")
-    for name in ("obs", "next_obs", "rewards"):
-        ours = {row.tobytes() for row in state[name]}
-        assert ours <= {row.tobytes() for row in np.asarray(held[name])}
+    for name in ("obs", "next_obs", "actions", "rewards"):
+        assert sorted(row.tobytes() for row in state[name]) == sorted(row.tobytes() for row in np.asarray(held[name]))
+    assert data.metadata["n_cut_episodes"] == 3
     assert data.metadata["policies"][0]["algorithm"] == "sac"
 
 
@@ -205,6 +205,13 @@ def test_show_and_train_know_the_dataset(saved):
                               text=True, check=True).stdout  # fmt: skip
     assert "source: a.arrow" in composed
     assert "id: CartPole-v1" in composed
+    collect("--env", "Pendulum-v1", "--steps", 10, "--out", "b.npz")
+    done = run("train", "-m", "algo=bc", "dataset=a.arrow,b.npz")
+    assert (done.exit_code, "env must be given for datasets of several environments" in done.stderr) == (2, True)
+    done = run("train", "algo=ppo", "dataset=a.arrow")
+    assert (done.exit_code, "dataset must be left out with algo=ppo" in done.stderr) == (2, True)
+    done = run("train", "algo=bc", "env=CartPole-v1")
+    assert (done.exit_code, "dataset must be chosen for algo=bc" in done.stderr) == (2, True)
 
 
 def test_eval_tells_normalised_scores_where_they_are_known(tmp_path):

@@ -57,7 +57,10 @@ def as_table(columns, **changes):
 def save(path, columns):
     """The same rows by the tools of each format, not by ours."""
     if path.suffix == ".npz":
-        (np.savez_compressed if "small" in path.name else np.savez)(path, **columns)
+        if "small" in path.name:
+            np.savez_compressed(path, **{name: np.asfortranarray(column) for name, column in columns.items()})
+        else:
+            np.savez(path, **columns)
     elif path.suffix == ".h5":
         with h5py.File(path, "w") as file:
             for name, theirs in zip(COLUMNS, D4RL, strict=True):
@@ -305,6 +308,8 @@ def test_settings(tmp_path):
     np.testing.assert_allclose(part.obs_mean, columns["obs"][:200].mean(0), atol=1e-6)
     shaped = rlox.open_dataset(DatasetConfig(str(path), reward_scale=2.0, reward_shift=-1.0))
     np.testing.assert_allclose(shaped.get_state()["rewards"], 2 * columns["rewards"] - 1, rtol=1e-6)
+    with pytest.raises(TypeError, match="a DatasetConfig must stand alone"):
+        rlox.open_dataset(DatasetConfig(str(path)), normalize=True)
     stats = rlox.open_dataset(path, normalize_returns=True).stats()
     assert stats["max_return"] - stats["min_return"] == pytest.approx(1000, rel=1e-5)
     for bad in ({"max_transitions": 0}, {"reward_scale": 0.0}, {"reward_shift": np.nan}):

@@ -246,7 +246,7 @@ cdef class OfflineDatasetBuffer:
         D and A. They follow from the arrays; given, they are checked against them.
     n_actions
         How many discrete actions there are, which `actions` number from 0. By default one more than the
-        largest where `actions` are integers, and None, for continuous ones, where they are not.
+        largest where `actions` are integers from 0 on, and None, for continuous ones, where they are not.
     lazy
         Take obs, next_obs, actions and rewards as finite until a sample shows otherwise. For files that
         were checked when they were written, and are too large to be read before they are used.
@@ -743,7 +743,7 @@ cdef int require_finite(object obs, object next_obs, object actions, object rewa
 cdef object discrete(object actions, bint integers, object n_actions, bint lazy, str where):
     """Return the number of discrete actions, None for continuous ones."""
     if n_actions is None:
-        return int(actions.max()) + 1 if integers and actions.shape[1] == 1 else None
+        return int(actions.max()) + 1 if integers and actions.shape[1] == 1 and actions.min() >= 0 else None
     count = as_size(n_actions, where, "n_actions")
     if actions.shape[1] != 1:
         raise ValueError(f"{where}: n_actions must be None for {actions.shape[1]} numbers per action, got {count}")

@@ -201,8 +201,8 @@ def _act(
 ) -> list[float]:
     """Take `count` steps; returns the returns of the episodes that came to their end."""
     spec, algorithm, rng = spec_of(vec), behaviour.algorithm, Rng(seed, Stream.ACTION)
-    n = min(count, vec.n_envs if hasattr(vec, "n_envs") else count)
-    noise = None
+    obs = np.array(vec.reset_all())
+    n, noise = len(obs), None
     if algorithm is not None and not deterministic:
         import torch
 
@@ -212,8 +212,6 @@ def _act(
         if getattr(getattr(algorithm, "collector", None), "action_noise", None) is not None:
             c = algorithm.config
             noise = ActionNoise(spec, n, c.exploration_noise, c.noise_correlation)
-    obs = np.array(vec.reset_all())
-    n = len(obs)
     row_bytes = 2 * obs[0].nbytes + 4 * math.prod(spec.action_shape) + 6
     n_rows = min(-(-count // n), max(1, min(1024, block_rows(row_bytes) // n)))
     block = {

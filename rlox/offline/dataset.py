@@ -79,11 +79,14 @@ def open_dataset(
     ImportError
         If pyarrow, h5py or minari is needed and missing.
     """
-    if isinstance(source, DatasetConfig):
-        return open_dataset(**source.to_dict())
-    settings = DatasetConfig(str(source), normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
-    where = f"dataset {source}"
-    path, others = _find(str(source), where)
+    settings = source
+    given = (normalize, max_transitions, reward_scale, reward_shift, normalize_returns)
+    if not isinstance(settings, DatasetConfig):
+        settings = DatasetConfig(str(source), *given)
+    elif given != (False, None, 1.0, 0.0, False):
+        raise TypeError("open_dataset: a DatasetConfig must stand alone; its fields are what the arguments are")
+    where = f"dataset {settings.source}"
+    path, others = _find(settings.source, where)
     return _open_arrow(path if others is None else _converted(path.name, *others), where, settings)
 
 

@@ -72,11 +72,9 @@ class _Member:
             kind = "Python objects (rows of different shapes?)" if self.dtype.hasobject else "a single number"
             raise ValueError(f"{where}: column {name} must hold numbers in rows of one shape, got {kind}")
         self._name, self._where = name, where
-        # A block is a range of rows, which an array in Fortran's order has scattered.
-        self._whole = self.take(self.shape[0]) if by_column else None
-        if by_column:
-            self._whole = self._whole.ravel().reshape(self.shape, order="F")
-            self._at = 0
+        self._rest: np.ndarray | None = None
+        if by_column:  # a block is a range of rows, which an array in Fortran's order has scattered
+            self._rest = self.take(self.shape[0]).ravel().reshape(self.shape, order="F")
 
     @property
     def row_bytes(self) -> int:
@@ -84,9 +82,9 @@ class _Member:
 
     def take(self, n: int) -> np.ndarray:
         """The next `n` rows."""
-        if getattr(self, "_whole", None) is not None:
-            self._at += n
-            return self._whole[self._at - n : self._at]
+        if self._rest is not None:
+            found, self._rest = self._rest[:n], self._rest[n:]
+            return found
         wanted = n * self.row_bytes
         data = self._file.read(wanted)
         if len(data) < wanted:

@@ -227,6 +227,15 @@ BAD[7, 1] = np.nan
         ({"obs_dim": 4}, ValueError, "obs_dim must be 3, the numbers per row of obs, got 4"),
         ({"act_dim": 1.0}, TypeError, "act_dim must be an integer"),
         ({"normalize": "yes"}, TypeError, "normalize must be True or False"),
+        ({"lazy": 1}, TypeError, "lazy must be True or False, got 1"),
+        ({"metadata": "x"}, TypeError, "metadata must be a dict, got str"),
+        ({"n_actions": 2}, ValueError, "n_actions must be None for 2 numbers per action, got 2"),
+        ({"n_actions": 2, "actions": np.arange(100) % 3}, ValueError,
+         r"actions must be integers below n_actions \(2\), got 2.0 in row 2"),
+        ({"n_actions": 2, "actions": np.full(100, 0.5)}, ValueError, "actions must be integers .* got 0.5 in row 0"),
+        ({"obs_mean": np.zeros(3)}, ValueError, "obs_mean and obs_std must be given together"),
+        ({"obs_mean": np.zeros(3), "obs_std": np.zeros(3)}, ValueError, "obs_std must be finite and above 0"),
+        ({"obs_mean": np.zeros(2), "obs_std": np.ones(2)}, ValueError, r"obs_mean must have shape \(3,\)"),
         ({"normalize": True, "obs": np.zeros((100, 3), "u1"), "next_obs": np.zeros((100, 3), "u1")}, ValueError,
          "normalize must be False for uint8"),
     ],
@@ -234,6 +243,25 @@ BAD[7, 1] = np.nan
 def test_errors_of_the_constructor(change, error, message):
     with pytest.raises(error, match="OfflineDatasetBuffer: " + message):
         OfflineDatasetBuffer(**dataset() | change)
+
+
+def test_rows_of_a_lazy_buffer_are_checked_in_samples():
+    data = dataset()
+    np.testing.assert_array_equal(
+        OfflineDatasetBuffer(**data, lazy=True).sample(50, 1)["obs"], OfflineDatasetBuffer(**data).sample(50, 1)["obs"]
+    )
+    for name in ("obs", "next_obs", "actions", "rewards"):
+        bad = data[name].copy()
+        bad[31] = np.nan
+        lazy = OfflineDatasetBuffer(**data | {name: bad}, lazy=True)
+        with pytest.raises(ValueError, match=rf"OfflineDatasetBuffer.sample: {name} must be finite .* nan in row 31"):
+            lazy.sample(4000, 0)
+        if name != "next_obs":  # which trajectories do not have
+            with pytest.raises(ValueError, match=rf"sample_trajectories: {name} must be finite .* nan in row 31"):
+                lazy.sample_trajectories(400, 5, 0)
+    given = OfflineDatasetBuffer(**data, normalize=True, obs_mean=np.full(3, 2.0), obs_std=np.full(3, 4.0))
+    rows = given.sample(9, 0)["rewards"].astype(int)
+    np.testing.assert_allclose(given.sample(9, 0)["obs"], (data["obs"][rows] - 2) / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
