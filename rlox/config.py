@@ -551,7 +551,7 @@ class CheckpointConfig(Config):
     """When `checkpoints/last.safetensors` is replaced, beside training; it is also written at the end."""
 
     every_s: float = 60.0  # seconds between two saves
-    every_steps: int | None = None  # environment steps between two saves, whichever comes first; null: seconds alone
+    every_steps: int | None = None  # steps (offline: updates) between two saves, if sooner; null: seconds alone
     memory: bool = True  # the replay memory too, in checkpoints/memory (off-policy): each save writes what is new
 
     def rules(self):

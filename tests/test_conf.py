@@ -65,8 +65,10 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_p
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off", *data])
     assert off.tuned is None
     assert off.config.algo == resolve(ALGORITHMS[algo].config)()
-    (typed,) = compose_jobs([], [f"algo={algo}", f"env={env}", "algo.batch_size=99", "total_timesteps=12_000", *data])
-    assert (typed.config.algo.batch_size, typed.config.total_timesteps) == (99, 12_000)
+    (typed,) = compose_jobs(
+        [], [f"algo={algo}", f"env={env}", "algo.learning_rate=0.5", "total_timesteps=12_000", *data]
+    )
+    assert (typed.config.algo.learning_rate, typed.config.total_timesteps) == (0.5, 12_000)
 
 
 @pytest.mark.parametrize("logger", [path.stem for path in (CONF / "logger").glob("*.yaml")])

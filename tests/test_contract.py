@@ -535,6 +535,23 @@ def test_an_offline_loss_that_is_not_finite_stops_the_training(name):
         learner(name, dataset=Sick(), normalize_obs=False).train(300)
 
 
+@pytest.mark.parametrize(("name", "online"), [("td3_bc", "td3"), ("cql", "sac")])
+def test_online_training_starts_from_what_a_dataset_taught(name, online, tmp_path):
+    taught, normalised = (learner(name, normalize_obs=flag, act_high=2.0) for flag in (False, True))
+    start = make(online, probes.ReachTheTarget)
+    for algorithm in (taught, normalised):
+        algorithm.train(20)
+        algorithm.save(tmp_path / "a.safetensors")
+        if algorithm is taught:
+            start.init_from(tmp_path / "a.safetensors")
+    x = np.linspace(-1, 1, 7, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(2 * start.predict(x), taught.predict(x), atol=1e-5)  # actions up to 1, and up to 2
+    for ours, theirs in zip(start.critics.parameters(), taught.critics.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match="normalised by its dataset's statistics; train it with normalize_obs=false"):
+        start.init_from(tmp_path / "a.safetensors")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("name", "kind"), DATASETS)
 def test_trains_offline_on_cuda(name, kind):

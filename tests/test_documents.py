@@ -633,3 +633,63 @@ def test_native_environments_are_decided_by_their_seed():
 
     assert run(42) == run(42)
     assert run(42) != run(99)
+
+
+# Algorithms, offline
+
+
+def test_offline_algorithms_on_the_offline_buffer():
+    from rlox.algorithms.bc import BC
+    from rlox.algorithms.cql import CQL
+    from rlox.algorithms.iql import IQL
+    from rlox.algorithms.td3_bc import TD3BC
+
+    rng = np.random.default_rng(0)
+    n, shared = 400, {"hidden": 16, "learning_rate": 3e-4, "batch_size": 32, "callbacks": [], "logger": None}
+    obs, next_obs = rng.normal(size=(2, n, 3)).astype(np.float32)
+    actions, rewards = rng.uniform(-1, 1, (n, 2)).astype(np.float32), rng.normal(size=n).astype(np.float32)
+    terminated, truncated = rng.random(n) < 0.02, np.zeros(n, bool)
+    buf = rlox.OfflineDatasetBuffer(
+        obs.ravel(), next_obs.ravel(), actions.ravel(), rewards, terminated, truncated, normalize=True
+    )
+    assert isinstance(buf, rlox.OfflineDataset)
+    bootstrapped = {"tau": 0.005, "gamma": 0.99}
+    algorithms = [
+        TD3BC(
+            buf,
+            obs_dim=3,
+            act_dim=2,
+            alpha=2.5,
+            policy_delay=2,
+            target_noise=0.2,
+            noise_clip=0.5,
+            act_high=1.0,
+            **bootstrapped,
+            **shared,
+        ),
+        IQL(buf, obs_dim=3, act_dim=2, expectile=0.7, temperature=3.0, **bootstrapped, **shared),
+        CQL(
+            buf,
+            obs_dim=3,
+            act_dim=2,
+            cql_alpha=5.0,
+            n_random_actions=10,
+            auto_alpha=False,
+            cql_target_value=-1.0,
+            auto_entropy=True,
+            target_entropy=None,
+            **bootstrapped,
+            **shared,
+        ),
+        BC(buf, obs_dim=3, act_dim=2, continuous=True, **shared),
+    ]
+    for algorithm in algorithms:
+        assert isinstance(algorithm, rlox.OfflineAlgorithm)
+        assert np.isfinite(list(algorithm.train(50).values())).all()
+        assert algorithm.predict(obs[0]).shape == (2,)
+    assert algorithms[2].predict(obs[0], deterministic=False).shape == (2,)
+    # As they are when nothing is said.
+    for cls in (TD3BC, IQL, CQL, BC):
+        assert cls(buf, 3, 2).config.hidden_sizes == [256, 256]
+    labels = rlox.OfflineDatasetBuffer(obs, next_obs, rng.integers(4, size=n), rewards, terminated, truncated)
+    assert BC(labels, obs_dim=3, act_dim=4, continuous=False).predict(obs[0]) in range(4)

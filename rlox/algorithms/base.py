@@ -596,6 +596,11 @@ class OnlineAlgorithm:
             See `rlox.checkpoint.load_checkpoint`; also if the policy or the observations have another shape.
         """
         tensors = load_checkpoint(path).tensors
+        if "obs_std" in tensors["normalization"]:
+            raise ValueError(
+                f"{type(self).__name__}: init_from {path}: its policy must see observations as they are, got one that "
+                "sees them normalised by its dataset's statistics; train it with normalize_obs=false"
+            )
         self._load_weights(tensors["policy"], f"init_from {path}")
         if self.normalizer is not None and tensors["normalization"]:
             self.normalizer.set_state(tensors["normalization"], returns=False)
