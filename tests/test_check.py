@@ -148,9 +148,15 @@ OFFLINE_ODD = [
         ["algo=iql", "algo.policy_schedule=cosine", "schedule_timesteps=50"],
         "takes the policy's step size to 0 before total_timesteps=200: the policy stays as it is after it",
     ),
-    (own("Large", "algo=bc"), "observations reach 1e+06; algo.normalize_obs=true brings them near 1"),
-    (own("Endless", "algo=bc"), "without a time limit an evaluation may never end"),
-    (own("Good", "algo=bc"), "the dataset was gathered in Pendulum-v1, and what is learned from it is evaluated in"),
+    (
+        own("Large", "algo=bc", "dataset=own.arrow"),
+        "observations reach 1e+06; algo.normalize_obs=true brings them near 1",
+    ),
+    (own("Endless", "algo=bc", "dataset=own.arrow"), "without a time limit an evaluation may never end"),
+    (
+        own("Large", "algo=bc", "dataset=own.arrow"),
+        "the dataset was gathered in Good-v0, and what is learned from it is evaluated in Large-v0",
+    ),
 ]
 
 
@@ -217,10 +223,10 @@ def test_what_is_odd_is_a_warning(args, message, rlox):
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
-    """Random steps of two environments, and one file cut short."""
+    """Random steps of three environments, and one file cut short."""
     folder = tmp_path_factory.mktemp("datasets")
-    for name, env in (("pend", "Pendulum-v1"), ("cart", "CartPole-v1")):
-        words = ["collect", "--env", env, "--steps", "300", "--out", str(folder / f"{name}.arrow")]
+    for name, env in (("pend", "Pendulum-v1"), ("cart", "CartPole-v1"), ("own", "Good-v0")):
+        words = ["collect", *OWN, "--env", env, "--steps", "300", "--out", str(folder / f"{name}.arrow")]
         assert not app(words, prog_name="rlox", standalone_mode=False)
     (folder / "cut.arrow").write_bytes((folder / "pend.arrow").read_bytes()[:2000])
     return folder
