@@ -161,7 +161,7 @@ def run(
 def build(config: RunConfig, algo: str, folder: Path) -> Any:
     """The algorithm of a new run in `folder`, untrained."""
     cls = resolve(ALGORITHMS[algo].cls)
-    if offline(config):
+    if config.offline:
         algorithm = _on_dataset(cls, config)
     else:
         env, arguments = config.env, _arguments(config, folder)
@@ -209,13 +209,13 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "from_checkpoint:")
-        arguments = _offline_arguments(config) if offline(config) else _arguments(config, checkpoint.parent.parent)
+        arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
             checkpoint, env_id=config.env.id if trusted else None, **arguments
         )
     for warning in warned:
         console.print(str(warning.message), soft_wrap=True, markup=False)
-    if not offline(config) and (note := algorithm.collector.restore_note()) is not None:
+    if not config.offline and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm
 
@@ -229,11 +229,6 @@ def _identity(path: Path) -> tuple[int, int, int]:
     """Of a file that is never changed in place, only replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def offline(config: RunConfig) -> bool:
-    """Whether the algorithm learns from a dataset alone."""
-    return config.algo.uses_dataset == "must"
 
 
 def _offline_arguments(config: RunConfig) -> dict[str, Any]:
