@@ -406,7 +406,7 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
     """Conservative Q-Learning, CQL(H) (Kumar et al. 2020, arXiv:2006.04779)."""
 
     cql_alpha: float = 5.0  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
-    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's, there and next
+    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's own
     auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
     cql_target_value: float = -1.0  # penalty aimed at, in units of return; 0: values that tell no actions apart
 

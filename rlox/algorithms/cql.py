@@ -2,8 +2,10 @@
 for offline reinforcement learning", arXiv:2006.04779).
 
 As in the paper's reference implementation the critics' targets have no entropy, and the squared TD error is not halved
-beside the penalty. Departures: the penalty is measured against uniform actions (`rlox.losses.conservative_penalty`), so
-that ``cql_target_value`` has the same meaning whatever the number of actions; critics move before the policy, as in
+beside the penalty. The soft maximum is estimated from 2 M actions in each state, M of them uniform and M the policy's
+(appendix F); the reference implementation adds M of the policy's actions at the next state, a third more work.
+Departures: the penalty is measured against uniform actions (`rlox.losses.conservative_penalty`), so that
+``cql_target_value`` has the same meaning whatever the number of actions; critics move before the policy, as in
 `rlox.algorithms.sac`.
 """
 
@@ -22,6 +24,7 @@ from rlox.losses import conservative_q_loss, soft_policy_loss
 from rlox.optimizers import FlatOptimizer
 from rlox.policies import SquashedGaussianPolicy
 
+_ROWS = 800  # pairs of state and action that go through the critics at a time
 _LARGEST = math.log(1e6)  # of a learned penalty weight, as in the reference implementation
 
 
@@ -64,25 +67,19 @@ class CQL(OfflineAlgorithm):
         """One step of critics, policy, temperature and the penalty's weight; metrics as tensors ()."""
         c, actions, n = self.config, self.policy.to_unit(batch.actions), self.config.n_random_actions
         self._follow_schedule()
-        noise, here, there = self._noise(2 + 2 * n, len(batch)).split([1, n, n + 1])
+        noise, ahead, own = self._noise(2 + n, len(batch)).split([1, 1, n])
         alpha, cql_alpha = self.log_alpha.detach().exp(), self.log_cql_alpha.detach().exp()
 
         with torch.no_grad():
-            # The first of the next state's actions is for the target, as many as of this state's for the penalty.
-            next_actions, next_log_probs = self.policy.unit_sample(batch.next_obs, there)
-            own_actions, own_log_probs = self.policy.unit_sample(batch.obs, here)
-            targets = torch.addcmul(
-                batch.rewards, batch.discounts, self.target(batch.next_obs, next_actions[0]).amin(0)
-            )
+            next_actions, _ = self.policy.unit_sample(batch.next_obs, ahead[0])
+            targets = torch.addcmul(batch.rewards, batch.discounts, self.target(batch.next_obs, next_actions).amin(0))
+            own_actions, own_log_probs = self.policy.unit_sample(batch.obs, own)
             uniform = torch.from_numpy(self.rng.uniform(own_actions.shape)).to(self.device).mul_(2.0).sub_(1.0)
-            candidates = torch.cat([uniform, own_actions, next_actions[1:]])
             # Densities over that of uniform actions, 2^-A.
-            log_ratios = torch.zeros(candidates.shape[:2], device=self.device)
-            log_ratios[n:] = torch.cat([own_log_probs, next_log_probs[1:]]) + self.spec.act_dim * math.log(2.0)
-        loss, metrics = conservative_q_loss(
-            self.critics, batch.obs, actions, targets, candidates, log_ratios, cql_alpha
-        )
-        grad_norm = self.critic_optimizer.step(loss, c.max_grad_norm)
+            log_ratios = own_log_probs + self.spec.act_dim * math.log(2.0)
+            log_ratios = torch.cat([torch.zeros_like(log_ratios), log_ratios])
+            candidates = torch.cat([uniform, own_actions])
+        metrics = self._move_critics(batch.obs, actions, targets, candidates, log_ratios, cql_alpha)
 
         loss, told = soft_policy_loss(self.policy, self.critics, batch.obs, noise[0], alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
@@ -94,5 +91,32 @@ class CQL(OfflineAlgorithm):
             self.cql_alpha_optimizer.descend([cql_alpha * (c.cql_target_value - metrics["cql_penalty"])])
             self.log_cql_alpha.data.clamp_(max=_LARGEST)
         self._move_target(self.critic_optimizer.flat)
-        norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
-        return {**metrics, **told, **norms, "alpha": alpha, "cql_alpha": cql_alpha}
+        return {**metrics, **told, "policy_grad_norm": policy_grad_norm, "alpha": alpha, "cql_alpha": cql_alpha}
+
+    def _move_critics(
+        self,
+        obs: torch.Tensor,
+        actions: torch.Tensor,
+        targets: torch.Tensor,
+        candidates: torch.Tensor,
+        log_ratios: torch.Tensor,
+        cql_alpha: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """One step of the critics along the gradient of `conservative_q_loss`; its metrics and ``grad_norm``."""
+        parameters, total, history = self.critic_optimizer.parameters, None, []
+        # A part of the states at a time: on a CPU what all their actions activate would leave its cache.
+        n_parts = 1 if self.device == "cuda" else math.ceil((len(candidates) + 1) * len(obs) / _ROWS)
+        by_state = [x.chunk(n_parts) for x in (obs, actions, targets)]
+        by_action = [x.chunk(n_parts, 1) for x in (candidates, log_ratios)]
+        for part in zip(*by_state, *by_action, strict=True):
+            share = len(part[0]) / len(obs)
+            loss, told = conservative_q_loss(self.critics, *part, cql_alpha)
+            grads = torch.autograd.grad(share * loss, parameters)
+            history.append({name: share * value for name, value in told.items()})
+            if total is None:
+                total = grads
+            else:
+                torch._foreach_add_(total, grads)
+        metrics = {name: sum(told[name] for told in history) for name in history[0]}
+        metrics["grad_norm"] = self.critic_optimizer.descend(total, self.config.max_grad_norm)
+        return metrics

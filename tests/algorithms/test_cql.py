@@ -62,16 +62,15 @@ class Paper(textbook.Textbook):
 
     def update(self, batch):
         c, data, n = self.c, textbook.unit(batch.actions), self.c.n_random_actions
-        noise = torch.from_numpy(self.rng.normal((2 + 2 * n, len(batch), 2)))
+        noise = torch.from_numpy(self.rng.normal((2 + n, len(batch), 2)))
         uniform = 2 * torch.from_numpy(self.rng.uniform((n, len(batch), 2))) - 1
         weight, alpha = self.log_weight.exp().item(), self.log_alpha.exp().item()
         with torch.no_grad():
-            next_action, _ = self.sample(batch.next_obs, noise[1 + n])
+            next_action, _ = self.sample(batch.next_obs, noise[1])
             smaller = torch.min(*(self.value(q, batch.next_obs, next_action) for q in self.targets))
             targets = batch.rewards + batch.discounts * smaller
             proposals = [(a, torch.full((len(batch),), -2 * math.log(2))) for a in uniform]
-            proposals += [self.sample(batch.obs, e) for e in noise[1 : 1 + n]]
-            proposals += [self.sample(batch.next_obs, e) for e in noise[2 + n :]]
+            proposals += [self.sample(batch.obs, e) for e in noise[2:]]
         losses, penalties = [], []
         for q in self.critics:
             seen = self.value(q, batch.obs, data)
