@@ -11,7 +11,6 @@ import torch
 import rlox
 from rlox.algorithms import BC
 
-
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "native"])
 
 
