@@ -127,8 +127,8 @@ class CQL(OfflineAlgorithm):
 class _Backprop:
     """Values of twin critics and their gradient, in memory that is kept.
 
-    What autograd allocates for each part of a batch it soon gives back to the system, and a fifth of the time would go
-    into page faults.
+    What autograd allocates for each part of a batch soon goes back to the system: an eighth of the time would be page
+    faults.
     """
 
     def __init__(self, critics: TwinQNetwork, activation: str):
