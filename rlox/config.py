@@ -416,7 +416,7 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
     cql_alpha: float = searched(
         5.0, "tag(log, interval(0.1, 20.0))"
     )  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
-    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's, there and next
+    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's own
     auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
     cql_target_value: float = -1.0  # penalty aimed at, in units of return; 0: values that tell no actions apart
 

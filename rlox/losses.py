@@ -323,24 +323,14 @@ def conservative_penalty(values: torch.Tensor, log_ratios: torch.Tensor, data_va
 
 
 def conservative_q_loss(
-    critics: TwinQNetwork,
-    obs: torch.Tensor,
-    unit_actions: torch.Tensor,
-    targets: torch.Tensor,
-    candidates: torch.Tensor,
-    log_ratios: torch.Tensor,
-    cql_alpha: torch.Tensor | float,
+    values: torch.Tensor, targets: torch.Tensor, log_ratios: torch.Tensor, cql_alpha: torch.Tensor | float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Squared TD error and `cql_alpha` times `conservative_penalty`, both means over the two critics.
 
-    `candidates` (K, B, A) are the actions of the penalty, `log_ratios` (K, B) as it takes them. The two terms stand to
-    each other as in the paper's reference implementation; its eq. 4 halves the TD error. Metrics as of `twin_q_loss`
-    with ``cql_penalty``.
+    `values` (2, 1 + K, B) are of the data's actions, and behind them of those of the penalty, `log_ratios` (K, B) as it
+    takes them; `targets` (B,). The two terms stand to each other as in the paper's reference implementation; its eq. 4
+    halves the TD error. Metrics as of `twin_q_loss` with ``cql_penalty``.
     """
-    # One pass over K + 1 actions: the data's comes first.
-    actions = torch.cat([unit_actions.unsqueeze(0), candidates])
-    k, b, _ = actions.shape
-    values = critics(obs.expand(k, b, -1).reshape(k * b, -1), actions.view(k * b, -1)).view(2, k, b)
     data_values = values[:, 0]
     errors = data_values - targets
     td_loss = errors.square().mean()

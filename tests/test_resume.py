@@ -374,7 +374,7 @@ def test_trackers_after_three_kills(logger, tmp_path):
     assert {0, 3} <= {row["segment"] for row in rows}  # one that was killed early may have left nothing
     steps = [row["step"] for row in rows if "loss/policy" in row]
     assert steps == sorted(set(steps))
-    assert len(steps) == -(-40_000 // 512)
+    assert len(steps) == -(-120_000 // 512)
     (report,) = tracking.status(tmp_path / "run").values()
     assert report.complete
     if logger == "mlflow":

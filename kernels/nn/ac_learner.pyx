@@ -1,4 +1,4 @@
-"""The native updates of SAC and TD3: what their PyTorch `update` defines, for networks that are plain perceptrons.
+"""The native updates of SAC, TD3 and BC: what their PyTorch `update` defines, for networks that are plain perceptrons.
 
 Each network is a flat float32 block (see layers.pxd). The policy's is in the order of ``parameters()``, weights
 (n_out, n_in); that of the two critics is in the order of `rlox.networks.TwinQNetwork.parameters()`: the weights
@@ -10,7 +10,7 @@ import threading
 import numpy as np
 
 cimport numpy as cnp
-from libc.math cimport INFINITY, NAN, copysign, exp, fabs, isfinite, log1p, sqrt, tanh
+from libc.math cimport INFINITY, NAN, copysign, exp, fabs, isfinite, log, log1p, sqrt, tanh
 from libc.stdint cimport int32_t as i32
 from libc.string cimport memcpy, memset
 
@@ -151,8 +151,8 @@ def n_parameters(obs_dim: int, act_dim: int, hidden_sizes, gaussian: bool) -> tu
     return tuple(sizes)
 
 
-cdef class _TwinCritics:
-    """What SAC and TD3 share: a policy, two critics, their targets, and the critics' update.
+cdef class _Trained:
+    """What all kernels here share: blocks of parameters, and the Adam of each.
 
     Attributes
     ----------
@@ -165,75 +165,26 @@ cdef class _TwinCritics:
     cdef readonly dict gradients
     cdef readonly dict moments
     cdef readonly Py_ssize_t obs_dim
-    cdef readonly Py_ssize_t act_dim
-    cdef bint gaussian
-    cdef list hidden
-    cdef dict targets
-    cdef Weights policy_weights
-    cdef Weights critic_weights
-    cdef f32* critic_targets
-    cdef Net actor
-    cdef Net[2] critics
-    cdef Net[2] aims
-    cdef Py_ssize_t obs_pad
-    cdef Py_ssize_t in_pad
-    cdef f32* x             # (2 * CHUNK, obs_pad): the actor's inputs, states and then those they led to
-    cdef f32* pairs         # (CHUNK, in_pad): the critics' inputs
-    cdef f32* next_pairs    # (CHUNK, in_pad): their targets' inputs
-    cdef f32* d_pairs       # (CHUNK, in_pad)
-    cdef f32* goals         # (CHUNK): what the critics are to say; or the first one's share in the smaller value
-    cdef f32* d_actions     # (CHUNK, A)
-    cdef i32* chosen        # (CHUNK): rows
-    cdef Squashed pi
     cdef list held
     cdef object lock
 
-    cdef int make(self, str where, dict trained, dict targets, obs_dim, act_dim, hidden_sizes, str activation,
-                  bint gaussian) except -1:
-        """Everything but a target actor and a temperature, after all checks."""
-        obs_dim, act_dim = as_index(obs_dim, where, "obs_dim"), as_index(act_dim, where, "act_dim")
-        cdef bint hyperbolic = is_tanh(activation, where)
-        self.hidden = widths_of(hidden_sizes, where)
-        if obs_dim < 1 or act_dim < 1:
-            raise ValueError(f"{where}: obs_dim and act_dim must be >= 1, got {obs_dim} and {act_dim}")
-        policy_size, critics_size = n_parameters(obs_dim, act_dim, self.hidden, gaussian)
-        sizes = {"policy": policy_size, "target_policy": policy_size, "critics": critics_size, "target": critics_size}
+    cdef int hold(self, str where, dict trained, dict others, dict sizes) except -1:
+        """Take the blocks, `trained` ones and `others`, after their checks; `sizes` where one is not a single number."""
         seen = {}
-        for name, block in {**trained, **targets}.items():
+        for name, block in {**trained, **others}.items():
             check_out(block, cnp.NPY_FLOAT32, "float32", (sizes.get(name, 1),), where, name)
             for other, before in seen.items():
                 if share_memory(block, before):
                     raise ValueError(f"{where}: {name} must share no memory with {other}, got one array for both")
             seen[name] = block
-        self.parameters, self.targets = trained, targets
+        self.parameters = trained
         self.gradients = {name: np.zeros_like(block) for name, block in trained.items()}
         self.moments = {
             name: {moment: np.zeros_like(block) for moment in ("exp_avg", "exp_avg_sq")}
             for name, block in trained.items()
         }
-        self.obs_dim, self.act_dim, self.gaussian = obs_dim, act_dim, gaussian
-        self.obs_pad, self.in_pad = padded(obs_dim), padded(obs_dim + act_dim)
         self.held = []
         self.lock = threading.Lock()
-        self.policy_weights = self.weights_of("policy")
-        self.critic_weights = self.weights_of("critics")
-        self.critic_targets = <f32*>cnp.PyArray_DATA(<cnp.ndarray>targets["target"])
-        build(&self.actor, [obs_dim, *self.hidden, act_dim * (2 if gaussian else 1)], hyperbolic, self.policy_weights.p,
-              self.policy_weights.g, 0, self.held, False, False, 2 * CHUNK)
-        widths = [obs_dim + act_dim, *self.hidden, 1]
-        self.make_pair(self.critics, widths, hyperbolic, self.critic_weights.p)
-        self.make_pair(self.aims, widths, hyperbolic, self.critic_targets)
-        self.x = scratch(self.held, 2 * CHUNK * self.obs_pad)
-        self.pairs = scratch(self.held, CHUNK * self.in_pad)
-        self.next_pairs = scratch(self.held, CHUNK * self.in_pad)
-        self.d_pairs = scratch(self.held, CHUNK * self.in_pad)
-        self.goals = scratch(self.held, CHUNK)
-        self.d_actions = scratch(self.held, CHUNK * self.act_dim)
-        self.chosen = <i32*>scratch(self.held, CHUNK)
-        self.pi.actions = scratch(self.held, CHUNK * self.act_dim)
-        self.pi.slopes = scratch(self.held, CHUNK * self.act_dim)
-        self.pi.shifts = scratch(self.held, CHUNK * self.act_dim)
-        self.pi.log_probs = scratch(self.held, CHUNK)
         return 0
 
     cdef Weights weights_of(self, str name) except *:
@@ -245,32 +196,12 @@ cdef class _TwinCritics:
         w.v = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments[name]["exp_avg_sq"])
         return w
 
-    cdef int make_pair(self, Net* nets, list widths, bint hyperbolic, f32* block) except -1:
-        """Two perceptrons whose parameters alternate, weights of all layers first."""
-        cdef Py_ssize_t at = 0
-        cdef f32* gradient = self.critic_weights.g
-        cdef Layer* layer
-        cdef int k, l
-        for k in range(2):
-            build(&nets[k], widths, hyperbolic, block, gradient, 0, self.held, True, True)
-        for l in range(nets[0].n_layers):
-            for k in range(2):
-                layer = &nets[k].layers[l]
-                layer.weight, layer.d_weight = block + at, gradient + at
-                at += layer.n_in * layer.n_out
-        for l in range(nets[0].n_layers):
-            for k in range(2):
-                layer = &nets[k].layers[l]
-                layer.bias, layer.d_bias = block + at, gradient + at
-                at += layer.n_out
-        return 0
-
     cdef dict steps(self):
         """Optimiser steps taken, by block."""
-        return {"policy": self.policy_weights.step, "critics": self.critic_weights.step}
+        raise NotImplementedError
 
     cdef void set_steps(self, dict steps):
-        self.policy_weights.step, self.critic_weights.step = steps["policy"], steps["critics"]
+        """Put in what `steps` returned."""
 
     def get_state(self) -> dict:
         """By block, the optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state`
@@ -294,6 +225,99 @@ cdef class _TwinCritics:
         shape = np.shape(obs)
         n = shape[0] if len(shape) == 2 else "B"
         return given(obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "obs")
+
+    cdef void clear(self, Weights* w, Net* nets, int n_nets) noexcept nogil:
+        """Zero the gradient of these networks."""
+        cdef int k
+        memset(w.g, 0, w.size * sizeof(f32))
+        for k in range(n_nets):
+            clear_padded(&nets[k])
+
+
+cdef class _TwinCritics(_Trained):
+    """What SAC and TD3 share: a policy, two critics, their targets, and the critics' update."""
+
+    cdef readonly Py_ssize_t act_dim
+    cdef bint gaussian
+    cdef list hidden
+    cdef dict targets
+    cdef Weights policy_weights
+    cdef Weights critic_weights
+    cdef f32* critic_targets
+    cdef Net actor
+    cdef Net[2] critics
+    cdef Net[2] aims
+    cdef Py_ssize_t obs_pad
+    cdef Py_ssize_t in_pad
+    cdef f32* x             # (2 * CHUNK, obs_pad): the actor's inputs, states and then those they led to
+    cdef f32* pairs         # (CHUNK, in_pad): the critics' inputs
+    cdef f32* next_pairs    # (CHUNK, in_pad): their targets' inputs
+    cdef f32* d_pairs       # (CHUNK, in_pad)
+    cdef f32* goals         # (CHUNK): what the critics are to say; or the first one's share in the smaller value
+    cdef f32* d_actions     # (CHUNK, A)
+    cdef i32* chosen        # (CHUNK): rows
+    cdef Squashed pi
+
+    cdef int make(self, str where, dict trained, dict targets, obs_dim, act_dim, hidden_sizes, str activation,
+                  bint gaussian) except -1:
+        """Everything but a target actor and a temperature, after all checks."""
+        obs_dim, act_dim = as_index(obs_dim, where, "obs_dim"), as_index(act_dim, where, "act_dim")
+        cdef bint hyperbolic = is_tanh(activation, where)
+        self.hidden = widths_of(hidden_sizes, where)
+        if obs_dim < 1 or act_dim < 1:
+            raise ValueError(f"{where}: obs_dim and act_dim must be >= 1, got {obs_dim} and {act_dim}")
+        policy_size, critics_size = n_parameters(obs_dim, act_dim, self.hidden, gaussian)
+        sizes = {"policy": policy_size, "target_policy": policy_size, "critics": critics_size, "target": critics_size}
+        self.hold(where, trained, targets, sizes)
+        self.targets = targets
+        self.obs_dim, self.act_dim, self.gaussian = obs_dim, act_dim, gaussian
+        self.obs_pad, self.in_pad = padded(obs_dim), padded(obs_dim + act_dim)
+        self.policy_weights = self.weights_of("policy")
+        self.critic_weights = self.weights_of("critics")
+        self.critic_targets = <f32*>cnp.PyArray_DATA(<cnp.ndarray>targets["target"])
+        build(&self.actor, [obs_dim, *self.hidden, act_dim * (2 if gaussian else 1)], hyperbolic, self.policy_weights.p,
+              self.policy_weights.g, 0, self.held, False, False, 2 * CHUNK)
+        widths = [obs_dim + act_dim, *self.hidden, 1]
+        self.make_pair(self.critics, widths, hyperbolic, self.critic_weights.p)
+        self.make_pair(self.aims, widths, hyperbolic, self.critic_targets)
+        self.x = scratch(self.held, 2 * CHUNK * self.obs_pad)
+        self.pairs = scratch(self.held, CHUNK * self.in_pad)
+        self.next_pairs = scratch(self.held, CHUNK * self.in_pad)
+        self.d_pairs = scratch(self.held, CHUNK * self.in_pad)
+        self.goals = scratch(self.held, CHUNK)
+        self.d_actions = scratch(self.held, CHUNK * self.act_dim)
+        self.chosen = <i32*>scratch(self.held, CHUNK)
+        self.pi.actions = scratch(self.held, CHUNK * self.act_dim)
+        self.pi.slopes = scratch(self.held, CHUNK * self.act_dim)
+        self.pi.shifts = scratch(self.held, CHUNK * self.act_dim)
+        self.pi.log_probs = scratch(self.held, CHUNK)
+        return 0
+
+    cdef int make_pair(self, Net* nets, list widths, bint hyperbolic, f32* block) except -1:
+        """Two perceptrons whose parameters alternate, weights of all layers first."""
+        cdef Py_ssize_t at = 0
+        cdef f32* gradient = self.critic_weights.g
+        cdef Layer* layer
+        cdef int k, l
+        for k in range(2):
+            build(&nets[k], widths, hyperbolic, block, gradient, 0, self.held, True, True)
+        for l in range(nets[0].n_layers):
+            for k in range(2):
+                layer = &nets[k].layers[l]
+                layer.weight, layer.d_weight = block + at, gradient + at
+                at += layer.n_in * layer.n_out
+        for l in range(nets[0].n_layers):
+            for k in range(2):
+                layer = &nets[k].layers[l]
+                layer.bias, layer.d_bias = block + at, gradient + at
+                at += layer.n_out
+        return 0
+
+    cdef dict steps(self):
+        return {"policy": self.policy_weights.step, "critics": self.critic_weights.step}
+
+    cdef void set_steps(self, dict steps):
+        self.policy_weights.step, self.critic_weights.step = steps["policy"], steps["critics"]
 
     cdef list take(self, str where, Batch* batch, obs, actions, rewards, next_obs, discounts, noise, weights):
         """Fill in the batch after its checks; returns the arrays it points to."""
@@ -379,13 +403,6 @@ cdef class _TwinCritics:
                 td_errors[start + i] = <f32>(0.5 * fabs(error) + (td_errors[start + i] if k else 0.0))
                 d_q[i * ld] = <f32>(weight * error / batch.n)
             backward(&self.critics[k], self.pairs, self.in_pad, rows)
-
-    cdef void clear(self, Weights* w, Net* nets, int n_nets) noexcept nogil:
-        """Zero the gradient of these networks."""
-        cdef int k
-        memset(w.g, 0, w.size * sizeof(f32))
-        for k in range(n_nets):
-            clear_padded(&nets[k])
 
     cdef void move_critics(self, const Options* options, f32* target, Sums* sums) noexcept nogil:
         cdef int k
@@ -985,3 +1002,132 @@ cdef class NativeTD3(_TwinCritics):
         found.target_noise = number(target_noise, 0.0, where, "target_noise")
         found.noise_clip = number(noise_clip, 0.0, where, "noise_clip")
         return found
+
+
+cdef class NativeBC(_Trained):
+    """Behavioural cloning: a perceptron whose outputs' tanh is the action, or whose softmax is how likely each is.
+
+    Parameters and errors as of `NativeSAC`, but there is one block, and
+
+    Parameters
+    ----------
+    policy
+        (P,) float32: the perceptron.
+    obs_dim, n_outputs
+        D, and the outputs: A, or the number of actions.
+    discrete
+        Whether an action is one of `n_outputs`.
+    """
+
+    cdef readonly Py_ssize_t n_outputs
+    cdef readonly bint discrete
+    cdef Weights weights
+    cdef Net actor
+    cdef Py_ssize_t obs_pad
+    cdef f32* x             # (CHUNK, obs_pad)
+
+    def __cinit__(self, policy, obs_dim, n_outputs, hidden_sizes, activation: str = "relu", discrete: bool = False):
+        cdef str where = "NativeBC"
+        self.obs_dim, self.n_outputs = as_index(obs_dim, where, "obs_dim"), as_index(n_outputs, where, "n_outputs")
+        cdef bint hyperbolic = is_tanh(activation, where)
+        hidden = widths_of(hidden_sizes, where)
+        if self.obs_dim < 1 or self.n_outputs < 1:
+            raise ValueError(f"{where}: obs_dim and n_outputs must be >= 1, got {obs_dim} and {n_outputs}")
+        self.discrete = as_flag(discrete, where, "discrete")
+        widths = [self.obs_dim, *hidden, self.n_outputs]
+        self.hold(where, {"policy": policy}, {}, {"policy": sum((a + 1) * b for a, b in zip(widths, widths[1:]))})
+        self.weights = self.weights_of("policy")
+        build(&self.actor, widths, hyperbolic, self.weights.p, self.weights.g, 0, self.held)
+        self.obs_pad = padded(self.obs_dim)
+        self.x = scratch(self.held, CHUNK * self.obs_pad)
+
+    cdef dict steps(self):
+        return {"policy": self.weights.step}
+
+    cdef void set_steps(self, dict steps):
+        self.weights.step = steps["policy"]
+
+    cdef void regress(self, const f32* actions, Py_ssize_t rows, f64 share, f64* loss) noexcept nogil:
+        """From outputs, what goes backward from the squared distance, of which this is added up."""
+        cdef Layer* head = last_of(&self.actor)
+        cdef Py_ssize_t i, j, a = self.n_outputs, ld = head.out_pad
+        cdef f64 action, error
+        for i in range(rows):
+            for j in range(a):
+                action = tanh(head.out[i * ld + j])
+                error = action - actions[i * a + j]
+                loss[0] += share / a * error * error
+                head.d_out[i * ld + j] = <f32>(2.0 * share / a * error * (1.0 - action * action))
+
+    cdef void classify(self, const i64* labels, Py_ssize_t rows, f64 share, f64* loss, f64* accuracy) noexcept nogil:
+        """As `regress` of the cross-entropy; and the share of the rows whose likeliest action is theirs."""
+        cdef Layer* head = last_of(&self.actor)
+        cdef Py_ssize_t i, j, best
+        cdef const f32* y
+        cdef f32* d_y
+        cdef f64 total
+        for i in range(rows):
+            y, d_y = head.out + i * head.out_pad, head.d_out + i * head.out_pad
+            best, total = 0, 0.0
+            for j in range(1, self.n_outputs):
+                if y[j] > y[best]:
+                    best = j
+            for j in range(self.n_outputs):
+                total += exp(<f64>y[j] - y[best])
+            for j in range(self.n_outputs):
+                d_y[j] = <f32>(share * (exp(<f64>y[j] - y[best]) / total - (j == labels[i])))
+            loss[0] += share * (log(total) + y[best] - y[labels[i]])
+            accuracy[0] += share * (best == labels[i])
+
+    def update(self, obs, actions, *, learning_rate, max_grad_norm=None):
+        """One update, what `rlox.algorithms.BC.update` defines.
+
+        Parameters
+        ----------
+        obs
+            (B, D) float32.
+        actions
+            (B, A) float32, scaled to [-1, 1]; or (B,) int64.
+        learning_rate, max_grad_norm
+            Of `rlox.config.BCConfig`, schedules resolved; None where it is off.
+
+        Returns
+        -------
+        dict
+            ``policy_loss grad_norm``, and of discrete actions ``accuracy``. NaN in the data or the weights makes the
+            first two NaN.
+        """
+        cdef str where = "NativeBC.update"
+        cdef Options options = options_of(learning_rate, 1.0, max_grad_norm, where)
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where)
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), start = 0, rows, i, d = self.obs_dim
+        cdef cnp.ndarray actions_
+        cdef f64 loss = 0.0, accuracy = 0.0, norm = 0.0
+        if n < 1:
+            raise ValueError(f"{where}: obs must hold at least one row, got none")
+        if self.discrete:
+            actions_ = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
+            if actions_.min() < 0 or actions_.max() >= self.n_outputs:
+                raise ValueError(f"{where}: actions must be in [0, {self.n_outputs}), got {actions_.min()} to "
+                                 f"{actions_.max()}")
+        else:
+            actions_ = given(actions, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs), where, "actions")
+        cdef const f32* from_obs = <const f32*>cnp.PyArray_DATA(obs_)
+        cdef const void* from_actions = cnp.PyArray_DATA(actions_)
+        with self.lock, nogil:
+            pack(&self.actor, True)
+            self.clear(&self.weights, &self.actor, 1)
+            while start < n:
+                rows = min(<Py_ssize_t>CHUNK, n - start)
+                for i in range(rows):
+                    memcpy(self.x + i * self.obs_pad, from_obs + (start + i) * d, d * sizeof(f32))
+                forward(&self.actor, self.x, self.obs_pad, rows)
+                if self.discrete:
+                    self.classify(<const i64*>from_actions + start, rows, 1.0 / n, &loss, &accuracy)
+                else:
+                    self.regress(<const f32*>from_actions + start * self.n_outputs, rows, 1.0 / n, &loss)
+                backward(&self.actor, self.x, self.obs_pad, rows)
+                start += rows
+            unpad(&self.actor)
+            norm = move(&self.weights, &options, NULL)
+        return {"policy_loss": loss, "grad_norm": norm, **({"accuracy": accuracy} if self.discrete else {})}

@@ -84,8 +84,8 @@ class OfflineAlgorithm:
     device : str
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
     backend : str
-        ``torch``; ``native``: a kernel does the updates, where there is one (`TD3BC`); ``auto``: native where it is
-        exact. The attribute holds which one it is, `backend_reason` why.
+        ``torch``; ``native``: a kernel does the updates, where there is one (`BC`, `TD3BC`); ``auto``: native where it
+        is exact. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     env_id : str or callable, optional

@@ -1,6 +1,7 @@
 """Behavioural cloning's own mathematics."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -10,19 +11,89 @@ import torch
 import rlox
 from rlox.algorithms import BC
 
+BACKENDS = pytest.mark.parametrize("backend", ["torch", "native"])
 
-def test_continuous_updates_are_adams_on_the_squared_distance():
-    bc = textbook.on_levers(BC, learning_rate=1e-3)
+
+def updated(bc, batch):
+    metrics = bc.update_native(batch) if bc.backend == "native" else bc.update(batch)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def adams_step(bc, net, adam, loss):
+    """The same step by PyTorch's own optimiser; the gradient's norm."""
+    adam.zero_grad()
+    loss.backward()
+    limit = math.inf if bc.config.max_grad_norm is None else bc.config.max_grad_norm
+    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), limit)
+    adam.step()
+    return norm.item()
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 0.05, "activation": "tanh", "hidden_sizes": [20, 40, 7]}])
+@BACKENDS
+def test_continuous_updates_are_adams_on_the_squared_distance(backend, settings):
+    settings = {"hidden_sizes": [32, 32], **settings}
+    bc = textbook.on_levers(BC, learning_rate=1e-3, backend=backend, hidden=None, **settings)
     net = copy.deepcopy(bc.policy.net)
     adam = torch.optim.Adam(net.parameters(), 1e-3)
     for i in range(10):
-        batch = textbook.transitions(seed=i)
+        batch = textbook.transitions(n=300, seed=i)  # more rows than the kernel takes at a time
         loss = ((net(batch.obs).tanh() - textbook.unit(batch.actions)) ** 2).mean()
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        assert bc.update(batch)["policy_loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+        norm = adams_step(bc, net, adam, loss)
+        assert updated(bc, batch) == pytest.approx({"policy_loss": loss.item(), "grad_norm": norm}, rel=1e-5)
         textbook.agree(bc.policy.net, net)
+
+
+def labelled(backend, **settings):
+    """BC of three actions, and batches to learn from."""
+    rng = np.random.default_rng(3)
+    obs, never = rng.normal(size=(400, 4)).astype(np.float32), np.zeros(400, bool)
+    actions = (obs[:, 0] > 0).astype(int) + (obs[:, 1] > 0.5)
+    data = rlox.OfflineDatasetBuffer(obs, obs, actions, np.zeros(400), never, never, n_actions=3)
+    return BC(data, 4, 3, continuous=False, hidden=32, learning_rate=1e-3, batch_size=300, backend=backend, **settings)
+
+
+@BACKENDS
+def test_discrete_updates_are_adams_on_the_cross_entropy(backend):
+    bc = labelled(backend, max_grad_norm=0.1)
+    net = copy.deepcopy(bc.policy.net)
+    adam = torch.optim.Adam(net.parameters(), 1e-3)
+    for _ in range(10):
+        batch = bc.sample()
+        logits = net(batch.obs)
+        loss = -logits.log_softmax(1)[torch.arange(300), batch.actions].mean()
+        right = (logits.argmax(1) == batch.actions).sum().item() / 300
+        norm = adams_step(bc, net, adam, loss)
+        expected = {"policy_loss": loss.item(), "grad_norm": norm, "accuracy": right}
+        assert updated(bc, batch) == pytest.approx(expected, rel=1e-5)
+        textbook.agree(bc.policy.net, net)
+
+
+def test_the_native_update_is_what_auto_means_and_goes_on_from_a_checkpoint(tmp_path):
+    whole, half = labelled("auto"), labelled("native")
+    assert whole.backend == "native"
+    whole.train(20, schedule_timesteps=20)
+    half.train(10, schedule_timesteps=20)
+    half.save(tmp_path / "half.safetensors")
+    rest = BC.from_checkpoint(tmp_path / "half.safetensors", half.dataset)
+    assert rest.backend == "native"
+    rest.train(10, schedule_timesteps=20)
+    textbook.agree(rest.policy, whole.policy, 0.0)
+
+
+def test_the_kernel_says_what_it_cannot_take():
+    bc = labelled("native")
+    obs, labels = np.zeros((5, 4), np.float32), np.arange(5) % 3
+    told = {"learning_rate": 1e-3}
+    with pytest.raises(ValueError, match=r"actions must be in \[0, 3\), got 0 to 3"):
+        bc.net.update(obs, np.array([0, 1, 2, 3, 0]), **told)
+    with pytest.raises(TypeError, match="actions must have dtype int64"):
+        bc.net.update(obs, labels.astype(np.float32), **told)
+    with pytest.raises(ValueError, match=r"obs must have shape \(5, 4\)"):
+        bc.net.update(obs[:, :3], labels, **told)
+    with pytest.raises(ValueError, match="at least one row"):
+        bc.net.update(obs[:0], labels[:0], **told)
+    assert np.isnan(bc.net.update(np.full_like(obs, np.nan), labels, **told)["policy_loss"])
 
 
 def test_discrete_cloning_learns_the_probabilities_of_the_data():

@@ -7,6 +7,7 @@ import pytest
 import textbook
 import torch
 from scipy import integrate
+from torch import nn
 
 from rlox.algorithms import CQL
 from rlox.kernels.rng import Rng
@@ -47,6 +48,11 @@ class Paper(textbook.Textbook):
 
     def __init__(self, cql):
         super().__init__(cql)
+        if self.c.activation == "tanh":
+            self.critics, self.targets = (
+                [nn.Sequential(*(nn.Tanh() if isinstance(layer, nn.ReLU) else layer for layer in q)) for q in nets]
+                for nets in (self.critics, self.targets)
+            )
         self.log_alpha = cql.log_alpha.detach().clone().requires_grad_()
         self.log_weight = cql.log_cql_alpha.detach().clone().requires_grad_()
         self.alpha_adam, self.weight_adam = (
@@ -62,16 +68,15 @@ class Paper(textbook.Textbook):
 
     def update(self, batch):
         c, data, n = self.c, textbook.unit(batch.actions), self.c.n_random_actions
-        noise = torch.from_numpy(self.rng.normal((2 + 2 * n, len(batch), 2)))
+        noise = torch.from_numpy(self.rng.normal((2 + n, len(batch), 2)))
         uniform = 2 * torch.from_numpy(self.rng.uniform((n, len(batch), 2))) - 1
         weight, alpha = self.log_weight.exp().item(), self.log_alpha.exp().item()
         with torch.no_grad():
-            next_action, _ = self.sample(batch.next_obs, noise[1 + n])
+            next_action, _ = self.sample(batch.next_obs, noise[1])
             smaller = torch.min(*(self.value(q, batch.next_obs, next_action) for q in self.targets))
             targets = batch.rewards + batch.discounts * smaller
             proposals = [(a, torch.full((len(batch),), -2 * math.log(2))) for a in uniform]
-            proposals += [self.sample(batch.obs, e) for e in noise[1 : 1 + n]]
-            proposals += [self.sample(batch.next_obs, e) for e in noise[2 + n :]]
+            proposals += [self.sample(batch.obs, e) for e in noise[2:]]
         losses, penalties = [], []
         for q in self.critics:
             seen = self.value(q, batch.obs, data)
@@ -93,10 +98,17 @@ class Paper(textbook.Textbook):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"auto_alpha": True, "cql_target_value": 0.5}, {"cql_alpha": 0.0, "auto_entropy": False}]
+    "settings",
+    [
+        {},
+        {"auto_alpha": True, "cql_target_value": 0.5},
+        {"cql_alpha": 0.0, "auto_entropy": False},
+        # So many that the critics take three parts of the states, which are not alike.
+        {"n_random_actions": 30, "activation": "tanh", "hidden": None, "hidden_sizes": [20, 24, 16]},
+    ],
 )
 def test_updates_equal_the_papers(settings):
-    cql = textbook.on_levers(CQL, tau=0.01, learning_rate=1e-3, n_random_actions=3, **settings)
+    cql = textbook.on_levers(CQL, tau=0.01, learning_rate=1e-3, **{"n_random_actions": 3, **settings})
     paper = Paper(textbook.shaken(cql))
     for i in range(8):
         batch = textbook.transitions(seed=i)

@@ -55,7 +55,7 @@ def test_updates_equal_the_papers(settings, backend):
 
 def test_alpha_0_is_cloning():
     algorithm = textbook.on_levers(TD3BC, policy_delay=1, alpha=0.0, backend="torch")
-    clone = textbook.on_levers(rlox.BC)
+    clone = textbook.on_levers(rlox.BC, backend="torch")
     for i in range(30):
         batch = textbook.transitions(seed=i)
         algorithm.update(batch)
