@@ -1,5 +1,6 @@
 """SAC and TD3 that start from what a dataset taught, with the dataset mixed into their batches."""
 
+import functools
 import json
 import os
 import signal
@@ -129,11 +130,11 @@ def test_resume_is_exact(kind, memory, tmp_path):
 
     straight, cut = make(), make()
     straight.train(300)
-    cut.train(160)
+    cut.train(160, schedule_timesteps=300)
     cut.save(tmp_path / "a.safetensors", memory=True)
     loaded = kind.from_checkpoint(tmp_path / "a.safetensors", dataset=recorded())
     loaded.train(until=300)
-    assert loaded.counters.updates == straight.counters.updates > 200
+    assert loaded.counters.updates == straight.counters.updates == 143
     one, other = (x._checkpoint().tensors for x in (straight, loaded))
     np.testing.assert_equal(one, other)
 
@@ -158,17 +159,22 @@ def test_a_checkpoint_knows_its_dataset(kind, tmp_path):
     assert kind.from_checkpoint(tmp_path / "c", dataset=recorded()).dataset is not None
 
 
-def taught(cls, **settings):
-    """An offline algorithm on random play of the levers, after some updates; a value of their best place is 0."""
+@functools.cache
+def random_play():
+    """A thousand steps of the levers, and their environment's description."""
     algorithm = SAC(probes.Levers, n_envs=4, learning_starts=10_000, batch_size=32, seed=0)
     algorithm.train(1_000)
     rows = algorithm.buffer.gather(np.arange(1_000))
     names = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
-    data = rlox.OfflineDatasetBuffer(*(rows[name] for name in names))
-    low, high = algorithm.spec.act_low, algorithm.spec.act_high
+    return rlox.OfflineDatasetBuffer(*(rows[name] for name in names)), algorithm.spec
+
+
+def taught(cls, **settings):
+    """An offline algorithm after some updates on random play of the levers, and the dataset."""
+    data, spec = random_play()
     learner = cls(
-        data, 3, 2, act_low=low, act_high=high, env_id=probes.Levers, hidden_sizes=[32, 32], normalize_obs=False,
-        seed=1, **settings,
+        data, 3, 2, act_low=spec.act_low, act_high=spec.act_high, env_id=probes.Levers, hidden_sizes=[32, 32],
+        normalize_obs=False, seed=1, **settings,
     )  # fmt: skip
     learner.train(60)
     return learner, data
@@ -237,7 +243,7 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
         with pytest.raises(error, match=message):
             kind("Pendulum-v1", **{**SMALL, "dataset": recorded(), **settings})
 
-    refused("must have observations of shape (3,), as the environment, got (4,)".replace("(", r"\("),
+    refused(r"must have observations of shape \(3,\), as the environment, got \(4,\)",
             dataset=recorded(obs_dim=4))  # fmt: skip
     refused("must have 1 action component.* got 2 floats", dataset=recorded(act_dim=2))
     refused(r"the dataset must give obs of shape \(B, 3,\), as the environment, got \(1, 5\)", dataset=Odd())
@@ -276,16 +282,15 @@ def play(tmp_path_factory):
     """600 random steps of Pendulum, and IQL's first updates on them."""
     folder = tmp_path_factory.mktemp("play")
     command("collect", "--env", "Pendulum-v1", "--steps", "600", "--out", "random.arrow", cwd=folder)
-    small = ("algo.hidden_sizes=[16,16]", "logger=none", "eval.n_points=0", "eval.n_episodes=2", "tuned=off")
-    command(
-        *("train", "algo=iql", "dataset=random.arrow", "total_timesteps=50", "hydra.run.dir=iql", *small), cwd=folder
-    )
+    learner = IQL(rlox.open_dataset(folder / "random.arrow"), 3, 1, act_high=2.0, hidden_sizes=[16, 16])
+    learner.train(50)
+    learner.save(folder / "iql.safetensors")
     return folder
 
 
 def arguments(play):
     small = ("algo.hidden_sizes=[16,16]", "algo.batch_size=32", "logger=none", "eval.n_points=2", "eval.n_episodes=2")
-    start = (f"init_from={play / 'iql/checkpoints/last.safetensors'}", "algo.learning_starts=0", "tuned=off")
+    start = (f"init_from={play / 'iql.safetensors'}", "algo.learning_starts=0", "tuned=off")
     return ["train", "algo=td3", f"dataset={play / 'random.arrow'}", *start, *small]
 
 
@@ -340,8 +345,6 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     [
         (["dataset.normalize=true"], "must give observations as they are"),
         (["dataset.normalize_returns=true"], "dataset.normalize_returns must be false where the replay memory"),
-        (["algo.dataset_share=0"], "algo.dataset_share must be in (0, 1), got 0"),
-        (["env=MountainCarContinuous-v0"], "observations of shape"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_paragraph(play, tmp_path, extra, message):
@@ -351,4 +354,4 @@ def test_what_cannot_be_is_said_in_one_paragraph(play, tmp_path, extra, message)
 def test_on_policy_algorithms_take_no_dataset(play, tmp_path):
     told = command("train", "algo=ppo", f"dataset={play / 'random.arrow'}", cwd=tmp_path, fails=True)
     assert "dataset must be left out with algo=ppo" in told
-    assert "those that learn from one: sac, td3, bc, td3_bc" in told
+    assert "those that learn from one: bc, cql, iql, sac, td3, td3_bc" in told
