@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,10 +17,12 @@ from rlox.algorithms.base import load_weights_, weights_of
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.buffers import OfflineDataset
+from rlox.callbacks import Callback
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.exploration import ActionNoise
 from rlox.kernels.nn.ac_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
+from rlox.logging import LoggerCallback
 from rlox.loops import Rounds, scheduled
 from rlox.losses import twin_q_loss
 from rlox.native import NativeAdam, NativeBoundedPolicy, bounded_obstacle
@@ -36,19 +38,20 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
 
     The memory holds actions in the environment's units, as they were taken; policy and critics see them in [-1, 1].
 
-    With a dataset, ``dataset_share`` of every batch (of B rows round(share * B), never more or fewer) is drawn from it
-    and the rest from the memory, by the run's own generator: the symmetric sampling of RLPD (Ball et al. 2023,
-    arXiv:2302.02948, section 4.1). Updates begin after `learning_starts`, once the memory has as many transitions as a
-    batch takes from it. Its rows are single steps and drawn uniformly, whatever the memory's returns and priorities
-    are, and its rewards must be on the environment's scale. For a policy from `init_from` set ``learning_starts=0``,
-    so that it acts from the first step.
+    With a dataset, round(`dataset_share` * B) of every batch's B rows are drawn from it and the rest from the memory,
+    by the run's own generator: the symmetric sampling of RLPD (Ball et al. 2023, arXiv:2302.02948, section 4.1).
+    Updates begin after `learning_starts`, once the memory has as many transitions as a batch takes from it. The
+    dataset's rows are single steps and drawn uniformly, whatever the memory's returns and priorities are, and its
+    rewards must be on the environment's scale. For a policy from `init_from` set ``learning_starts=0``, so that it acts
+    from the first step.
 
     Parameters
     ----------
-    dataset : OfflineDataset, optional
-        Such as `rlox.open_dataset` returns, with observations as they are (``normalize=False``).
-    *arguments, **options
+    env_id, n_envs, seed, policy, logger, callbacks, **arguments
         As `OffPolicyAlgorithm` takes them.
+    dataset : OfflineDataset, optional
+        Such as `rlox.open_dataset` returns, with observations as they are (``normalize=False``). No checkpoint holds
+        it: to train on, the same is given to `from_checkpoint`.
 
     Attributes
     ----------
@@ -65,10 +68,21 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
 
     native: NativeBoundedPolicy | None = None
 
-    def __init__(self, *arguments: Any, dataset: OfflineDataset | None = None, **options: Any):
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 1,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        dataset: OfflineDataset | None = None,
+        **arguments: Any,
+    ):
         self.dataset = dataset
         self._mixed: Any = None  # by what the dataset is known again, also where a checkpoint's is not at hand
-        super().__init__(*arguments, **options)
+        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
         if dataset is None:
             return
         where, c = type(self).__name__, self.config
