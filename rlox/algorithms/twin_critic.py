@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,12 +17,10 @@ from rlox.algorithms.base import load_weights_, weights_of
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.buffers import OfflineDataset
-from rlox.callbacks import Callback
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.exploration import ActionNoise
 from rlox.kernels.nn.ac_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.logging import LoggerCallback
 from rlox.loops import Rounds, scheduled
 from rlox.losses import twin_q_loss
 from rlox.native import NativeAdam, NativeBoundedPolicy, bounded_obstacle
@@ -47,7 +45,7 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
 
     Parameters
     ----------
-    env_id, n_envs, seed, policy, logger, callbacks, **arguments
+    *arguments, **options
         As `OffPolicyAlgorithm` takes them.
     dataset : OfflineDataset, optional
         Such as `rlox.open_dataset` returns, with observations as they are (``normalize=False``). No checkpoint holds
@@ -68,21 +66,10 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
 
     native: NativeBoundedPolicy | None = None
 
-    def __init__(
-        self,
-        env_id: str | Callable[[], Any],
-        n_envs: int = 1,
-        seed: int = 42,
-        policy: nn.Module | None = None,
-        logger: LoggerCallback | None = None,
-        callbacks: Iterable[Callback] | None = None,
-        *,
-        dataset: OfflineDataset | None = None,
-        **arguments: Any,
-    ):
+    def __init__(self, *arguments: Any, dataset: OfflineDataset | None = None, **options: Any):
         self.dataset = dataset
         self._mixed: Any = None  # by what the dataset is known again, also where a checkpoint's is not at hand
-        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+        super().__init__(*arguments, **options)
         if dataset is None:
             return
         where, c = type(self).__name__, self.config
