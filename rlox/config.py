@@ -380,7 +380,9 @@ class BCConfig(OfflineConfig):
 class TD3BCConfig(DelayConfig, OfflineCriticConfig):
     """TD3 with a behaviour-cloning term (Fujimoto and Gu 2021, arXiv:2106.06860)."""
 
-    alpha: float = 2.5  # weight of the values, whose mean size is made 1, beside the squared distance to the data
+    alpha: float = searched(
+        2.5, "tag(log, interval(0.1, 10.0))"
+    )  # weight of the values, whose mean size is made 1, beside the squared distance to the data
     normalize_obs: bool = True  # observations with the dataset's mean 0 and deviation 1, in training and afterwards
 
     def rules(self):
@@ -392,10 +394,16 @@ class TD3BCConfig(DelayConfig, OfflineCriticConfig):
 class IQLConfig(OfflineCriticConfig):
     """Implicit Q-Learning (Kostrikov et al. 2021, arXiv:2110.06169)."""
 
-    expectile: float = 0.7  # of the values of the data's actions that V learns: 0.5 their mean, towards 1 their maximum
-    temperature: float = 3.0  # beta: actions weigh exp(beta * advantage); 0 clones the data
+    expectile: float = searched(
+        0.7, "interval(0.5, 0.95)"
+    )  # of the values of the data's actions that V learns: 0.5 their mean, towards 1 their maximum
+    temperature: float = searched(
+        3.0, "tag(log, interval(0.1, 10.0))"
+    )  # beta: actions weigh exp(beta * advantage); 0 clones the data
     max_weight: float = 100.0  # such a weight is clipped to this
-    policy_schedule: str = "constant"  # of the policy's step size: constant, or cosine: to 0 at total_timesteps
+    policy_schedule: str = searched(
+        "constant", "constant,cosine"
+    )  # of the policy's step size: constant, or cosine: to 0 at total_timesteps
 
     def rules(self):
         yield from super().rules()
@@ -409,7 +417,9 @@ class IQLConfig(OfflineCriticConfig):
 class CQLConfig(EntropyConfig, OfflineCriticConfig):
     """Conservative Q-Learning, CQL(H) (Kumar et al. 2020, arXiv:2006.04779)."""
 
-    cql_alpha: float = 5.0  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
+    cql_alpha: float = searched(
+        5.0, "tag(log, interval(0.1, 20.0))"
+    )  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
     n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's, there and next
     auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
     cql_target_value: float = -1.0  # penalty aimed at, in units of return; 0: values that tell no actions apart
@@ -666,6 +676,11 @@ class RunConfig(Config):
         """`max_time` in seconds; None where it is null, or no time."""
         found = re.fullmatch(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time or "")
         return sum(unit * int(n or 0) for unit, n in zip((3600, 60, 1), found.groups(), strict=True)) if found else None
+
+    @property
+    def offline(self) -> bool:
+        """Whether the algorithm learns from a dataset alone."""
+        return self.algo.uses_dataset == "must"
 
     @property
     def eval_seed(self) -> int:

@@ -314,7 +314,7 @@ def offline(algorithm) -> dict[str, float]:
     tell_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = callbacks.on_training_start(algorithm=algorithm)
-    since, since_updates = clock(), c.updates
+    since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
         history: list[dict[str, Any]] = []
         started, drawing_s = clock(), 0.0
@@ -334,10 +334,12 @@ def offline(algorithm) -> dict[str, float]:
             "time/updates_per_second": (c.updates - since_updates) / (clock() - since),
             "time/collect_s": drawing_s,
             "time/update_s": update_s,
+            "time/cpu_s": time.process_time() - cpu,
         }
         now = clock()
         go_on = callbacks.on_step(step=c.updates, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
         # Evaluation and saving are not the training's speed.
         since += clock() - now
+        cpu = time.process_time()
     callbacks.on_training_end(algorithm=algorithm)
     return metrics

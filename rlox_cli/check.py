@@ -32,7 +32,14 @@ from rlox_cli.compose import Job, compose_jobs
 from rlox_cli.env_probe import probe_env
 from rlox_cli.errors import UsageError, paragraph
 from rlox_cli.estimate import Estimate, Start, estimate, evaluations, loggers
-from rlox_cli.preflight import preflight, replay_footprint, require_folder, rollout_steps, time_limit_warnings
+from rlox_cli.preflight import (
+    mapped_bytes,
+    preflight,
+    replay_footprint,
+    require_folder,
+    rollout_steps,
+    time_limit_warnings,
+)
 from rlox_cli.runner import build, restored, shown
 
 _TRACKER_S = 1.0  # seconds that a tracker's server has to answer
@@ -113,7 +120,7 @@ def require_buildable(jobs: list[Job]) -> None:
     seen = set()
     for number, job in enumerate(jobs):
         c = job.config
-        alike = (c.env, c.buffer, c.init_from, c.device, c.backend, c.compile)
+        alike = (c.env, c.buffer, c.dataset, c.init_from, c.device, c.backend, c.compile)
         network = [(k, v) for k, v in vars(c.algo).items() if not isinstance(v, float)]
         if (key := repr((job.algo, alike, network))) in seen:
             continue
@@ -173,7 +180,8 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     lines = [
         ("spaces", f"{_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}"),
         ("backend", f"{algorithm.backend} ({algorithm.backend_reason})"),
-        ("plan", _plan(config)),
+        *([("dataset", _dataset(algorithm.dataset))] if config.offline else ()),
+        ("plan", _plan(algorithm, config)),
         ("memory", _memory(algorithm, config, found)),
         ("disk", f"{resources.size(found.disk)} of {resources.size(resources.free_disk(folder))} free"),
         ("time", _time(config, found, seen.limit)),
@@ -234,20 +242,36 @@ def _observations(spec: EnvSpec) -> str:
     return f"images {' x '.join(map(str, spec.obs_shape))}{frames}"
 
 
-def _plan(config: RunConfig) -> str:
+def _dataset(dataset: Any) -> str:
+    """Its size, where it comes from, and how good what it shows is."""
+    found, known = dataset.stats(), dataset.metadata
+    env = f" of {known['env']['id']}" if known.get("env") else ""
+    return (
+        f"{_counted(found['n_transitions'], 'transition')} in {_counted(found['n_episodes'], 'episode')}{env}, return "
+        f"{found['mean_return']:.2f} ± {found['std_return']:.2f} ({found['min_return']:.2f} to "
+        f"{found['max_return']:.2f})"
+    )
+
+
+def _plan(algorithm: Any, config: RunConfig) -> str:
     rollout = rollout_steps(config)
     batches = f" in batches of {config.algo.batch_size:,}" if hasattr(config.algo, "batch_size") else ""
-    return (
-        f"{-(-config.total_timesteps // rollout) * rollout:,} steps in {_counted(config.env.n_envs, 'environment')}, "
-        f"learning every {rollout:,}{batches}; {_counted(evaluations(config), 'evaluation')} of "
-        f"{_counted(config.eval.n_episodes, 'episode')}"
-    )
+    if config.offline:
+        training = f"{_counted(config.total_timesteps, 'update')}{batches} from {len(algorithm.dataset):,} transitions"
+    else:
+        training = (
+            f"{-(-config.total_timesteps // rollout) * rollout:,} steps in "
+            f"{_counted(config.env.n_envs, 'environment')}, learning every {rollout:,}{batches}"
+        )
+    return f"{training}; {_counted(evaluations(config), 'evaluation')} of {_counted(config.eval.n_episodes, 'episode')}"
 
 
 def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
     given, replay = resources.memory(), replay_footprint(algorithm, config, config.total_timesteps)
     free = "" if given is None else f" of {resources.size(given[0])} free"
     kept = "" if replay is None else f"; the replay memory takes {resources.size(replay.resident)}"
+    if config.offline:
+        kept = f"; the dataset, {resources.size(mapped_bytes(algorithm.dataset))}, is read from its file as it is used"
     unknown = "; and what the replay memory takes, which does not tell" if config.buffer and replay is None else ""
     return f"{resources.size(found.memory)}{free}{kept}{unknown}"
 

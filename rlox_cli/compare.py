@@ -18,7 +18,19 @@ from scipy import stats
 
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
-from rlox_cli.runs import RETURNS, Run, differing, ended, listed, metric_name, plain, read_runs, recorded_name, short
+from rlox_cli.runs import (
+    RETURNS,
+    Run,
+    differing,
+    ended,
+    listed,
+    metric_name,
+    plain,
+    read_runs,
+    recorded_name,
+    short,
+    units,
+)
 from rlox_cli.statistics import difference, improvement, iqm
 from rlox_cli.terminal import make_console, make_table
 
@@ -70,6 +82,7 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
         goal = _goal(sides, metric) if threshold is None else threshold
         finals.append([_values(side, metric, -1) for side in sides])
         found[env] = {
+            "unit": units(run for side in sides for run in side),
             "runs": [
                 [{"folder": shown(run.folder), "seed": run.seed, "status": run.status} for run in s] for s in sides
             ],
@@ -273,12 +286,13 @@ def _print(found: dict[str, Any], console: Console) -> None:
 def _metrics_table(env: str, told: dict[str, Any], metric: str) -> Table:
     metrics = told["metrics"]
     table = make_table(env, "A", "B", "B − A", "95 % interval")
+    unit = told["unit"]
     span = " to ".join(f"{step:,}" for step in metrics["mean_over_steps"]["steps"])
     for name, title in (
         ("final", f"final {metric_name(metric)}"),
         ("best", "best"),
-        ("mean_over_steps", f"mean over steps {span}"),
-        ("steps_per_second", "steps per second"),
+        ("mean_over_steps", f"mean over {unit} {span}"),
+        ("steps_per_second", f"{unit} per second"),
     ):
         row = metrics[name]
         bounds = "" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
@@ -289,7 +303,7 @@ def _metrics_table(env: str, told: dict[str, Any], metric: str) -> Table:
             f"{short(row[key])} ({n} of {len(side)})"
             for key, n, side in zip("ab", row["reached"], told["runs"], strict=True)
         ]
-        table.add_row(f"steps to {told['threshold']:g}, median", *cells)
+        table.add_row(f"{unit} to {told['threshold']:g}, median", *cells)
     return table
 
 

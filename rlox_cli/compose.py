@@ -66,7 +66,9 @@ _BUFFER_KEYS = {
 }
 _OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
 # The root's keys that are no sections, which could be groups to choose from.
-_PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {"algo", "env", "buffer", "eval", "checkpoint", "logger"}
+_PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
+    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger"),
+}
 # The key that a Config stands at; an algorithm's own stands at `algo`, a memory's at `buffer`.
 _SECTION_OF = {
     "RunConfig": "",
@@ -427,6 +429,7 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
             ("compile", run.compile, "false"),
             ("env.reward_fn", run.env.reward_fn, "null"),
             ("env.workers", run.env.workers, "0"),
+            ("env.backend", run.env.backend != "auto" and run.env.backend, "auto"),
         ):
             if value:
                 raise ValueError(f"{key} must be {meant} with algo={algo}, which learns from the dataset, got {value}")

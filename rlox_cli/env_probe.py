@@ -15,7 +15,7 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox_cli.errors import UsageError
-from rlox_cli.preflight import time_limit
+from rlox_cli.preflight import plays_native, time_limit
 
 # CPU seconds and steps of the probe, at most.
 _SECONDS, _STEPS = 0.2, 1000
@@ -52,7 +52,7 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     UsageError
         For what no training could use: a step that is none, numbers that are none, an exception.
     """
-    where, limit, native = f"env={config.env.id}", time_limit(algorithm), algorithm.collector.native
+    where, limit, native = f"env={config.env.id}", time_limit(algorithm), plays_native(algorithm)
     if config.env.backend == "envpool":
         return Seen(limit, [], 0.0, False, [])
     with warnings.catch_warnings(record=True) as caught:
@@ -209,6 +209,8 @@ def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limi
     if found.largest > _LARGE_OBS and not (spec.image or c.normalize_obs):
         yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"
     scale = max(map(abs, found.rewards))
+    if config.offline:
+        return  # the rewards learned from are the dataset's
     if scale > _LARGE_REWARD and config.env.reward_fn is None and not getattr(c, "normalize_rewards", False):
         remedy = "algo.normalize_rewards=true" if hasattr(c, "normalize_rewards") else "env.reward_fn"
         yield f"{where}: rewards reach {scale:.3g}; {remedy} can bring them near 1"

@@ -20,7 +20,7 @@ from rich.console import Console
 from rlox.callbacks import AdviceCallback, Callback, TimingCallback
 from rlox.config import Config, OffPolicyConfig, RunConfig
 from rlox.envs import is_native
-from rlox.evaluation import evaluate, torch_threads
+from rlox.evaluation import torch_threads
 from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
 from rlox_cli import resources
@@ -79,10 +79,11 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     total = -(-config.total_timesteps // rollout) * rollout
     with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what an environment warns about has been told
-        quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps)
+        quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
         algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
         off_policy = isinstance(config.algo, OffPolicyConfig)
-        once, each, each_random = (_off_policy if off_policy else _on_policy)(algorithm, config)
+        probe = _offline if config.offline else _off_policy if off_policy else _on_policy
+        once, each, each_random = probe(algorithm, config)
         making, each_played, side_by_side = _evaluation(algorithm, config)
         checkpoint = scratch / "checkpoint.safetensors"
         saving = _timed(lambda: algorithm.save(checkpoint))[0]
@@ -140,14 +141,14 @@ class _Watch(Callback):
         self.rows: list[tuple[float, float, int]] = []
 
     def on_training_start(self, *, algorithm: Any, **info: Any) -> None:
-        self.rows = [(*_clocks(), algorithm.counters.env_steps)]
+        self.rows = [(*_clocks(), algorithm.counters.steps)]
 
     def on_step(self, *, step: int, **info: Any) -> bool:
         self.rows.append((*_clocks(), step))
         return len(self.rows) < 3 or self.rows[-1][0] - self.rows[0][0] < self.seconds
 
     def costs(self) -> tuple[np.ndarray, np.ndarray]:
-        """What came once, and what comes with each environment step."""
+        """What came once, and what comes with each environment step, or offline, update."""
         rows = np.array(self.rows)
         # The first update is slower: what it needs is loaded, and made, with it.
         settled = rows[1:] if len(rows) > 2 else rows
@@ -186,13 +187,28 @@ def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
     return once, each, each_random
 
 
-def _trained(algorithm: Any, config: RunConfig, changed: Config, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+def _offline(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Costs that come once, and of an update, twice.
+
+    What metrics cost beside the updates counts as it will: they are told as seldom as in the run, or so seldom that it
+    makes no difference.
+    """
+    as_seldom = min(1000, max(1, config.total_timesteps // 100))
+    once, each = _trained(algorithm, config, config.algo, _SHORT_S, min(8, as_seldom))
+    enough = max(8, int(_UPDATES_S / 5 / max(each[0], 1e-6)))
+    more, each = _trained(algorithm, config, config.algo, _UPDATES_S, min(as_seldom, enough))
+    return once + more, each, each
+
+
+def _trained(
+    algorithm: Any, config: RunConfig, changed: Config, seconds: float, every: int = 32
+) -> tuple[np.ndarray, np.ndarray]:
     """Train with `changed` hyper-parameters for so long; what came once, and with each step."""
     watch = _Watch(seconds)
     algorithm.config = changed
     algorithm.callbacks.extend([watch])
-    # Off-policy, callbacks are asked a hundred times in a training: so, every 32 steps.
-    horizon = max(3200, 100 * rollout_steps(replace(config, algo=changed)))
+    # Where updates are many, callbacks are asked a hundred times in a training: so, with each `every` steps.
+    horizon = 100 * max(every, rollout_steps(replace(config, algo=changed)))
     algorithm.train(horizon, schedule_timesteps=config.schedule_timesteps or config.total_timesteps)
     algorithm.callbacks.callbacks.remove(watch)
     return watch.costs()
@@ -202,7 +218,7 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
     """Costs of making the environment, and of a step of it; whether a step is one of all episodes side by side."""
     from rlox.gym_vec_env import ATARI_WRAPPERS, whole_games
 
-    c, kwargs = config.env, algorithm.eval_kwargs
+    c, kwargs = config.env, algorithm.env_kwargs if config.offline else algorithm.eval_kwargs
     if is_native(c.id) and not (kwargs or c.wrappers):
         took, played = _timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
         return np.zeros(2), took / played.lengths.max(), True
@@ -210,18 +226,14 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
 
     def play(limit: int, n_episodes: int) -> tuple[np.ndarray, Any]:
         """Episodes that are cut short."""
-        return _timed(
-            lambda: evaluate(
-                algorithm.actor,
-                c.id,
-                n_episodes,
-                config.eval_seed,
-                env_kwargs=kwargs,
-                device=algorithm.device,
-                wrappers=[*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
-                transform=None if algorithm.normalizer is None else algorithm.normalizer.normalize,
-            )
+        before, algorithm.env_wrappers = (
+            algorithm.env_wrappers,
+            [*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
         )
+        try:
+            return _timed(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
+        finally:
+            algorithm.env_wrappers = before
 
     making, _ = play(1, 1)
     limit, n_steps, spent = 50, 0, np.zeros(2)

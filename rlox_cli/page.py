@@ -118,7 +118,7 @@ def _about(group: Group) -> str:
     return f"""<details>
 <summary>{escape(group.label)} · {escape(group.env)}</summary>
 {f"<table>{settings}</table>" if settings else ""}
-<table><thead><tr>{_heads(("seed", "status", "steps", "seconds", "folder"))}</tr></thead>{runs}</table>
+<table><thead><tr>{_heads(("seed", "status", first.unit, "seconds", "folder"))}</tr></thead>{runs}</table>
 {_command(first)}<pre>{escape(config)}</pre>
 </details>"""
 

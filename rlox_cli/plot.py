@@ -33,6 +33,7 @@ from rlox_cli.runs import (
     read_runs,
     recorded_name,
     short,
+    units,
 )
 from rlox_cli.statistics import Interval, interval, iqm, profile
 from rlox_cli.terminal import make_console, make_table
@@ -83,7 +84,7 @@ class Summary:
     final: Interval  # IQM over them
     finals: np.ndarray  # (n,)
     best: float  # IQM of each run's best
-    speed: float  # median of environment steps per second
+    speed: float  # median of environment steps (offline: updates) per second
     counted: str  # which runs
 
 
@@ -277,7 +278,7 @@ class Picture:
         if self.metric in RETURNS:
             _draw_references(axis, groups)
         axis.set(title=env, ylabel=metric_name(self.metric))
-        axis.set_xlabel("training time" if self.by_time else "environment steps")
+        axis.set_xlabel("training time" if self.by_time else _counted(groups))
         axis.xaxis.set_major_formatter(EngFormatter("s") if self.by_time else EngFormatter(sep=""))
         axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
 
@@ -322,7 +323,7 @@ class Picture:
         names = [f"{group.label} · {group.env}" if several else group.label for group in groups]
         speed.set_yticks(range(len(names)), names)
         speed.set_ylim(len(names) - 0.5, -0.5)
-        speed.set(title="speed (median; dots: runs)", xlabel="environment steps per second")
+        speed.set(title="speed (median; dots: runs)", xlabel=f"{_counted(groups)} per second")
         speed.margins(x=0.15)
         speed.xaxis.set_major_formatter(EngFormatter(sep=""))
         share.set(title="share of training time", xlim=(0, 1))
@@ -405,12 +406,19 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
         out = [stem.with_name(stem.name + suffix) for suffix in FORMATS]
     picture = _write(groups, metric, x == "time", out, notes)
     console = make_console()
-    table = make_table("group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", "steps/s")
+    table = make_table(
+        "group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", f"{units(runs)}/s"
+    )
     for group in groups:
         table.add_row(*map(Text, (group.label, group.env, *cells(picture.summaries[group]))))
     console.print(table)
     for path in out:
         console.print(f"  {path.suffix[1:]:<5} {shown(path)}", soft_wrap=True, markup=False)
+
+
+def _counted(groups: Sequence[Group]) -> str:
+    """What the steps of the groups' runs are, as an axis says it."""
+    return units(run for group in groups for run in group.runs).replace("steps", "environment steps")
 
 
 def cells(summary: Summary) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from rlox.buffers import Footprint, footprint
-from rlox.config import OffPolicyConfig, RunConfig
-from rlox.envs import EnvSpec
+from rlox.config import BatchConfig, OffPolicyConfig, RunConfig
+from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox_cli import resources
 from rlox_cli.errors import UsageError
 
@@ -31,26 +31,29 @@ def preflight(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
     UsageError
         For what cannot be: a memory or files that do not fit this machine, a folder that cannot be written to.
     """
-    n_steps = config.total_timesteps - algorithm.counters.env_steps
+    n_steps = config.total_timesteps - algorithm.counters.steps
     require_folder(folder)
     found = replay_footprint(algorithm, config, n_steps)
     return [
         *plan_warnings(config),
+        *(dataset_warnings(algorithm.dataset, config) if config.offline else ()),
         *memory_warnings(config, found, rollout_bytes(config, algorithm.spec)),
         *disk_warnings(config, found, folder, n_steps),
     ]
 
 
 def rollout_steps(config: RunConfig) -> int:
-    """Environment steps from one call of the update to the next."""
+    """Environment steps from one call of the update to the next; offline updates are counted themselves."""
     n, c = config.env.n_envs, config.algo
+    if config.offline:
+        return 1
     return -(-c.train_freq // n) * n if isinstance(c, OffPolicyConfig) else n * c.n_steps
 
 
 def looks(config: RunConfig) -> int:
     """How often in the training callbacks are asked: whether to evaluate, save or stop."""
     total, per_round = config.total_timesteps, rollout_steps(config)
-    if isinstance(config.algo, OffPolicyConfig):
+    if isinstance(config.algo, BatchConfig):
         per_round = max(per_round, min(1000, max(1, total // 100)))
     return -(-total // per_round)
 
@@ -65,7 +68,7 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
             f"total_timesteps={total:,} is less than one {what}, {rollout:,} steps: the run takes {rollout:,} and "
             "learns once"
         )
-    if not off_policy and getattr(c, "batch_size", 0) > rollout:
+    if not isinstance(c, BatchConfig) and getattr(c, "batch_size", 0) > rollout:
         yield (
             f"algo.batch_size={c.batch_size:,} is more than a rollout holds, {rollout:,} transitions: each epoch is "
             "one step on all of them"
@@ -76,11 +79,15 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
             "many evaluations are made"
         )
     end = config.schedule_timesteps
-    if end is not None and end < total and c.learning_rate_schedule == "linear":
-        yield (
-            f"schedule_timesteps={end:,} takes algo.learning_rate to 0 before total_timesteps={total:,}: nothing is "
-            "learned after it"
-        )
+    if end is not None and end < total:
+        if c.learning_rate_schedule == "linear":
+            falls, stays = "algo.learning_rate", "nothing is learned"
+        elif getattr(c, "policy_schedule", "constant") != "constant":
+            falls, stays = "the policy's step size", "the policy stays as it is"
+        else:
+            falls = stays = None
+        if falls is not None:
+            yield f"schedule_timesteps={end:,} takes {falls} to 0 before total_timesteps={total:,}: {stays} after it"
     if off_policy and c.learning_starts > total / 2:
         yield (
             f"algo.learning_starts={c.learning_starts:,} leaves {1 - c.learning_starts / total:.0%} of "
@@ -93,10 +100,48 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
         )
 
 
+def dataset_warnings(dataset: Any, config: RunConfig) -> Iterator[str]:
+    """About a dataset that fits the environment, and yet not the plan."""
+    c, n = config.algo, len(dataset)
+    if c.batch_size > n:
+        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {n:,} transitions: batches repeat them"
+    gathered = dataset.metadata.get("env", {}).get("id", config.env.id)
+    if gathered != config.env.id:
+        yield f"the dataset was gathered in {gathered}, and what is learned from it is evaluated in {config.env.id}"
+    given, size = resources.memory(), mapped_bytes(dataset)
+    if given is not None and size > given[0]:
+        yield (
+            f"the dataset, {resources.size(size)}, is larger than the memory that is free, {resources.size(given[0])}: "
+            "batches wait for the disk; a part of it may do: dataset.max_transitions"
+        )
+
+
+def mapped_bytes(dataset: Any) -> int:
+    """Size of the file whose pages a dataset is; they are in memory while they are used and there is room."""
+    return os.stat(dataset.metadata["file"]).st_size
+
+
+def plays_native(algorithm: Any) -> bool:
+    """Whether its environment is one of ours; offline it is the one of the evaluations."""
+    if hasattr(algorithm, "collector"):
+        return algorithm.collector.native
+    return is_native(algorithm.env_id) and not (algorithm.env_kwargs or algorithm.env_wrappers)
+
+
 def time_limit(algorithm: Any) -> int | None:
     """Steps after which each episode ends; None where nothing says so."""
-    env = algorithm.collector.env
-    if algorithm.collector.native:
+    if hasattr(algorithm, "collector"):
+        return _limit_of(algorithm.collector.env, algorithm)
+    env = make_vec_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs, algorithm.env_wrappers)
+    try:
+        return _limit_of(env, algorithm)
+    finally:
+        if hasattr(env, "close"):
+            env.close()
+
+
+def _limit_of(env: Any, algorithm: Any) -> int | None:
+    if plays_native(algorithm):
         return env.max_episode_steps or None
     limits = [*_declared_limits(algorithm)]
     layer = env.envs[0] if getattr(env, "envs", None) else None
@@ -128,8 +173,8 @@ def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
 
 
 def rollout_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """Memory of one rollout and of the copies that an update makes of it, about; 0 off-policy."""
-    if isinstance(config.algo, OffPolicyConfig):
+    """Memory of one rollout and of the copies that an update makes of it, about; 0 where there are none."""
+    if isinstance(config.algo, BatchConfig):
         return 0
     obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
     # Rewards, flags, episode statistics, values, log-probabilities, advantages and returns: some 60 bytes.

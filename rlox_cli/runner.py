@@ -161,7 +161,7 @@ def run(
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
     """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
     cls = resolve(ALGORITHMS[algo].cls)
-    if offline(config):
+    if config.offline:
         algorithm = _on_dataset(cls, config)
     else:
         env, arguments = config.env, _arguments(config, folder)
@@ -208,11 +208,11 @@ def resume(
 def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
     """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
     with _notes("from_checkpoint:", console):
-        arguments = _offline_arguments(config) if offline(config) else _arguments(config, checkpoint.parent.parent)
+        arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
             checkpoint, env_id=config.env.id if trusted else None, **arguments
         )
-    if not offline(config) and (note := algorithm.collector.restore_note()) is not None:
+    if not config.offline and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm
 
@@ -237,11 +237,6 @@ def _identity(path: Path) -> tuple[int, int, int]:
     """Of a file that is never changed in place, only replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def offline(config: RunConfig) -> bool:
-    """Whether the algorithm learns from a dataset alone."""
-    return config.algo.uses_dataset == "must"
 
 
 def _offline_arguments(config: RunConfig) -> dict[str, Any]:

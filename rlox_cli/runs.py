@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,15 @@ _MOST_LISTED = 4
 PATH = "path"  # --by path: the runs of each PATH that was typed
 
 
+def unit_of(config: Mapping[str, Any]) -> str:
+    """What the steps of a run are, by its configuration as config.yaml nests it: ``steps``, or offline ``updates``."""
+    return "steps" if config.get("dataset") is None else "updates"
+
+
 class Series(NamedTuple):
     """A metric's finite values, (R,) each, in the order of the steps."""
 
-    steps: np.ndarray  # environment steps
+    steps: np.ndarray  # environment steps; offline: updates
     seconds: np.ndarray  # of training; the time between a stop and its resume is left out
     values: np.ndarray
 
@@ -71,9 +76,19 @@ class Run:
         return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
     @property
+    def unit(self) -> str:
+        """What its steps are: ``steps`` of the environment, or ``updates``."""
+        return unit_of(self.config)
+
+    @property
     def speed(self) -> float:
-        """Environment steps per second of the whole training, evaluations and checkpoints included."""
+        """Steps (offline: updates) per second of the whole training, evaluations and checkpoints included."""
         return self.steps / self.seconds if self.seconds > 0 else math.nan
+
+
+def units(runs: Iterable[Run]) -> str:
+    """What all of their steps are; ``steps or updates`` where they differ."""
+    return " or ".join(sorted({run.unit for run in runs}))
 
 
 def recorded_name(metric: str) -> str:

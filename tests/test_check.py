@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rlox as rlox_library
 from rlox.algorithms import DQN, PPO
 from rlox.buffers import footprint, make_buffer
 from rlox.config import BufferConfig, MmapBufferConfig, PrioritizedBufferConfig
@@ -122,6 +124,41 @@ ODD = [
     ),
 ]
 
+# The same of algorithms that learn from a dataset.
+OFFLINE_BAD = [
+    (["algo=td3_bc"], "dataset must be chosen for algo=td3_bc, got null; try dataset=data/medium.arrow"),
+    (
+        ["algo=td3_bc", "dataset=pand.arrow"],
+        "there is no such file, and a Minari id is minari:(namespace/)name-vN; did",
+    ),
+    (["algo=td3_bc", "dataset=cut.arrow", "env=Pendulum-v1"], "dataset cut.arrow: "),
+    (["algo=iql", "dataset=pend.arrow", "env=MountainCarContinuous-v0"], "must have observations of shape (2,)"),
+    (["algo=td3_bc", "dataset=cart.arrow"], "actions must be continuous, got discrete ones; BC learns those"),
+    (["algo=ppo", "dataset=pend.arrow"], "dataset must be left out with algo=ppo, which learns from what it gathers"),
+    (["algo=bc", "dataset=pend.arrow", "env.backend=gymnasium"], "env.backend must be auto with algo=bc, which learns"),
+    (
+        ["-m", "algo=bc,td3_bc", "dataset=cart.arrow"],
+        "job 1 of the sweep (algo=td3_bc dataset=cart.arrow env=CartPole-v1): TD3BC: actions must be continuous",
+    ),
+]
+OFFLINE_ODD = [
+    (["algo.batch_size=400"], "algo.batch_size=400 is more than the dataset holds, 300 transitions: batches repeat"),
+    (["eval.n_points=500"], "eval.n_points=500 is more than the training has places for, 100"),
+    (
+        ["algo=iql", "algo.policy_schedule=cosine", "schedule_timesteps=50"],
+        "takes the policy's step size to 0 before total_timesteps=200: the policy stays as it is after it",
+    ),
+    (
+        own("Large", "algo=bc", "dataset=own.arrow"),
+        "observations reach 1e+06; algo.normalize_obs=true brings them near 1",
+    ),
+    (own("Endless", "algo=bc", "dataset=own.arrow"), "without a time limit an evaluation may never end"),
+    (
+        own("Large", "algo=bc", "dataset=own.arrow"),
+        "the dataset was gathered in Good-v0, and what is learned from it is evaluated in Large-v0",
+    ),
+]
+
 
 def prepare(cwd: Path) -> None:
     """The files that the tables name."""
@@ -182,6 +219,54 @@ def test_what_is_odd_is_a_warning(args, message, rlox):
     assert any(line.startswith("  warning ") and message in line for line in out.splitlines())
     assert out.endswith("nothing was trained or kept; without --check it is\n")
     assert err == ""
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """Random steps of three environments, and one file cut short."""
+    folder = tmp_path_factory.mktemp("datasets")
+    for name, env in (("pend", "Pendulum-v1"), ("cart", "CartPole-v1"), ("own", "Good-v0")):
+        words = ["collect", *OWN, "--env", env, "--steps", "300", "--out", str(folder / f"{name}.arrow")]
+        assert not app(words, prog_name="rlox", standalone_mode=False)
+    (folder / "cut.arrow").write_bytes((folder / "pend.arrow").read_bytes()[:2000])
+    return folder
+
+
+@pytest.fixture
+def offline(datasets, rlox, tmp_path, monkeypatch):
+    """The command where the datasets are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    shutil.copytree(datasets, tmp_path, dirs_exist_ok=True)
+    return rlox
+
+
+@pytest.mark.parametrize(("args", "message"), OFFLINE_BAD, ids=[" ".join(args) for args, _ in OFFLINE_BAD])
+def test_what_cannot_be_learned_from_a_dataset_is_refused(args, message, offline):
+    test_what_cannot_work_is_refused_in_one_paragraph(args, message, offline)
+
+
+@pytest.mark.parametrize(("args", "message"), OFFLINE_ODD, ids=[" ".join(args) for args, _ in OFFLINE_ODD])
+def test_what_is_odd_of_a_dataset_is_a_warning(args, message, offline):
+    small = ["algo=td3_bc", "dataset=pend.arrow", "tuned=off", "total_timesteps=200", "eval.n_episodes=2"]
+    test_what_is_odd_is_a_warning([*small, "algo.hidden_sizes=[16]", "algo.batch_size=32", *args], message, offline)
+
+
+def test_each_offline_algorithm_is_reported(offline):
+    words = ["algo=bc,td3_bc,iql,cql", "dataset=pend.arrow", "seed=0,1", "tuned=off", "logger=none"]
+    small = ["algo.hidden_sizes=[16]", "algo.batch_size=32", "total_timesteps=2000", "eval.n_points=4"]
+    code, out, err = offline("-m", *words, *small, "eval.n_episodes=3", "--check")
+    assert not code, err
+    assert "warning" not in out
+    titles = [line for line in out.splitlines() if " on " in line and not line.startswith(" ")]
+    assert titles == [f"{algo} on Pendulum-v1, 2 jobs" for algo in ("bc", "td3_bc", "iql", "cql")]
+    data = rlox_library.open_dataset("pend.arrow")
+    returns = data.stats()
+    told = f"300 transitions in {returns['n_episodes']} episodes of Pendulum-v1, return {returns['mean_return']:.2f}"
+    assert out.count(told) == 4
+    plan = "2,000 updates in batches of 32 from 300 transitions; 4 evaluations of 3 episodes"
+    assert out.count(f"  plan         {plan}\n") == 4
+    assert out.count("KiB, is read from its file as it is used") + out.count("MiB, is read from its file") == 4
+    assert "8 jobs: " in out
 
 
 def test_a_good_environment_of_ones_own_gets_no_warning(rlox):

@@ -14,6 +14,8 @@ import yaml
 import rlox
 from rlox.algorithms import IQL
 from rlox.checkpoint import load_checkpoint
+from rlox_cli.compose import compose_sweep
+from rlox_cli.sweep.search import read_search
 
 SMALL = ["algo.hidden_sizes=[16,16]", "algo.batch_size=32", "logger=none", "eval.n_episodes=2", "eval.n_points=2"]
 
@@ -88,6 +90,65 @@ def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path):
     rlox_cli(*[word for word in again if word != "total_timesteps=20_000"], cwd=tmp_path)
     one, other = weights(last), weights(tmp_path / "straight/checkpoints/last.safetensors")
     assert all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def test_a_sweep_killed_goes_on_bit_for_bit_and_counts_updates(data, tmp_path):
+    command = ["train", "-m", "algo=bc,td3_bc", f"dataset={data}", "seed=0,1", "tuned=off", *SMALL]
+    command += ["total_timesteps=2_000", "checkpoint.every_steps=100"]
+    rlox_cli(*command, "hydra.sweep.dir=whole", cwd=tmp_path)
+    third = tmp_path / "killed/2-td3_bc-Pendulum-v1-s0/checkpoints/last.safetensors"
+    running = subprocess.Popen(words(*command, "hydra.sweep.dir=killed"), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 200
+        while not third.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+    assert "2 of 4 jobs are finished" in rlox_cli("sweep", "status", "killed", cwd=tmp_path)
+    rlox_cli("sweep", "resume", "killed", cwd=tmp_path)
+    for run in (tmp_path / "whole").glob("*-s*"):
+        one, other = (
+            weights(tmp_path / name / run.name / "checkpoints/last.safetensors") for name in ("whole", "killed")
+        )
+        assert all(np.array_equal(one[key], other[key]) for key in one)
+
+    told = rlox_cli("sweep", "status", "killed", cwd=tmp_path)
+    assert "4 of 4 jobs are finished" in told
+    assert " updates " in told
+    assert "2,000/2,000" in told
+    assert "updates/s" in rlox_cli("plot", "whole", "--out", "page.html", cwd=tmp_path)
+    page = (tmp_path / "page.html").read_text()
+    assert ">updates</th>" in page
+    assert "environment steps" not in page
+    told = rlox_cli("compare", "whole/0-bc-Pendulum-v1-s0", "whole/2-td3_bc-Pendulum-v1-s0", cwd=tmp_path)
+    assert "mean over updates 1,000 to 2,000" in told
+    assert "updates per second" in told
+
+
+@pytest.mark.parametrize(
+    ("algo", "own"),
+    [("bc", []), ("td3_bc", ["alpha"]), ("iql", ["expectile", "temperature"]), ("cql", ["cql_alpha"])],
+)
+def test_what_a_search_tries(algo, own, data):
+    arguments = ["hydra/sweeper=optuna", f"algo={algo}", f"dataset={data}", "env=Pendulum-v1", "tuned=off"]
+    cfg, corners = compose_sweep(["-m"], arguments)
+    found = {space.key for space in read_search(arguments, cfg).spaces}
+    assert {f"algo.{name}" for name in ("learning_rate", "batch_size", *own)} <= found
+    assert {job.config.dataset.source for job in corners} == {str(data)}
+
+
+def test_seeds_are_judged_and_what_sb3_lacks_is_told_first(data, tmp_path):
+    command = ["bench", "learn", "algo=td3_bc", f"dataset={data}", "tuned=off", *SMALL, "total_timesteps=200"]
+    told = rlox_cli(*command, "--seeds", "2", "--first-seed", "0", "--out", "out", cwd=tmp_path)
+    assert "td3_bc-Pendulum-v1: 2 seeds of 200 updates" in told
+    (cell,) = json.loads((tmp_path / "out/learn.json").read_text())["cells"].values()
+    assert all(curve[-1]["cpu_s"] > 0 for curve in cell["curves"].values())
+    told = rlox_cli(
+        *command, "--against", "sb3", "--peer-python", sys.executable, "--runs", "none", cwd=tmp_path, fails=True
+    )
+    assert "Stable-Baselines3 has no counterpart of algo=td3_bc" in told
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

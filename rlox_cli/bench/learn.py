@@ -31,11 +31,13 @@ from rich.console import Console
 from rlox.checkpoint import versions
 from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.machine import provenance
-from rlox_cli.bench.sb3 import recorded_curves, trained_curves
+from rlox_cli.bench.sb3 import recorded_curves, settings_of, trained_curves
 from rlox_cli.bench.seeds import Run
 from rlox_cli.compose import Job, compose_jobs, split_args
+from rlox_cli.dataset_source import with_env
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules
+from rlox_cli.runs import unit_of
 from rlox_cli.statistics import Interval, difference, improvement, interval, iqm
 from rlox_cli.terminal import make_console
 
@@ -240,7 +242,7 @@ def measure(
         said = run
         if isinstance(run, Run):
             last = run.curve[-1]
-            said = f"{run.score:.1f} after {last['step']:,} steps, {last['cpu_s']:.1f} s CPU"
+            said = f"{run.score:.1f} after {last['step']:,} {unit_of(vars(job.config))}, {last['cpu_s']:.1f} s CPU"
         console.print(f"{label} seed {seed}: {said} ({done} of {len(chosen)})", soft_wrap=True, markup=False)
 
     name = re.sub(r"[^\w.-]+", "_", label)
@@ -274,7 +276,7 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         console.print(f"  {name:<17} {said}", soft_wrap=True, markup=False)
 
     n, steps = len(cell["final"]), f"{cell['settings']['total_timesteps']:,}"
-    console.print(f"{label}: {n} seed{'s' if n != 1 else ''} of {steps} steps", soft_wrap=True, markup=False)
+    console.print(f"{label}: {n} seed{'s' if n != 1 else ''} of {steps} {_unit(cell)}", soft_wrap=True, markup=False)
     for seed, said in cell["diverged"].items():
         line("diverged", f"seed {seed}: {said}")
     key = next((key.removeprefix("iqm_") for key in cell if key in ("iqm_sb3", "iqm_before")), None)
@@ -283,8 +285,8 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         beside = f"; theirs {_told(Interval(**cell[f'area_{key}']))}" if key else ""
         line("area under curve", f"{_told(Interval(**cell['area']))} (mean return over training){beside}")
     if "threshold" in cell:
-        beside = f"; theirs {_reach(cell[f'threshold_{key}'])}" if key else ""
-        line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'])}{beside}")
+        beside = f"; theirs {_reach(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
+        line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'], _unit(cell))}{beside}")
     if key:
         line("beats theirs", f"with probability {_told_share(Interval(**cell['improvement']))}")
     found = cell.get("fingerprint", {})
@@ -301,10 +303,14 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         line("verdict", "none: there is no `reference:` and no --against to judge against")
 
 
-def _reach(found: dict[str, Any]) -> str:
+def _unit(cell: dict[str, Any]) -> str:
+    return unit_of(cell["settings"])
+
+
+def _reach(found: dict[str, Any], counted: str) -> str:
     times = [
         f"{found[name]:{form}} {unit}"
-        for name, form, unit in (("steps", ",.0f", "steps"), ("cpu_s", ".3g", "s CPU"), ("wall_s", ".3g", "s wall"))
+        for name, form, unit in (("steps", ",.0f", counted), ("cpu_s", ".3g", "s CPU"), ("wall_s", ".3g", "s wall"))
         if found[name] is not None
     ]
     return f"by {found['reached']} of {found['of']}{', median ' + ', '.join(times) if times else ''}"
@@ -346,7 +352,7 @@ def plot(cells: dict[str, dict[str, Any]], path: Path) -> None:
             axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--", label=f"to reach: {score:g}")
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.set_title(label, fontsize=10)
-        axis.set_xlabel("environment steps", fontsize=9)
+        axis.set_xlabel(_unit(cell).replace("steps", "environment steps"), fontsize=9)
         axis.set_ylabel("evaluation return", fontsize=9)
         axis.tick_params(labelsize=8)
         axis.legend(fontsize=7)
@@ -373,6 +379,7 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
         For what `rlox train` would refuse, and for a seed: there are several.
     """
     flags, overrides = split_args(words)
+    overrides = with_env(overrides)
     if any(re.match(r"\+*seed=", override) for override in overrides):
         raise UsageError("seed must be left out, there are several: --seeds N --first-seed K")
     jobs = compose_jobs([*flags, "-m"], ["logger=none", *overrides])
@@ -466,6 +473,8 @@ def main(
     cells = compose_cells(chosen)
     if runs is None:
         runs = Path("outputs/learn") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}"
+    for job in cells.values() if peer_pythons else ():
+        settings_of(job.config, job.algo)  # what has no counterpart is told before anything is trained
     question = ask(against, reference, peer_pythons, runs, threshold, margin, score_only, progress)
     progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} goes on", soft_wrap=True)
     for name in dict.fromkeys(job.tuned for job in cells.values() if job.tuned):

@@ -295,16 +295,22 @@ class _Watch:
 
 
 def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
+    from rlox_cli.runs import unit_of
     from rlox_cli.sweep.show import label
 
+    unit = unit_of(job.config)
     number = list(sweep.jobs).index(job.id) + 1
     told = progress.state
     if told == "running":
-        told = "runs" if progress.attempts == 1 else f"goes on at step {progress.step:,}, attempt {progress.attempts}"
+        told = (
+            "runs"
+            if progress.attempts == 1
+            else f"goes on at {unit[:-1]} {progress.step:,}, attempt {progress.attempts}"
+        )
     elif told in ("failed", "killed", "interrupted"):
-        told += f" at step {progress.step:,}" + (f": {progress.message}" if progress.message else "")
+        told += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")
     elif told == "finished":
-        told = f"{progress.step:,} steps in {progress.seconds:.1f} s"
+        told = f"{progress.step:,} {unit} in {progress.seconds:.1f} s"
         if progress.last is not None:
             told += f", final evaluation {progress.last:.1f} ± {progress.spread or 0.0:.1f}, best {progress.best:.1f}"
         told += f" ({progress.message})" if progress.message else ""

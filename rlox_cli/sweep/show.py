@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from rlox_cli.runner import shown
+from rlox_cli.runs import unit_of
 from rlox_cli.sweep.ledger import STATES, Progress, Sweep, SweepJob
 from rlox_cli.sweep.search import is_search, optuna_search
 from rlox_cli.terminal import make_table
@@ -55,7 +56,8 @@ def resume_command(sweep: Sweep) -> str:
 def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
     """The table of all jobs; where there are more than `most`, of those that are not finished."""
     every = most is None or len(sweep.jobs) <= most
-    table = make_table("id", "job", "state", "steps", "last", "best", "seconds", "attempts", "")
+    counted = " or ".join(sorted({unit_of(job.config) for job in sweep.jobs.values()}))
+    table = make_table("id", "job", "state", counted, "last", "best", "seconds", "attempts", "")
     for job in sweep.jobs.values():
         p = sweep.progress[job.id]
         if p.state == "finished" and not every:
