@@ -18,6 +18,7 @@ import rlox
 from rlox.algorithms import BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
 from rlox.batch import TransitionBatch
 from rlox.checkpoint import load_checkpoint
+from rlox_cli.runs import unit_of
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
 SMALL = {"hidden_sizes": [16, 16], "batch_size": 32, "learning_starts": 0, "buffer_size": 2_000, "seed": 3}
@@ -324,6 +325,7 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     header = load_checkpoint(last).header
     assert header["dataset"]["rows"] == 600
     assert header["run"]["dataset"]["source"] == str(play / "random.arrow")
+    assert unit_of(header["run"]) == "steps"
     rows = [json.loads(line) for line in (tmp_path / "straight/metrics.jsonl").read_text().splitlines()]
     assert any("loss/q" in row for row in rows)
 
