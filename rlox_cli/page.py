@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -128,11 +129,22 @@ def _told(run: Run) -> list[str]:
 
 
 def _command(run: Run) -> str:
-    """What was typed for this run, as Hydra noted it beside it."""
+    """What was typed for this run: the ledger of its sweep has it, else Hydra noted it beside the run."""
     try:
-        typed = yaml.safe_load((run.folder / ".hydra" / "overrides.yaml").read_text())
+        typed = _of_sweep(run.folder) or yaml.safe_load((run.folder / ".hydra" / "overrides.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return ""
     words = map(plain, typed if isinstance(typed, list) else [])
     words = [word for word in words if not word.lstrip("+").startswith("logger.")]
     return f"<pre>{escape(' '.join(['rlox train', *words]))}</pre>"
+
+
+def _of_sweep(folder: Path) -> list[str]:
+    """The run's overrides in the ledger of the sweep that it is part of, if it is."""
+    from rlox_cli.sweep.ledger import FILE, Sweep
+
+    for parent in folder.parents[:3]:
+        if (parent / FILE).is_file():
+            inside = folder.relative_to(parent).as_posix()
+            return next((job.overrides for job in Sweep.read(parent).jobs.values() if job.folder == inside), [])
+    return []

@@ -362,7 +362,7 @@ def test_a_full_disk_costs_the_run_but_no_checkpoint(tmp_path):
 @pytest.mark.parametrize("logger", ["mlflow", "wandb"])
 def test_trackers_after_three_kills(logger, tmp_path):
     pytest.importorskip(logger)
-    command = [*SMALL, "total_timesteps=40_000", f"logger={logger}"]
+    command = [*SMALL, "total_timesteps=120_000", f"logger={logger}"]
     command += [f"logger.mlflow.tracking_uri=sqlite:///{tmp_path}/mlflow.db"] if logger == "mlflow" else []
     command += ["logger.wandb.mode=offline"] if logger == "wandb" else []
     command = [argument for argument in command if argument != "logger=none"]

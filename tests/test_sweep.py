@@ -172,7 +172,8 @@ class Flaky(CartPoleEnv):
     def __init__(self, fails, **kwargs):
         super().__init__(**kwargs)
         self.fails = fails
-        if fails == "wrong" and not os.path.exists("mended"):
+        # When the sweep is checked beforehand it is well; the sweep's folder comes after that.
+        if fails == "wrong" and os.path.exists("sweep") and not os.path.exists("mended"):
             raise ValueError("this cannot be")
 
     def step(self, action):
