@@ -17,6 +17,7 @@ counters        (header) environment steps, updates, episodes, the training's en
 callbacks       (header) what each callback goes on from, such as the best score so far
 critics         weights of SAC's and TD3's critics; theirs are ``target_policy``, ``critic_optimizer``,
                 ``alpha_optimizer`` and ``temperature`` as well, and the offline algorithms' by the same names
+dataset         (header) by what the dataset is known again that SAC or TD3 mixed into their batches
 bounds          of a dataset's continuous actions, low and high (A,); its sizes are the header's ``spaces``, and
                 ``env``, where the policy is evaluated, may have null for its id
 =============== =============================================================================================

@@ -277,16 +277,20 @@ class DQNConfig(OffPolicyConfig):
 class TwinCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share."""
 
+    uses_dataset = "may"
+
     batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
     learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
     max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
     tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
     exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
     noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
+    dataset_share: float = 0.5  # with dataset=: part of each batch drawn from it, the rest from the replay memory
 
     def rules(self):
         yield from super().rules()
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        yield "dataset_share", 0 < self.dataset_share < 1, "be in (0, 1)"
         yield "exploration_noise", 0 <= self.exploration_noise < math.inf, "be >= 0 and finite"
         yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"
         correlated = self.noise_correlation > 0
@@ -651,7 +655,7 @@ class RunConfig(Config):
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
-    dataset: Any = None  # the recorded transitions of an offline algorithm; null for the others
+    dataset: Any = None  # recorded transitions, for an offline algorithm or beside SAC's and TD3's memory; null: none
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to

@@ -212,10 +212,10 @@ def off_policy(algorithm) -> dict[str, float]:
     """Collect into the replay memory, update from it, repeat until the horizon is reached or a callback says stop.
 
     A round is `train_freq` environment steps, rounded up to whole steps of all environments, then `gradient_steps`
-    updates, once the memory has taken in `learning_starts` steps. Metrics are means over the updates since they were
-    last told, which is a hundred times in a training, and every 1,000 steps in a long one; only then does a callback
-    see them, and can stop it. Where nothing of Python's must see the single steps, all rounds up to then are one call
-    of the algorithm's kernel, which changes no bit of what comes out.
+    updates, once the memory has taken in `learning_starts` steps and holds `min_rows` transitions. Metrics are means
+    over the updates since they were last told, which is a hundred times in a training, and every 1,000 steps in a long
+    one; only then does a callback see them, and can stop it. Where nothing of Python's must see the single steps, all
+    rounds up to then are one call of the algorithm's kernel, which changes no bit of what comes out.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def off_policy(algorithm) -> dict[str, float]:
             c.ended(done.episode_returns, done.episode_lengths)
             callbacks.on_rollout_end(algorithm=algorithm, batch=done)
             collected = clock()
-            if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer):
+            if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer) >= algorithm.min_rows:
                 for _ in range(len(done) if config.gradient_steps == -1 else config.gradient_steps):
                     history.append(update(algorithm.sample()))
                     c.updates += 1

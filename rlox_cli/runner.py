@@ -149,7 +149,7 @@ def run(
             f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir, or go on with that "
             f"run: rlox train resume={shown(folder)}"
         )
-    algorithm = build(config, algo, folder)
+    algorithm = build(config, algo, folder, console)
 
     def verify() -> None:
         if _size(folder / FILE) != found:
@@ -158,8 +158,8 @@ def run(
     return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
 
 
-def build(config: RunConfig, algo: str, folder: Path) -> Any:
-    """The algorithm of a new run in `folder`, untrained."""
+def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
+    """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
     cls = resolve(ALGORITHMS[algo].cls)
     if config.offline:
         algorithm = _on_dataset(cls, config)
@@ -168,7 +168,8 @@ def build(config: RunConfig, algo: str, folder: Path) -> Any:
         algorithm = cls(env.id, env.n_envs, config.seed, env_kwargs=env.kwargs, **arguments)
     try:
         if config.init_from is not None:
-            algorithm.init_from(config.init_from)
+            with _notes("init_from:", console or Console(stderr=True)):
+                algorithm.init_from(config.init_from)
     except BaseException:
         algorithm.close()
         raise
@@ -206,18 +207,25 @@ def resume(
 
 def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
     """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", "from_checkpoint:")
+    with _notes("from_checkpoint:", console):
         arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
         algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
             checkpoint, env_id=config.env.id if trusted else None, **arguments
         )
-    for warning in warned:
-        console.print(str(warning.message), soft_wrap=True, markup=False)
     if not config.offline and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm
+
+
+@contextmanager
+def _notes(beginning: str, console: Console) -> Iterator[None]:
+    """Print the warnings that begin so as plain lines; no others are shown."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", beginning)
+        yield
+    for warning in warned:
+        console.print(str(warning.message), soft_wrap=True, markup=False)
 
 
 def _size(path: Path) -> int:
@@ -271,6 +279,11 @@ def _on_dataset(cls: type, config: RunConfig):
 
 def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
     """What an algorithm's constructor and its `from_checkpoint` are both given."""
+    if config.dataset is not None and config.dataset.normalize_returns:
+        raise ValueError(
+            "dataset.normalize_returns must be false where the replay memory holds the environment's own rewards, got "
+            "true; dataset.reward_scale and reward_shift are for rewards that were recorded on another scale"
+        )
     return {
         "device": config.device,
         "backend": config.backend,
@@ -281,6 +294,7 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "env_backend": config.env.backend,
         "reward_fn": resolve_reward(config.env.reward_fn, config.imports),
         **_memory(config.buffer, folder),
+        **({} if config.dataset is None else {"dataset": open_dataset(config.dataset)}),
         **dataclasses.asdict(config.algo),
     }
 

@@ -30,7 +30,9 @@ PATH = "path"  # --by path: the runs of each PATH that was typed
 
 def unit_of(config: Mapping[str, Any]) -> str:
     """What the steps of a run are, by its configuration as config.yaml nests it: ``steps``, or offline ``updates``."""
-    return "steps" if config.get("dataset") is None else "updates"
+    # Where there is a replay memory as well, the dataset is mixed into what is gathered.
+    offline = config.get("dataset") is not None and config.get("buffer") is None
+    return "updates" if offline else "steps"
 
 
 class Series(NamedTuple):

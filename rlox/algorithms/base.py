@@ -601,9 +601,13 @@ class OnlineAlgorithm:
                 f"{type(self).__name__}: init_from {path}: its policy must see observations as they are, got one that "
                 "sees them normalised by its dataset's statistics; train it with normalize_obs=false"
             )
-        self._load_weights(tensors["policy"], f"init_from {path}")
+        self._load_weights(self._fitted(tensors["policy"]), f"init_from {path}")
         if self.normalizer is not None and tensors["normalization"]:
             self.normalizer.set_state(tensors["normalization"], returns=False)
+
+    def _fitted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What `init_from` puts into the policy of a checkpoint's, which may be another algorithm's."""
+        return arrays
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         """Put a checkpoint's weights into the policy, and into what starts as a copy of it."""

@@ -61,6 +61,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
     loop = staticmethod(loops.off_policy)
     stream = Stream.REPLAY
+    min_rows = 1  # transitions that the memory must hold for an update
 
     def __init__(
         self,
@@ -217,14 +218,18 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
     def sample(self) -> TransitionBatch:
         """The next update's transitions."""
-        beta = getattr(self.buffer_config, "beta", None)
-        if beta is not None:
-            self.buffer.set_beta(loops.interpolated(beta, 1.0, self.counters.progress, 1.0))
-        rows = self.buffer.sample(self.config.batch_size, self.rng.integers(2**63))
+        rows = self._rows(self.config.batch_size)
         if self.normalizer is not None:
             # The memory holds what the environment said: old transitions are seen by the statistics of today.
             rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
         return TransitionBatch.from_rows(rows, self.config.gamma, self.spec, self.device)
+
+    def _rows(self, n: int) -> Mapping[str, np.ndarray]:
+        """`n` transitions as `rlox.buffers.Buffer.sample` returns them."""
+        beta = getattr(self.buffer_config, "beta", None)
+        if beta is not None:
+            self.buffer.set_beta(loops.interpolated(beta, 1.0, self.counters.progress, 1.0))
+        return self.buffer.sample(n, self.rng.integers(2**63))
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         config = self.buffer_config

@@ -22,8 +22,8 @@ from rlox.policies import SquashedGaussianPolicy
 
 
 class SAC(TwinCriticAlgorithm):
-    """SAC for bounded continuous actions; see `rlox.config.SACConfig`, and `OffPolicyAlgorithm` for ``buffer`` and its
-    like.
+    """SAC for bounded continuous actions; see `rlox.config.SACConfig`, `OffPolicyAlgorithm` for ``buffer`` and the
+    like, `TwinCriticAlgorithm` for ``dataset``.
 
     A `policy` of your own is a `SquashedGaussianPolicy`, or a module ``(B, D) -> (B, 2 A)`` in place of its network:
     means, then log standard deviations, of the Gaussian that a tanh squashes.

@@ -23,8 +23,8 @@ from rlox.policies import DeterministicPolicy
 
 
 class TD3(TwinCriticAlgorithm):
-    """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, and `OffPolicyAlgorithm` for ``buffer`` and its
-    like.
+    """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, `OffPolicyAlgorithm` for ``buffer`` and the
+    like, `TwinCriticAlgorithm` for ``dataset``.
 
     A `policy` of your own is a `DeterministicPolicy`, or a module ``(B, D) -> (B, A)`` in place of its network, whose
     outputs a tanh squashes.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable
+import re
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +16,8 @@ from torch import nn
 from rlox.algorithms.base import load_weights_, weights_of
 from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.batch import TransitionBatch
-from rlox.checkpoint import Checkpoint, load_checkpoint
+from rlox.buffers import OfflineDataset
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.exploration import ActionNoise
 from rlox.kernels.nn.ac_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
@@ -22,6 +25,7 @@ from rlox.loops import Rounds, scheduled
 from rlox.losses import twin_q_loss
 from rlox.native import NativeAdam, NativeBoundedPolicy, bounded_obstacle
 from rlox.networks import TwinQNetwork
+from rlox.offline.mixing import identity, joined, require_mixable
 from rlox.optimizers import FlatOptimizer, flatten_
 from rlox.policies import BoundedPolicy
 from rlox.streams import Stream
@@ -31,6 +35,21 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
     """Base of algorithms whose policy learns from the smaller of two values of its actions.
 
     The memory holds actions in the environment's units, as they were taken; policy and critics see them in [-1, 1].
+
+    With a dataset, round(`dataset_share` * B) of every batch's B rows are drawn from it and the rest from the memory,
+    by the run's own generator: the symmetric sampling of RLPD (Ball et al. 2023, arXiv:2302.02948, section 4.1).
+    Updates begin after `learning_starts`, once the memory has as many transitions as a batch takes from it. The
+    dataset's rows are single steps and drawn uniformly, whatever the memory's returns and priorities are, and its
+    rewards must be on the environment's scale. For a policy from `init_from` set ``learning_starts=0``, so that it acts
+    from the first step.
+
+    Parameters
+    ----------
+    *arguments, **options
+        As `OffPolicyAlgorithm` takes them.
+    dataset : OfflineDataset, optional
+        Such as `rlox.open_dataset` returns, with observations as they are (``normalize=False``). No checkpoint holds
+        it: to train on, the same is given to `from_checkpoint`.
 
     Attributes
     ----------
@@ -46,6 +65,49 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
     outputs: ClassVar[str]  # what a network of the policy returns, for messages
 
     native: NativeBoundedPolicy | None = None
+
+    def __init__(self, *arguments: Any, dataset: OfflineDataset | None = None, **options: Any):
+        self.dataset = dataset
+        self._mixed: Any = None  # by what the dataset is known again, also where a checkpoint's is not at hand
+        super().__init__(*arguments, **options)
+        if dataset is None:
+            return
+        where, c = type(self).__name__, self.config
+        require_mixable(dataset, self.spec, where)
+        if self.collector.reward_fn is not None:
+            raise ValueError(f"{where}: reward_fn must be None beside a dataset, which holds the environment's rewards")
+        if not 0 < self._n_mixed < c.batch_size:
+            raise ValueError(
+                f"{where}: dataset_share must leave at least one row of a batch of {c.batch_size} to the dataset and "
+                f"one to the replay memory, got {c.dataset_share}"
+            )
+        self.min_rows = c.batch_size - self._n_mixed
+        self._mixed = identity(dataset)
+
+    @property
+    def _n_mixed(self) -> int:
+        """Rows of a batch that are the dataset's."""
+        return round(self.config.dataset_share * self.config.batch_size)
+
+    def _step_by_step(self) -> str | None:
+        return super()._step_by_step() if self.dataset is None else "a dataset is mixed into the batches"
+
+    def _rows(self, n: int) -> Mapping[str, np.ndarray]:
+        if self.dataset is None:
+            return super()._rows(n)
+        online = super()._rows(n - self._n_mixed)
+        return joined(online, self.dataset.sample(self._n_mixed, self.rng.integers(2**63)), self.config.gamma)
+
+    def train(
+        self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+    ) -> dict[str, float]:
+        """As `OnlineAlgorithm.train`; also a ValueError where a checkpoint's dataset was not given again."""
+        if self.dataset is None and self._mixed is not None:
+            raise ValueError(
+                f"{type(self).__name__}.train: the checkpoint was trained with a dataset that it cannot hold, "
+                f"{one_line(self._mixed, 200)}; pass it to from_checkpoint(dataset=...)"
+            )
+        return super().train(total_timesteps, until=until, schedule_timesteps=schedule_timesteps)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return bounded_obstacle(self.config, policy)
@@ -136,9 +198,13 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
             max_grad_norm=c.max_grad_norm,
             **options,
         )
-        if batch.indices is not None:
-            self.buffer.update_priorities(batch.indices, td_errors.astype(np.float64))
+        self._tell_priorities(batch, td_errors)
         return metrics
+
+    def _tell_priorities(self, batch: TransitionBatch, td_errors: np.ndarray) -> None:
+        """Tell the memory the errors (B,) of its rows, which are a batch's first, where it wants to know them."""
+        if batch.indices is not None:
+            self.buffer.update_priorities(batch.indices, td_errors[: len(batch.indices)].astype(np.float64))
 
     def _rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
         """As `rounds`, with what the kernel is told beside that of both algorithms."""
@@ -171,7 +237,7 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         grad_norm = self.critic_optimizer.step(loss, self.config.max_grad_norm)
         td_errors = metrics.pop("td_errors")
         if batch.indices is not None:
-            self.buffer.update_priorities(batch.indices, td_errors.double().cpu().numpy())
+            self._tell_priorities(batch, td_errors.cpu().numpy())
         return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def _move_target(self) -> None:
@@ -182,9 +248,18 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         info, tensors = super()._own_state()
         own = {name: weights_of(x) if isinstance(x, nn.Module) else x.state() for name, x in self._saved.items()}
         noise = self.collector.action_noise
+        if self._mixed is not None:
+            info["dataset"] = self._mixed
         return info, {**tensors, **own, **({} if noise is None else {"action_noise": noise.state()})}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        mixed = checkpoint.header.get("dataset")
+        if self.dataset is not None and self._mixed != mixed:
+            raise ValueError(
+                f"the dataset must be the one that was trained with, {one_line(mixed or 'none', 200)}, got "
+                f"{self._mixed}; a new training can start from a checkpoint by init_from"
+            )
+        self._mixed = mixed
         exact = super()._restore(checkpoint, same_env)
         noise, saved = self.collector.action_noise, checkpoint.tensors.get("action_noise")
         if exact and noise is not None and saved is not None:
@@ -200,8 +275,51 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         return exact
 
     def init_from(self, path: str | os.PathLike) -> None:
-        """As `OnlineAlgorithm.init_from`, with the critics' weights too: new ones would spoil the policy."""
+        """As `OnlineAlgorithm.init_from`, with the critics' weights too: new ones would spoil the policy.
+
+        The checkpoint may be one of SAC, TD3, TD3BC, CQL or IQL. What its policy does without noise is always taken
+        over; `_fitted` says what becomes of standard deviations. IQL's V has no place here.
+        """
+        checkpoint, where = load_checkpoint(path), f"{type(self).__name__}: init_from {path}"
+        critics, activation = checkpoint.tensors.get("critics"), checkpoint.header["config"].get("activation")
+        if not critics:
+            raise ValueError(
+                f"{where}: it must hold critics, without which its policy would soon be spoilt, got one of "
+                f"{one_line(checkpoint.header['algorithm'])}; TD3, SAC, TD3BC, CQL and IQL have some"
+            )
+        if activation != self.config.activation:
+            raise ValueError(f"{where}: activation must be the checkpoint's, {one_line(activation)}")
         super().init_from(path)
-        critics = load_checkpoint(path).tensors.get("critics", {})
-        load_weights_(self.critics, critics, f"{type(self).__name__}: init_from {path}: critics")
+        load_weights_(self.critics, critics, f"{where}: critics")
         self._target_block.copy_(self.critic_optimizer.flat)
+
+    def _fitted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A checkpoint's policy with as many outputs for each action as this one's.
+
+        Its means stay. Standard deviations are left out where this policy has none. Where it has and the checkpoint's
+        has not, they start at 1 before the tanh; at IQL's, which lie behind it, where these are: near a mean of 0,
+        where tanh is the identity, that is the same.
+        """
+        layers = [int(found[1]) for name in arrays if (found := re.fullmatch(r"net\.(\d+)\.weight", name))]
+        weight, bias = (f"net.{max(layers, default=0)}.{kind}" for kind in ("weight", "bias"))
+        if self._own_policy or not {weight, bias} <= arrays.keys():
+            return arrays
+        n, wide = self.spec.act_dim, self.Policy.outputs_per_action == 2
+        fitted, log_std = dict(arrays), arrays.get("log_std")
+        fitted.pop("log_std", None)
+        was_wide = len(arrays[weight]) == 2 * n
+        if was_wide and not wide:
+            fitted |= {name: arrays[name][:n] for name in (weight, bias)}
+        elif wide and len(arrays[weight]) == n:
+            new = np.zeros(n, np.float32) if log_std is None else log_std
+            fitted[weight] = np.concatenate([arrays[weight], np.zeros_like(arrays[weight])])
+            fitted[bias] = np.concatenate([arrays[bias], new])
+        told = was_wide or log_std is not None
+        if told is not wide:
+            why = "for exploration_noise replaces them" if told else "for it has none: they start at 1, before the tanh"
+            warnings.warn(
+                f"init_from: the standard deviations are not those of the checkpoint's policy, {why}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return fitted

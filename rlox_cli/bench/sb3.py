@@ -163,8 +163,8 @@ def _missing(config: RunConfig, algo: str) -> Iterator[str]:
         return
     if config.env.wrappers or config.env.reward_fn is not None:
         yield "env.wrappers and env.reward_fn"
-    if config.schedule_timesteps is not None or config.init_from is not None or config.max_time is not None:
-        yield "schedule_timesteps, init_from and max_time"
+    if any(x is not None for x in (config.schedule_timesteps, config.init_from, config.max_time, config.dataset)):
+        yield "schedule_timesteps, init_from, max_time and dataset"
     if algo == "ppo" and c.optimizer != "adam":
         yield f"algo.optimizer={c.optimizer}"
     if algo == "dqn" and (c.double_dqn or c.dueling or c.loss != "huber"):
