@@ -8,7 +8,7 @@ from importlib import import_module
 # In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 _EXPORTS = {
     "A2C": "rlox.algorithms.a2c",
