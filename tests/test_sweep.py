@@ -32,7 +32,7 @@ LAUNCHERS = {
     "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2"],
 }
 EIGHT = ["-m", "algo=ppo,dqn", "seed=0,1,2,3", "env=CartPole-v1", "tuned=off", "logger=none", "algo.hidden_sizes=[16]"]
-EIGHT += ["total_timesteps=12_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=2_000"]
+EIGHT += ["total_timesteps=48_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=4_000"]
 EIGHT += ["hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
 SHORT = ["env=CartPole-v1", "tuned=off", "logger=none", "total_timesteps=512", "algo.n_steps=64", "eval.n_points=1"]
 SHORT += ["algo.hidden_sizes=[8]", "eval.n_episodes=1", "hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]

@@ -70,6 +70,10 @@ class KnownJobs:
 
 def train(cfg: DictConfig) -> dict[str, Any]:
     """Do what is left of a job; what launchers run, by its name. Empty, or how it failed."""
+    if not _is_parent and threading.current_thread() is threading.main_thread():
+        # Ctrl-C reaches a launcher's idle processes too, and one that ends of it has the others killed before they have
+        # saved. The stop file is what stops them.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     work = Work.parse(cfg.work)
     folder, stop_flag = Path(work.sweep, work.job.folder), Path(work.sweep, STOP)
     if stop_flag.exists() or Progress(folder).scan().state == "finished":
