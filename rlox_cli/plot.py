@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
-from rlox.tracking.record import FILE
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
 from rlox_cli.runs import (
-    EVALUATION,
     PATH,
     RETURNS,
     Group,
@@ -346,28 +344,6 @@ def _draw_references(axis: Axes, groups: Sequence[Group]) -> None:
         axis.axhline(value, color="black", linewidth=1, linestyle=(0, (6, 3)))
         at = {"xycoords": axis.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 10}
         axis.annotate(f"reference {value:g}{whose}".replace("-", "−"), (1, value), **at)
-
-
-def draw(runs: Sequence[Path], out: Path) -> list[Path]:
-    """Draw the evaluation returns of the run folders `runs` that hold something, for the end of a sweep.
-
-    Returns
-    -------
-    list of Path
-        ``plot.png`` and ``plot.html`` in the folder `out`.
-
-    Raises
-    ------
-    UsageError
-        If none of the runs has an evaluation.
-    """
-    begun = [run for run in runs if (run / FILE).is_file()]
-    if not begun:
-        raise UsageError("no run has begun, so there is nothing to draw")
-    read, notes = read_runs(begun)
-    paths = [out / f"plot{suffix}" for suffix in FORMATS]
-    _write(group_runs(read), EVALUATION, False, paths, notes)
-    return paths
 
 
 def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path], notes: Sequence[str]) -> Picture:

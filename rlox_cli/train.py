@@ -104,7 +104,6 @@ def _announce(jobs: list[Job], console: Console) -> None:
 
 
 def _table(console: Console) -> None:
-
     from rlox_cli.runner import shown
 
     table = make_table("run", "steps", "seconds", "final", "best")

@@ -1,6 +1,10 @@
-"""What a run has come to, for tests that ask whether two runs are the same."""
+"""What a run has come to, for tests that ask whether two runs are the same, one of them killed."""
 
 import hashlib
+import os
+import signal
+import subprocess
+import time
 
 import numpy as np
 
@@ -30,3 +34,20 @@ def outcome(run):
         for row in durable_rows(run)
     ]
     return digests, kept, rows
+
+
+def weights(path):
+    """Every array of a checkpoint, by section and name."""
+    return {f"{s}/{k}": v for s, part in load_checkpoint(path).tensors.items() for k, v in part.items()}
+
+
+def kill_when_there(path, command, cwd):
+    """Start `command`, and kill it as soon as the file `path` is there."""
+    running = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 200
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()

@@ -1,15 +1,13 @@
 """``rlox train`` on a dataset: the environment comes from it, a run that was killed goes on as if it had not been."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import yaml
+from outcomes import kill_when_there, weights
 
 import rlox
 from rlox.algorithms import IQL
@@ -36,10 +34,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     rlox_cli("collect", "--env", "Pendulum-v1", "--steps", "600", "--out", "random.arrow", cwd=folder)
     return folder / "random.arrow"
-
-
-def weights(path):
-    return {f"{s}/{k}": v for s, part in load_checkpoint(path).tensors.items() for k, v in part.items()}
 
 
 def test_trains_resumes_and_evaluates_on_the_datasets_own_environment(data, tmp_path):
@@ -74,14 +68,7 @@ def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path):
     command = ["train", "algo=td3_bc", f"dataset={data}", "env=Pendulum-v1", "tuned=off", *SMALL]
     command += ["total_timesteps=20_000", "checkpoint.every_steps=200"]
     last = tmp_path / "killed/checkpoints/last.safetensors"
-    running = subprocess.Popen(words(*command, "hydra.run.dir=killed"), cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 200
-        while not last.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    finally:
-        os.kill(running.pid, signal.SIGKILL)
-        running.wait()
+    kill_when_there(last, words(*command, "hydra.run.dir=killed"), tmp_path)
     done = load_checkpoint(last).header["counters"]["updates"]
     assert 0 < done < 20_000
     # Where it ends is the same as without the pause: schedules and horizon were set at the beginning.
@@ -97,14 +84,7 @@ def test_a_sweep_killed_goes_on_bit_for_bit_and_counts_updates(data, tmp_path):
     command += ["total_timesteps=2_000", "checkpoint.every_steps=100"]
     rlox_cli(*command, "hydra.sweep.dir=whole", cwd=tmp_path)
     third = tmp_path / "killed/2-td3_bc-Pendulum-v1-s0/checkpoints/last.safetensors"
-    running = subprocess.Popen(words(*command, "hydra.sweep.dir=killed"), cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 200
-        while not third.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-    finally:
-        os.kill(running.pid, signal.SIGKILL)
-        running.wait()
+    kill_when_there(third, words(*command, "hydra.sweep.dir=killed"), tmp_path)
     assert "2 of 4 jobs are finished" in rlox_cli("sweep", "status", "killed", cwd=tmp_path)
     rlox_cli("sweep", "resume", "killed", cwd=tmp_path)
     for run in (tmp_path / "whole").glob("*-s*"):

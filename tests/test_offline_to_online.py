@@ -2,17 +2,15 @@
 
 import functools
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import numpy as np
 import probes
 import pytest
 import torch
+from outcomes import kill_when_there, weights
 
 import rlox
 from rlox.algorithms import BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
@@ -295,23 +293,10 @@ def arguments(play):
     return ["train", "algo=td3", f"dataset={play / 'random.arrow'}", *start, *small]
 
 
-def weights(path):
-    return {f"{s}/{k}": v for s, part in load_checkpoint(path).tensors.items() for k, v in part.items()}
-
-
 def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     typed = [*arguments(play), "checkpoint.every_steps=200", "env.n_envs=1"]
     last = tmp_path / "killed/checkpoints/last.safetensors"
-    running = subprocess.Popen(
-        words(*typed, "total_timesteps=40_000", "hydra.run.dir=killed"), cwd=tmp_path, stdout=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 200
-        while not last.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    finally:
-        os.kill(running.pid, signal.SIGKILL)
-        running.wait()
+    kill_when_there(last, words(*typed, "total_timesteps=40_000", "hydra.run.dir=killed"), tmp_path)
     done = load_checkpoint(last).header["counters"]["env_steps"]
     assert 0 < done < 40_000
     end = f"total_timesteps={done + 400}"

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from rlox.tracking import Record
 from rlox_cli.compare import verdict
 from rlox_cli.main import app
-from rlox_cli.plot import curve, draw
+from rlox_cli.plot import curve
+from rlox_cli.plot import main as draw
 from rlox_cli.runs import EVALUATION, group_runs, read_run, read_runs
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
@@ -148,7 +149,7 @@ def test_a_sweep_is_drawn_and_its_numbers_are_those_of_the_records(made):
 def test_the_picture_shows_both_groups(made, tmp_path):
     from matplotlib.image import imread
 
-    draw(sorted((made / "sweep").glob("*-s*")), tmp_path)
+    draw(sorted((made / "sweep").glob("*-s*")), EVALUATION, "steps", [], [], [tmp_path / "plot.png"])
     picture = imread(tmp_path / "plot.png")
     height, width, _ = picture.shape
     assert height > 900
@@ -357,12 +358,14 @@ def test_what_supports_no_verdict_and_what_is_no_pair(made, tmp_path):
 
 
 def test_a_sweep_draws_itself_by_a_call(made, tmp_path):
-    runs = sorted((made / "sweep").glob("*-s*"))[:3]
-    assert draw(runs, tmp_path / "out") == [tmp_path / "out" / "plot.png", tmp_path / "out" / "plot.html"]
-    assert os.path.getsize(tmp_path / "out" / "plot.png") > 10_000
-    assert "3 runs in 1 groups" in (tmp_path / "out" / "plot.html").read_text()
-    # A job that never began is no reason to draw nothing.
-    assert draw([*runs, tmp_path / "job"], tmp_path / "out")
-    with pytest.raises(ValueError, match="no run has begun"):
-        draw([tmp_path / "job"], tmp_path / "none")
+    out = tmp_path / "out"
+    for run in sorted((made / "sweep").glob("*-s*"))[:3]:
+        shutil.copytree(run, out / run.name)
+    (out / "job").mkdir()  # a job that never began is no reason to draw nothing
+    draw([out], EVALUATION, "steps", [], [], [])
+    assert sorted(out.glob("plot.*")) == [out / "plot.html", out / "plot.png"]
+    assert os.path.getsize(out / "plot.png") > 10_000
+    assert "3 runs in 1 groups" in (out / "plot.html").read_text()
+    with pytest.raises(ValueError, match="no runs under"):
+        draw([out / "job"], EVALUATION, "steps", [], [], [tmp_path / "none" / "plot.png"])
     assert not (tmp_path / "none").exists()

@@ -110,6 +110,22 @@ class Textbook:
             agree(ours, theirs)
 
 
+class TwinDelayed(Textbook):
+    """What TD3 and TD3+BC have in common (Fujimoto et al. 2018, algorithm 1): critics and their smoothed targets."""
+
+    def __init__(self, algorithm):
+        super().__init__(algorithm)
+        self.target_actor = copy.deepcopy(algorithm.target_policy.net)
+
+    def fit_to_smoothed(self, batch: TransitionBatch, noise: torch.Tensor) -> None:
+        with torch.no_grad():
+            smoothing = (self.c.target_noise * noise).clamp(-self.c.noise_clip, self.c.noise_clip)
+            actions = (self.target_actor(batch.next_obs).tanh() + smoothing).clamp(-1, 1)
+            smaller = torch.min(*(self.value(q, batch.next_obs, actions) for q in self.targets))
+            targets = batch.rewards + batch.discounts * smaller
+        self.fit_critics(batch, targets)
+
+
 def agree(ours: nn.Module, theirs: nn.Module, most: float = 1e-5) -> None:
     for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert (a - b).abs().max() <= most * b.abs().max(), name

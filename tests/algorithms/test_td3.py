@@ -15,20 +15,11 @@ from rlox.trainers import TD3Trainer
 SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "learning_starts": 20}
 
 
-class Paper(textbook.Textbook):
+class Paper(textbook.TwinDelayed):
     """Fujimoto et al. 2018, algorithm 1."""
 
-    def __init__(self, td3):
-        super().__init__(td3)
-        self.target_actor = copy.deepcopy(td3.target_policy.net)
-
     def update(self, batch, noise, number):
-        with torch.no_grad():
-            smoothing = (self.c.target_noise * noise).clamp(-self.c.noise_clip, self.c.noise_clip)
-            actions = (self.target_actor(batch.next_obs).tanh() + smoothing).clamp(-1, 1)
-            smaller = torch.min(*(self.value(q, batch.next_obs, actions) for q in self.targets))
-            targets = batch.rewards + batch.discounts * smaller
-        self.fit_critics(batch, targets)
+        self.fit_to_smoothed(batch, noise)
         if number % self.c.policy_delay == 0:
             self.descend(self.actor_adam, -self.value(self.critics[0], batch.obs, self.actor(batch.obs).tanh()).mean())
             for target, q in zip(self.targets, self.critics, strict=True):

@@ -1,7 +1,5 @@
 """TD3+BC's own mathematics: the update against the paper's, and what alpha weighs."""
 
-import copy
-
 import pytest
 import textbook
 import torch
@@ -11,20 +9,11 @@ from rlox.algorithms import TD3BC
 from rlox.losses import regularised_policy_loss
 
 
-class Paper(textbook.Textbook):
+class Paper(textbook.TwinDelayed):
     """Fujimoto and Gu 2021, eq. 3 to 5, on algorithm 1 of Fujimoto et al. 2018."""
 
-    def __init__(self, algorithm):
-        super().__init__(algorithm)
-        self.target_actor = copy.deepcopy(algorithm.target_policy.net)
-
     def update(self, batch, noise, number):
-        with torch.no_grad():
-            smoothing = (self.c.target_noise * noise).clamp(-self.c.noise_clip, self.c.noise_clip)
-            actions = (self.target_actor(batch.next_obs).tanh() + smoothing).clamp(-1, 1)
-            smaller = torch.min(*(self.value(q, batch.next_obs, actions) for q in self.targets))
-            targets = batch.rewards + batch.discounts * smaller
-        self.fit_critics(batch, targets)
+        self.fit_to_smoothed(batch, noise)
         if number % self.c.policy_delay == 0:
             actions = self.actor(batch.obs).tanh()
             values = self.value(self.critics[0], batch.obs, actions)
