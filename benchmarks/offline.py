@@ -1,6 +1,6 @@
 """What offline algorithms learn from datasets of our own policies: BC, TD3+BC, IQL and CQL on four sets of each task.
 
-usage: offline.py [--envs ENV ...] [--sets SET ...] [--algos ALGO ...] [--seeds 0 1 2] [--updates N] [--runs DIR]
+usage: offline.py [--envs ENV ...] [--sets SET ...] [--algos ALGO ...] [--seeds 100 101 102] [--updates N] [--runs DIR]
                   [--datasets-only] [--out FILE]
 
 The sets are named as D4RL's (Fu et al. 2020, arXiv:2004.07219): ``random`` has uniform actions; ``medium`` those of a
@@ -10,7 +10,9 @@ what an online algorithm makes of the same data. Everything is made by the comma
 
 Printed are the final deterministic return (20 episodes; the mean over seeds with a 95 % interval of Student's t), the
 mean return of the dataset's episodes, and the critics' mean value of 500 of its actions beside the discounted
-returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.algorithms.offline`).
+returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.algorithms.offline`). Where a simulator can
+be put into a state of the dataset, ``policy/q`` and ``policy/return`` are what the critics say of the learned policy's
+own actions in 200 such states, and the discounted sum of the 500 rewards that it then gets there.
 """
 
 from __future__ import annotations
@@ -20,29 +22,37 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
+import torch
 from scipy import stats
 
 import rlox
-from rlox.checkpoint import versions
+from rlox import algorithms
+from rlox.checkpoint import load_checkpoint, versions
 from rlox_cli.bench.machine import provenance
 
 
 class Task(NamedTuple):
-    """How the datasets of an environment are made."""
+    """How the datasets of an environment are made, and where its simulator can be put."""
 
     medium: float  # evaluation return at which the medium policy is stopped
     behaviour: tuple[str, ...]  # settings of the SAC that makes them
     n_steps: int  # transitions of a dataset, but for the replay memory's
-    updates: int  # of an offline training
+    place: Callable[[gymnasium.Env, np.ndarray], None] | None = None  # puts the environment where it is seen so
+
+
+def place_pendulum(env: gymnasium.Env, obs: np.ndarray) -> None:
+    env.unwrapped.state = np.array([math.atan2(obs[1], obs[0]), obs[2]])
 
 
 TASKS = {
-    "Pendulum-v1": Task(-800.0, (), 20_000, 10_000),
-    "Hopper-v5": Task(1_000.0, ("total_timesteps=400_000",), 200_000, 100_000),
+    "Pendulum-v1": Task(-800.0, ("algo.learning_rate=0.0001", "total_timesteps=20_000"), 20_000, place_pendulum),
+    "Hopper-v5": Task(1_000.0, ("total_timesteps=400_000",), 200_000),
 }
 SETS = ("random", "medium", "medium-replay", "medium-expert")
 # CQL's weight of 5 is the papers' for D4RL's rewards of about 1 a step; so it is here.
@@ -53,6 +63,7 @@ ALGOS = {
     "cql": ("algo=cql",),
     "sac": ("algo=cql", "algo.cql_alpha=0.0", "algo.n_random_actions=1"),
 }
+LEARNERS = {x.name: x for x in (algorithms.BC, algorithms.TD3BC, algorithms.IQL, algorithms.CQL)}
 
 
 def command(*words: str) -> None:
@@ -98,13 +109,40 @@ def datasets(env: str, sets: list[str], runs: Path) -> dict[str, Path]:
 
 
 def outcome(folder: Path) -> dict[str, float]:
-    """The last evaluation of a run, and what its last update says of values."""
+    """The last evaluation of a run and its updates until then, and what its last update says of values."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {"return": [row["eval/mean_return"] for row in rows if "eval/mean_return" in row][-1]}
+    evaluated = [row for row in rows if "eval/mean_return" in row][-1]
+    found = {"updates": evaluated["step"], "return": evaluated["eval/mean_return"]}
     for key in ("dataset/q", "dataset/return"):
         told = [row[key] for row in rows if key in row]
         found |= {key: told[-1]} if told else {}
     return found
+
+
+def judged(folder: Path, env: str, dataset: Path, place: Callable[..., None]) -> dict[str, float]:
+    """What the critics of a run say of its policy in states of the dataset, and what the policy gets there."""
+    n_states, n_steps = 200, 500
+    path = folder / "checkpoints" / "last.safetensors"
+    algorithm = LEARNERS[load_checkpoint(path).header["algorithm"]].from_checkpoint(path)
+    if algorithm.critics is None:
+        return {}
+    torch.manual_seed(0)
+    everything = rlox.open_dataset(dataset).get_state()["obs"]
+    obs = np.array(everything[np.linspace(0, len(everything) - 1, n_states).astype(np.int64)], np.float32)
+    envs = [gymnasium.make(env, max_episode_steps=n_steps + 1) for _ in range(n_states)]
+    for one, seen in zip(envs, obs, strict=True):
+        one.reset()
+        place(one, seen)
+    actions = algorithm.predict(obs, deterministic=False)
+    with torch.no_grad():
+        q = algorithm.critics(torch.from_numpy(obs), algorithm.policy.to_unit(torch.from_numpy(actions))).mean()
+    returns, discount = np.zeros(n_states), 1.0
+    for _ in range(n_steps):
+        steps = [one.step(action) for one, action in zip(envs, actions, strict=True)]
+        returns += discount * np.array([step[1] for step in steps], np.float64)
+        discount *= algorithm.config.gamma
+        actions = algorithm.predict(np.stack([step[0] for step in steps]), deterministic=False)
+    return {"policy/q": float(q), "policy/return": float(returns.mean())}
 
 
 def interval(values: list[float]) -> dict[str, float]:
@@ -119,8 +157,8 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=["Pendulum-v1"], choices=TASKS)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--algos", nargs="+", default=list(ALGOS), choices=ALGOS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--updates", type=int, help="updates of each training; by default the task's own")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102])
+    parser.add_argument("--updates", type=int, help="updates of each training; by default as tuned")
     parser.add_argument("--runs", type=Path, default=Path("outputs/offline"), help="datasets and run folders")
     parser.add_argument("--datasets-only", action="store_true", help="make the datasets and stop")
     parser.add_argument("--out", type=Path, help="JSON")
@@ -133,12 +171,16 @@ def main() -> None:
             behaviour = {key: described[key] for key in ("n_transitions", "n_episodes", "mean_return", "max_return")}
             print(f"{env} {name}: {behaviour}", file=sys.stderr)
             for algo in () if args.datasets_only else args.algos:
-                updates = args.updates or TASKS[env].updates
-                chosen = (*ALGOS[algo], f"dataset={path}", f"env={env}", f"total_timesteps={updates}")
-                found = {
-                    seed: outcome(train(args.runs / env / f"{algo}-{name}-{updates}-s{seed}", *chosen, f"seed={seed}"))
-                    for seed in args.seeds
-                }
+                task = TASKS[env]
+                chosen = (*ALGOS[algo], f"dataset={path}", f"env={env}")
+                chosen += (f"total_timesteps={args.updates}",) if args.updates else ()
+                found = {}
+                for seed in args.seeds:
+                    folder = train(args.runs / env / f"{algo}-{name}-s{seed}", *chosen, f"seed={seed}")
+                    found[seed] = outcome(folder)
+                    updates = int(found[seed].pop("updates"))
+                    if task.place:
+                        found[seed] |= judged(folder, env, path, task.place)
                 keys = next(iter(found.values()))
                 summary = {key: interval([one[key] for one in found.values()]) for key in keys}
                 cells.append(
@@ -146,7 +188,9 @@ def main() -> None:
                     | {"summary": summary, "seeds": {str(seed): one for seed, one in found.items()}}
                 )
                 shown = ", ".join(f"{key} {x['mean']:.1f} ± {x['half']:.1f}" for key, x in summary.items())
-                print(f"{env} {name} {algo}: {shown} (episodes of the data: {behaviour['mean_return']:.1f})")
+                print(
+                    f"{env} {name} {algo}, {updates} updates: {shown} (episodes of the data: {behaviour['mean_return']:.1f})"
+                )
     if args.out and cells:
         made = provenance(f"python benchmarks/offline.py {' '.join(sys.argv[1:])}")
         args.out.write_text(json.dumps({**made, "versions": versions(), "cells": cells}) + "\n")
