@@ -188,9 +188,8 @@ def main() -> None:
                     | {"summary": summary, "seeds": {str(seed): one for seed, one in found.items()}}
                 )
                 shown = ", ".join(f"{key} {x['mean']:.1f} ± {x['half']:.1f}" for key, x in summary.items())
-                print(
-                    f"{env} {name} {algo}, {updates} updates: {shown} (episodes of the data: {behaviour['mean_return']:.1f})"
-                )
+                data = f"episodes of the data: {behaviour['mean_return']:.1f}"
+                print(f"{env} {name} {algo}, {updates} updates: {shown} ({data})")
     if args.out and cells:
         made = provenance(f"python benchmarks/offline.py {' '.join(sys.argv[1:])}")
         args.out.write_text(json.dumps({**made, "versions": versions(), "cells": cells}) + "\n")
