@@ -136,7 +136,10 @@ def test_seeds_are_judged_and_what_sb3_lacks_is_told_first(data, tmp_path):
     [
         (["env=CartPole-v1"], "actions"),
         (["env=MountainCarContinuous-v0"], "observations of shape"),
-        (["backend=native"], "iql has no native update"),
+        (
+            ["backend=native", f"algo.hidden_sizes={[8] * 9}"],
+            "backend must be auto or torch here, got 'native': the kernel takes at most 8 hidden layers",
+        ),
         (["algo.expectile=1.0"], "algo.expectile must be in (0, 1), got 1.0"),
         (["compile=true"], "compile must be false with algo=iql"),
         (["env.reward_fn=sign"], "env.reward_fn must be null with algo=iql"),

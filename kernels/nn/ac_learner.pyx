@@ -1,4 +1,4 @@
-"""The native updates of SAC, TD3 and BC: what their PyTorch `update` defines, for networks that are plain perceptrons.
+"""The native updates of SAC, TD3, IQL and BC: what their PyTorch `update` defines, for networks that are plain perceptrons.
 
 Each network is a flat float32 block (see layers.pxd). The policy's is in the order of ``parameters()``, weights
 (n_out, n_in); that of the two critics is in the order of `rlox.networks.TwinQNetwork.parameters()`: the weights
@@ -25,22 +25,25 @@ from kernels.types cimport f32, f64, i64, u64
 
 cnp.import_array()
 
-# Of an update, means over its batch; the last two are SAC's.
+# Of an update, means over its batch; in place of the last two, SAC's, others tell up to four of their own.
 METRICS = ("q_loss", "q_value", "td_error", "grad_norm", "policy_loss", "policy_grad_norm", "entropy", "alpha")
 
 cdef enum:
-    N_METRICS = 8
+    N_COMMON = 6
+    N_METRICS = 10
     SWEEP = 4096  # parameters that Adam and the target's move take at a time, from the cache
 
 cdef f64 LOG_2 = 0.69314718055994530942
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
 cdef f64 LOG_STD_MIN = -20.0
 cdef f64 LOG_STD_MAX = 2.0
+cdef f64 FREE_LOG_STD_MIN = -5.0  # of deviations that depend on no observation
 
 
 # A block of parameters and its Adam.
 cdef struct Weights:
     Py_ssize_t size
+    Py_ssize_t followed  # so many of the first a target follows
     f32* p
     f32* g
     f32* m
@@ -72,6 +75,10 @@ cdef struct Options:
     f64 noise_clip
     bint clone          # the batch's actions too, as TD3+BC,
     f64 alpha           # and weigh values so beside them
+    f64 policy_rate     # IQL's, as all below
+    f64 expectile
+    f64 inverse_scale   # of the advantages
+    f64 max_weight
 
 
 # Actions of a chunk of rows, and what their derivatives are made of.
@@ -89,9 +96,7 @@ cdef struct Sums:
     f64 norm
     f64 policy_loss
     f64 policy_norm
-    f64 log_prob
-    f64 alpha
-    f64 distance
+    f64[N_METRICS - N_COMMON] own  # of one algorithm, means in the end
 
 
 cdef f64 move(Weights* w, const Options* options, f32* target) noexcept nogil:
@@ -107,8 +112,8 @@ cdef f64 move(Weights* w, const Options* options, f32* target) noexcept nogil:
     while at < w.size:
         n = min(<Py_ssize_t>SWEEP, w.size - at)
         adam(w.p + at, w.g + at, w.m + at, w.v + at, n, <f32>clip, step_size, root2, <f32>1e-8)
-        if target != NULL:
-            lerp(target + at, w.p + at, n, <f32>options.tau)
+        if target != NULL and at < w.followed:
+            lerp(target + at, w.p + at, min(n, w.followed - at), <f32>options.tau)
         at += n
     return norm
 
@@ -142,13 +147,20 @@ cdef inline f32 smaller(f32 a, f32 b) noexcept nogil:
     return b if b < a or b != b else a
 
 
+cdef inline const f32* data_of(dict arrays, str name):
+    """Where the numbers of an array are; NULL for none."""
+    return <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[name]) if name in arrays else NULL
+
+
+cdef object size_of(list widths):
+    """How many parameters a perceptron has."""
+    return sum((a + 1) * b for a, b in zip(widths, widths[1:]))
+
+
 def n_parameters(obs_dim: int, act_dim: int, hidden_sizes, gaussian: bool) -> tuple[int, int]:
     """How many numbers the policy's and the critics' blocks hold."""
-    sizes = []
-    for first, last, nets in ((obs_dim, act_dim * (2 if gaussian else 1), 1), (obs_dim + act_dim, 1, 2)):
-        widths = [first, *hidden_sizes, last]
-        sizes.append(nets * sum((a + 1) * b for a, b in zip(widths, widths[1:])))
-    return tuple(sizes)
+    policy = [obs_dim, *hidden_sizes, act_dim * (2 if gaussian else 1)]
+    return size_of(policy), 2 * size_of([obs_dim + act_dim, *hidden_sizes, 1])
 
 
 cdef class _Trained:
@@ -191,6 +203,7 @@ cdef class _Trained:
         cdef Weights w
         cdef cnp.ndarray block = self.parameters[name]
         w.size, w.p, w.step = cnp.PyArray_SIZE(block), <f32*>cnp.PyArray_DATA(block), 0
+        w.followed = w.size
         w.g = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.gradients[name])
         w.m = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments[name]["exp_avg"])
         w.v = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments[name]["exp_avg_sq"])
@@ -235,10 +248,11 @@ cdef class _Trained:
 
 
 cdef class _TwinCritics(_Trained):
-    """What SAC and TD3 share: a policy, two critics, their targets, and the critics' update."""
+    """What SAC, TD3 and IQL share: a policy, two critics, their targets, and the critics' update."""
 
     cdef readonly Py_ssize_t act_dim
     cdef bint gaussian
+    cdef tuple draws        # shape of the noise before (B, A); None where there is none
     cdef list hidden
     cdef dict targets
     cdef Weights policy_weights
@@ -259,8 +273,11 @@ cdef class _TwinCritics(_Trained):
     cdef Squashed pi
 
     cdef int make(self, str where, dict trained, dict targets, obs_dim, act_dim, hidden_sizes, str activation,
-                  bint gaussian) except -1:
-        """Everything but a target actor and a temperature, after all checks."""
+                  bint gaussian, bint valued=False) except -1:
+        """Everything but a target actor and a temperature, after all checks.
+
+        `valued`: behind the critics is room for a perceptron of values, and before the policy for a number each action.
+        """
         obs_dim, act_dim = as_index(obs_dim, where, "obs_dim"), as_index(act_dim, where, "act_dim")
         cdef bint hyperbolic = is_tanh(activation, where)
         self.hidden = widths_of(hidden_sizes, where)
@@ -268,15 +285,20 @@ cdef class _TwinCritics(_Trained):
             raise ValueError(f"{where}: obs_dim and act_dim must be >= 1, got {obs_dim} and {act_dim}")
         policy_size, critics_size = n_parameters(obs_dim, act_dim, self.hidden, gaussian)
         sizes = {"policy": policy_size, "target_policy": policy_size, "critics": critics_size, "target": critics_size}
+        if valued:
+            sizes["policy"] += act_dim
+            sizes["critics"] += size_of([obs_dim, *self.hidden, 1])
         self.hold(where, trained, targets, sizes)
         self.targets = targets
         self.obs_dim, self.act_dim, self.gaussian = obs_dim, act_dim, gaussian
+        self.draws = (2,) if gaussian else ()
         self.obs_pad, self.in_pad = padded(obs_dim), padded(obs_dim + act_dim)
         self.policy_weights = self.weights_of("policy")
         self.critic_weights = self.weights_of("critics")
+        self.critic_weights.followed = critics_size
         self.critic_targets = <f32*>cnp.PyArray_DATA(<cnp.ndarray>targets["target"])
         build(&self.actor, [obs_dim, *self.hidden, act_dim * (2 if gaussian else 1)], hyperbolic, self.policy_weights.p,
-              self.policy_weights.g, 0, self.held, False, False, 2 * CHUNK)
+              self.policy_weights.g, act_dim if valued else 0, self.held, False, False, 2 * CHUNK)
         widths = [obs_dim + act_dim, *self.hidden, 1]
         self.make_pair(self.critics, widths, hyperbolic, self.critic_weights.p)
         self.make_pair(self.aims, widths, hyperbolic, self.critic_targets)
@@ -319,31 +341,28 @@ cdef class _TwinCritics(_Trained):
     cdef void set_steps(self, dict steps):
         self.policy_weights.step, self.critic_weights.step = steps["policy"], steps["critics"]
 
-    cdef list take(self, str where, Batch* batch, obs, actions, rewards, next_obs, discounts, noise, weights):
+    cdef dict take(self, str where, Batch* batch, obs, actions, rewards, next_obs, discounts, noise, weights):
         """Fill in the batch after its checks; returns the arrays it points to."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
         if n < 1:
             raise ValueError(f"{where}: obs must hold at least one row, got none")
         rows = (n, self.act_dim)
-        cdef list arrays = [
-            obs_,
-            *(given(array, cnp.NPY_FLOAT32, "float32", shape, where, name) for name, array, shape in (
-                ("next_obs", next_obs, (n, self.obs_dim)), ("actions", actions, rows), ("rewards", rewards, (n,)),
-                ("discounts", discounts, (n,)), ("noise", noise, (2, *rows) if self.gaussian else rows),
-                *(() if weights is None else (("weights", weights, (n,)),)),
-            )),
-        ]
-        batch.n = n
-        batch.obs = <const f32*>cnp.PyArray_DATA(obs_)
-        batch.next_obs = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[1])
-        batch.actions = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[2])
-        batch.rewards = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[3])
-        batch.discounts = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[4])
-        batch.noise = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[5])
-        batch.weights = NULL
+        columns = {
+            "next_obs": (next_obs, (n, self.obs_dim)), "actions": (actions, rows), "rewards": (rewards, (n,)),
+            "discounts": (discounts, (n,)),
+        }
+        if self.draws is not None:
+            columns["noise"] = (noise, (*self.draws, *rows))
         if weights is not None:
-            batch.weights = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>arrays[6])
+            columns["weights"] = (weights, (n,))
+        cdef dict arrays = {"obs": obs_}
+        for name, (array, shape) in columns.items():
+            arrays[name] = given(array, cnp.NPY_FLOAT32, "float32", shape, where, name)
+        batch.n, batch.obs, batch.next_obs = n, data_of(arrays, "obs"), data_of(arrays, "next_obs")
+        batch.actions, batch.rewards = data_of(arrays, "actions"), data_of(arrays, "rewards")
+        batch.discounts, batch.noise = data_of(arrays, "discounts"), data_of(arrays, "noise")
+        batch.weights = data_of(arrays, "weights")
         return arrays
 
     cdef void pack_critics(self) noexcept nogil:
@@ -411,28 +430,23 @@ cdef class _TwinCritics(_Trained):
         sums.norm = move(&self.critic_weights, options, target)
         self.pack_critics()
 
-    cdef tuple learn_from(self, str where, Options options, obs, actions, rewards, next_obs, discounts, noise, weights):
-        """Metrics and errors of one update."""
+    cdef tuple learn_from(self, str where, Options options, tuple names, obs, actions, rewards, next_obs, discounts,
+                          noise=None, weights=None):
+        """Metrics of these names, and errors, of one update."""
         cdef Batch batch
         cdef f64[N_METRICS] metrics
-        cdef list arrays = self.take(where, &batch, obs, actions, rewards, next_obs, discounts, noise, weights)
+        cdef dict arrays = self.take(where, &batch, obs, actions, rewards, next_obs, discounts, noise, weights)
         cdef cnp.ndarray td_errors = np.empty(batch.n, np.float32)
         with self.lock:
             with nogil:
                 self.pack_critics()
                 self.pack_moved()
                 self.update_once(&batch, &options, <f32*>cnp.PyArray_DATA(td_errors), metrics)
-        found = {}
-        for k, name in enumerate(METRICS):
-            if k < 4 or options.move_policy and k < (8 if self.gaussian else 6):
-                found[name] = metrics[k]
-        if options.clone and options.move_policy:
-            found["bc_loss"] = metrics[6]
-        return found, td_errors
+        return {name: metrics[k] for k, name in enumerate(names) if k < 4 or options.move_policy}, td_errors
 
     cdef bint update_once(self, const Batch* batch, const Options* options, f32* td_errors,
                           f64* metrics) noexcept nogil:
-        """One update and its `METRICS`, NaN for those of a policy that did not move; whether gradients are finite."""
+        """One update and its metrics, NaN for those of a policy that did not move; whether gradients are finite."""
         cdef Sums sums
         cdef f64 n = batch.n
         memset(&sums, 0, sizeof(sums))
@@ -440,9 +454,7 @@ cdef class _TwinCritics(_Trained):
         metrics[0], metrics[1], metrics[2], metrics[3] = sums.q_loss / n, sums.value / n, sums.td_error / n, sums.norm
         metrics[4] = sums.policy_loss / n if options.move_policy else NAN
         metrics[5] = sums.policy_norm if options.move_policy else NAN
-        metrics[6], metrics[7] = -sums.log_prob / n, sums.alpha
-        if options.clone:
-            metrics[6] = sums.distance / n
+        memcpy(metrics + N_COMMON, sums.own, sizeof(sums.own))
         return isfinite(sums.norm) and isfinite(sums.policy_norm)
 
     cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
@@ -450,6 +462,21 @@ cdef class _TwinCritics(_Trained):
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
         """Actions (n, A) in [-1, 1]; the policy is packed."""
+        cdef Py_ssize_t start = 0, rows, i, d = self.obs_dim, a = self.act_dim
+        while start < n:
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            self.decide(&self.actor, obs + start * d, d, rows, actions + start * a)
+            start += rows
+        for i in range(n * a):
+            actions[i] = <f32>bounded(actions[i] + noise_std * noise[i], -1.0, 1.0)
+
+    cdef void decide(self, Net* actor, const f32* obs, Py_ssize_t ld, Py_ssize_t rows, f32* actions) noexcept nogil:
+        """Actions (rows, A) of the policy or its target for observations (rows, ld)."""
+        cdef Py_ssize_t i, j, a = self.act_dim, out_pad = last_of(actor).out_pad
+        cdef const f32* y = forward(actor, obs, ld, rows)
+        for i in range(rows):
+            for j in range(a):
+                actions[i * a + j] = <f32>tanh(y[i * out_pad + j])
 
     cdef object actions_of(self, object obs, object noise, f64 noise_std, str where):
         """Actions (B, A) float32 in [-1, 1] for observations (B, D) and standard normal noise (B, A); None is 0."""
@@ -543,7 +570,7 @@ cdef class _TwinCritics(_Trained):
                         break
         action_rng.skip(position - begun)
         returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
-        told = metrics[:n_updates, :8 if self.gaussian else 6]
+        told = metrics[:n_updates, :len(METRICS) if self.gaussian else N_COMMON]
         return loop.env_steps - before, told, update_s, returns, lengths
 
 
@@ -649,10 +676,10 @@ cdef class NativeSAC(_TwinCritics):
             start += rows
         unpad(&self.actor)
         sums.policy_norm = move(&self.policy_weights, options, NULL)
-        sums.alpha = alpha
+        sums.own[0], sums.own[1] = sums.own[0] / n, alpha
         if options.tune:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
-            self.temperature.g[0] = <f32>(-sums.log_prob / n - options.target_entropy)
+            self.temperature.g[0] = <f32>(sums.own[0] - options.target_entropy)
             told = options[0]
             told.limit = 0.0
             move(&self.temperature, &told, NULL)
@@ -673,7 +700,7 @@ cdef class NativeSAC(_TwinCritics):
             values[k] = forward(&self.critics[k], self.pairs, self.in_pad, rows)
         for i in range(rows):
             sums.policy_loss += alpha * self.pi.log_probs[i] - smaller(values[0][i * ldq], values[1][i * ldq])
-            sums.log_prob += self.pi.log_probs[i]
+            sums.own[0] -= self.pi.log_probs[i]
             # Between equal ones the gradient is shared, as in PyTorch.
             share = 0.5 if values[0][i * ldq] == values[1][i * ldq] else <f64>(values[0][i * ldq] < values[1][i * ldq])
             self.goals[i] = <f32>share
@@ -747,7 +774,7 @@ cdef class NativeSAC(_TwinCritics):
         """
         cdef str where = "NativeSAC.update"
         cdef Options options = self.options(target_entropy, learning_rate, tau, max_grad_norm, where)
-        return self.learn_from(where, options, obs, actions, rewards, next_obs, discounts, noise, weights)
+        return self.learn_from(where, options, METRICS, obs, actions, rewards, next_obs, discounts, noise, weights)
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, annealed, gamma, learning_rate,
@@ -838,23 +865,6 @@ cdef class NativeTD3(_TwinCritics):
         cdef str where = "NativeTD3.act"
         return self.actions_of(obs, noise, number(noise_std, 0.0, where, "noise_std"), where)
 
-    cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
-        cdef Py_ssize_t start = 0, rows, i, d = self.obs_dim, a = self.act_dim
-        while start < n:
-            rows = min(<Py_ssize_t>CHUNK, n - start)
-            self.decide(&self.actor, obs + start * d, d, rows, actions + start * a)
-            start += rows
-        for i in range(n * a):
-            actions[i] = <f32>bounded(actions[i] + noise_std * noise[i], -1.0, 1.0)
-
-    cdef void decide(self, Net* actor, const f32* obs, Py_ssize_t ld, Py_ssize_t rows, f32* actions) noexcept nogil:
-        """Actions (rows, A) of the policy or its target for observations (rows, ld)."""
-        cdef Py_ssize_t i, j, a = self.act_dim, out_pad = last_of(actor).out_pad
-        cdef const f32* y = forward(actor, obs, ld, rows)
-        for i in range(rows):
-            for j in range(a):
-                actions[i * a + j] = <f32>tanh(y[i * out_pad + j])
-
     cdef void pack_moved(self) noexcept nogil:
         _TwinCritics.pack_moved(self)
         pack(&self.aim_actor, False)
@@ -931,7 +941,7 @@ cdef class NativeTD3(_TwinCritics):
                     error = action - batch.actions[(start + i) * a + j]
                     slope += 2.0 * error / (batch.n * a)
                     sums.policy_loss += error * error / a
-                    sums.distance += error * error / a
+                    sums.own[0] += error * error / (a * batch.n)
                 d_y[i * ld + j] = <f32>(slope * (1.0 - action * action))
         backward(&self.actor, self.x, self.obs_pad, rows)
 
@@ -965,7 +975,8 @@ cdef class NativeTD3(_TwinCritics):
         if options.clone:
             options.alpha = number(alpha, 0.0, where, "alpha")
         options.move_policy = as_flag(move_policy, where, "move_policy")
-        return self.learn_from(where, options, obs, actions, rewards, next_obs, discounts, noise, weights)
+        names = (*METRICS[:N_COMMON], "bc_loss") if options.clone else METRICS[:N_COMMON]
+        return self.learn_from(where, options, names, obs, actions, rewards, next_obs, discounts, noise, weights)
 
     def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
                env_steps, horizon_start, horizon_steps, learning_starts, update_from, updates, annealed, gamma,
@@ -1004,6 +1015,133 @@ cdef class NativeTD3(_TwinCritics):
         return found
 
 
+cdef class NativeIQL(_TwinCritics):
+    """Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): a policy, two critics, values of states.
+
+    Parameters and errors as of `NativeSAC`, but there is no temperature, and
+
+    Parameters
+    ----------
+    policy
+        (A + P,) float32: log standard deviations, which are held to [-5, 2], and a perceptron with A outputs, whose
+        tanh is the mean.
+    critics
+        (Q + V,) float32: the critics, and a perceptron with one output, the values of states.
+    """
+
+    cdef Net values
+    cdef f32* shares        # (CHUNK): how much a row's action counts
+
+    def __cinit__(self, policy, critics, target, obs_dim, act_dim, hidden_sizes, activation: str = "relu"):
+        self.make("NativeIQL", {"policy": policy, "critics": critics}, {"target": target}, obs_dim, act_dim,
+                  hidden_sizes, activation, False, True)
+        self.draws = None
+        build(&self.values, [obs_dim, *self.hidden, 1], self.actor.tanh, self.critic_weights.p, self.critic_weights.g,
+              self.critic_weights.followed, self.held, False, False, 2 * CHUNK)
+        self.shares = scratch(self.held, CHUNK)
+
+    cdef void pack_moved(self) noexcept nogil:
+        _TwinCritics.pack_moved(self)
+        pack(&self.values, True)
+
+    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+        cdef Py_ssize_t n = batch.n, start = 0, rows
+        cdef int k
+        cdef Options told = options[0]
+        self.clear(&self.critic_weights, self.critics, 2)
+        clear_padded(&self.values)
+        self.clear(&self.policy_weights, &self.actor, 1)
+        while start < n:
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            self.appraise(batch, start, rows, options, sums)
+            self.criticise(batch, start, rows, td_errors, sums)
+            self.imitate(batch, start, rows, sums)
+            start += rows
+        for k in range(2):
+            unpad(&self.critics[k])
+        unpad(&self.values)
+        unpad(&self.actor)
+        sums.norm = move(&self.critic_weights, options, self.critic_targets)
+        told.rate = options.policy_rate
+        sums.policy_norm = move(&self.policy_weights, &told, NULL)
+
+    cdef void appraise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, const Options* options,
+                       Sums* sums) noexcept nogil:
+        """Add the values' gradient of the expectile loss (eq. 5); what the critics are to say (eq. 6), and how much
+        each action counts (eq. 7), as the values stand."""
+        cdef Py_ssize_t i, d = self.obs_dim, ld = last_of(&self.values).out_pad
+        cdef Py_ssize_t ldq = last_of(&self.aims[0]).out_pad
+        cdef f64 advantage, share
+        cdef const f32* v
+        cdef const f32* first
+        cdef const f32* second
+        cdef f32* d_v = last_of(&self.values).d_out
+        self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
+        self.fill(self.x + rows * self.obs_pad, self.obs_pad, batch.next_obs + start * d, NULL, rows)
+        v = forward(&self.values, self.x, self.obs_pad, 2 * rows)
+        self.fill(self.next_pairs, self.in_pad, batch.obs + start * d, batch.actions + start * self.act_dim, rows)
+        first = forward(&self.aims[0], self.next_pairs, self.in_pad, rows)
+        second = forward(&self.aims[1], self.next_pairs, self.in_pad, rows)
+        for i in range(rows):
+            self.goals[i] = batch.rewards[start + i] + batch.discounts[start + i] * v[(rows + i) * ld]
+            advantage = <f64>smaller(first[i * ldq], second[i * ldq]) - v[i * ld]
+            share = (1.0 - options.expectile if advantage < 0.0 else options.expectile) / batch.n
+            sums.own[0] += share * advantage * advantage
+            sums.own[1] += <f64>v[i * ld] / batch.n
+            d_v[i * ld] = <f32>(-2.0 * share * advantage)
+            self.shares[i] = <f32>bounded(exp(options.inverse_scale * advantage), 0.0, options.max_weight)
+        backward(&self.values, self.x, self.obs_pad, rows)
+
+    cdef void imitate(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+        """Add the policy's gradient of the actions' log-densities, each by its share, from `appraise`'s inputs."""
+        cdef Py_ssize_t i, j, a = self.act_dim, ld = last_of(&self.actor).out_pad
+        cdef const f32* y = forward(&self.actor, self.x, self.obs_pad, rows)
+        cdef f32* d_y = last_of(&self.actor).d_out
+        cdef f64 log_std, precision, mean, z, slope
+        for j in range(a):
+            log_std = bounded(self.policy_weights.p[j], FREE_LOG_STD_MIN, LOG_STD_MAX)
+            precision, slope = exp(-log_std), 0.0
+            for i in range(rows):
+                mean = tanh(y[i * ld + j])
+                z = (batch.actions[(start + i) * a + j] - mean) * precision
+                sums.policy_loss += self.shares[i] * (0.5 * z * z + log_std + LOG_SQRT_2PI)
+                slope += self.shares[i] * (1.0 - z * z)
+                d_y[i * ld + j] = <f32>(-self.shares[i] / batch.n * z * precision * (1.0 - mean * mean))
+            if log_std == self.policy_weights.p[j]:
+                self.policy_weights.g[j] += <f32>(slope / batch.n)
+        backward(&self.actor, self.x, self.obs_pad, rows)
+
+    def update(self, obs, actions, rewards, next_obs, discounts, *, learning_rate, policy_learning_rate, tau, expectile,
+               temperature, max_weight, max_grad_norm=None):
+        """One update of values, critics, policy and target, what `rlox.algorithms.IQL.update` defines.
+
+        Parameters
+        ----------
+        obs, actions, rewards, next_obs, discounts
+            As `NativeSAC.update` takes them.
+        learning_rate, policy_learning_rate
+            Of critics and values; of the policy.
+        tau, expectile, temperature, max_weight, max_grad_norm
+            Of `rlox.config.IQLConfig`; None where it is off.
+
+        Returns
+        -------
+        metrics, td_errors
+            ``q_loss q_value td_error grad_norm policy_loss policy_grad_norm value_loss value``; and as
+            `NativeSAC.update`.
+        """
+        cdef str where = "NativeIQL.update"
+        cdef Options options = options_of(learning_rate, tau, max_grad_norm, where)
+        options.policy_rate = number(policy_learning_rate, 0.0, where, "policy_learning_rate")
+        options.expectile = number(expectile, 0.0, where, "expectile")
+        if not 0.0 < options.expectile < 1.0:
+            raise ValueError(f"{where}: expectile must be in (0, 1), got {expectile}")
+        options.inverse_scale = number(temperature, 0.0, where, "temperature")
+        options.max_weight = number(max_weight, 0.0, where, "max_weight")
+        names = (*METRICS[:N_COMMON], "value_loss", "value")
+        return self.learn_from(where, options, names, obs, actions, rewards, next_obs, discounts)
+
+
 cdef class NativeBC(_Trained):
     """Behavioural cloning: a perceptron whose outputs' tanh is the action, or whose softmax is how likely each is.
 
@@ -1035,7 +1173,7 @@ cdef class NativeBC(_Trained):
             raise ValueError(f"{where}: obs_dim and n_outputs must be >= 1, got {obs_dim} and {n_outputs}")
         self.discrete = as_flag(discrete, where, "discrete")
         widths = [self.obs_dim, *hidden, self.n_outputs]
-        self.hold(where, {"policy": policy}, {}, {"policy": sum((a + 1) * b for a, b in zip(widths, widths[1:]))})
+        self.hold(where, {"policy": policy}, {}, {"policy": size_of(widths)})
         self.weights = self.weights_of("policy")
         build(&self.actor, widths, hyperbolic, self.weights.p, self.weights.g, 0, self.held)
         self.obs_pad = padded(self.obs_dim)

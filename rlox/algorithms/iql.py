@@ -14,6 +14,7 @@ import torch
 from rlox.algorithms.offline import OfflineAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.config import IQLConfig
+from rlox.kernels.nn.ac_learner import NativeIQL
 from rlox.kernels.rng import Rng
 from rlox.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.networks import mlp
@@ -47,13 +48,19 @@ class IQL(OfflineAlgorithm):
         self.critic_optimizer = self._adam("critics", self.critics, self.value)
         self._online = self.critic_optimizer.flat[: self._target_block.numel()]
         self._saved |= {"value": self.value, "critic_optimizer": self.critic_optimizer}
+        if self.backend == "native":
+            self._use(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+                      target=self._target_block)  # fmt: skip
+
+    def _follow_schedule(self) -> None:
+        super()._follow_schedule()
+        if self.config.policy_schedule == "cosine":
+            self.optimizer.learning_rate *= 0.5 * (1.0 + math.cos(math.pi * self.counters.progress))
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of V, of the critics, of the policy, and of the target; metrics as tensors ()."""
-        c, actions, progress = self.config, self.policy.to_unit(batch.actions), self.counters.progress
+        c, actions = self.config, self.policy.to_unit(batch.actions)
         self._follow_schedule()
-        if c.policy_schedule == "cosine":
-            self.optimizer.learning_rate *= 0.5 * (1.0 + math.cos(math.pi * progress))
 
         with torch.no_grad():
             ahead = self.value(batch.next_obs).squeeze(-1)
@@ -73,3 +80,13 @@ class IQL(OfflineAlgorithm):
         self._move_target(self._online)
         norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
         return {**metrics, **told, **norms, "value_loss": value_loss.detach(), "value": values.detach().mean()}
+
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        self._follow_schedule()
+        return self._learn_native(
+            batch,
+            learning_rate=self.critic_optimizer.learning_rate,
+            policy_learning_rate=self.optimizer.learning_rate,
+            **self._settings("tau", "expectile", "temperature", "max_weight", "max_grad_norm"),
+        )

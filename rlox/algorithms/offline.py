@@ -84,7 +84,7 @@ class OfflineAlgorithm:
     device : str
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
     backend : str
-        ``torch``; ``native``: a kernel does the updates, where there is one (`BC`, `TD3BC`); ``auto``: native where it
+        ``torch``; ``native``: a kernel does the updates, where there is one (not of `CQL`); ``auto``: native where it
         is exact. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
@@ -275,6 +275,21 @@ class OfflineAlgorithm:
         self.net = kernel(**arrays, **sizes, activation=c.activation)
         for optimizer in self._optimizers:
             optimizer.net = self.net
+
+    def _settings(self, *names: str) -> dict[str, Any]:
+        """These hyper-parameters, as a kernel takes them."""
+        return {name: getattr(self.config, name) for name in names}
+
+    def _learn_native(self, batch: TransitionBatch, *drawn: np.ndarray, **options: Any) -> dict[str, float]:
+        """One update of policy and critics by the kernel, which takes what was `drawn` behind the batch."""
+        metrics, _ = self.net.update(
+            batch.array("obs"),
+            self._unit_array(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
+            *drawn,
+            **options,
+        )
+        return metrics
 
     def _unit_array(self, actions: np.ndarray) -> np.ndarray:
         """The dataset's continuous actions (B, A) in [-1, 1]."""

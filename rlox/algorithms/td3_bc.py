@@ -72,15 +72,11 @@ class TD3BC(OfflineAlgorithm):
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
-        c = self.config
         self._follow_schedule()
-        metrics, _ = self.net.update(
-            batch.array("obs"),
-            self._unit_array(batch.array("actions")),
-            *map(batch.array, ("rewards", "next_obs", "discounts")),
+        return self._learn_native(
+            batch,
             self.rng.normal((len(batch), self.spec.act_dim)),
-            move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
+            move_policy=(self.counters.updates + 1) % self.config.policy_delay == 0,
             learning_rate=self.optimizer.learning_rate,
-            **{key: getattr(c, key) for key in ("tau", "target_noise", "noise_clip", "max_grad_norm", "alpha")},
+            **self._settings("tau", "target_noise", "noise_clip", "max_grad_norm", "alpha"),
         )
-        return metrics

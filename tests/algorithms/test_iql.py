@@ -67,14 +67,16 @@ class Paper(textbook.Textbook):
 
 @pytest.mark.parametrize("settings", [{}, {"expectile": 0.9, "temperature": 10.0, "max_weight": 3.0}])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_updates_equal_the_papers(settings, schedule):
-    iql = textbook.on_levers(IQL, tau=0.01, learning_rate=1e-3, policy_schedule=schedule, **settings)
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_updates_equal_the_papers(settings, schedule, backend):
+    iql = textbook.on_levers(IQL, tau=0.01, learning_rate=1e-3, policy_schedule=schedule, backend=backend, **settings)
+    update = iql.update_native if backend == "native" else iql.update
     paper = Paper(textbook.shaken(iql))
     iql.counters.plan("", "n_updates", 12, None, None)
     for i in range(12):
         batch = textbook.transitions(seed=i)
         paper.update(batch, 0.5 * (1 + math.cos(math.pi * i / 12)) if schedule == "cosine" else 1.0)
-        iql.update(batch)
+        update(batch)
         iql.counters.updates += 1  # as the loop counts
         paper.compare(iql)
         textbook.agree(iql.value, paper.v)
