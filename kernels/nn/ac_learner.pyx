@@ -1,4 +1,4 @@
-"""The native updates of SAC, TD3, IQL and BC: what their PyTorch `update` defines, for networks that are plain perceptrons.
+"""The native updates of SAC, TD3, IQL, CQL and BC, as their PyTorch `update` defines them, for plain perceptrons.
 
 Each network is a flat float32 block (see layers.pxd). The policy's is in the order of ``parameters()``, weights
 (n_out, n_in); that of the two critics is in the order of `rlox.networks.TwinQNetwork.parameters()`: the weights
@@ -37,6 +37,7 @@ cdef f64 LOG_2 = 0.69314718055994530942
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
 cdef f64 LOG_STD_MIN = -20.0
 cdef f64 LOG_STD_MAX = 2.0
+cdef f64 LOG_WEIGHT_MAX = log(1e6)  # of CQL's penalty, where it is learned
 cdef f64 FREE_LOG_STD_MIN = -5.0  # of deviations that depend on no observation
 
 
@@ -61,6 +62,7 @@ cdef struct Batch:
     const f32* discounts
     const f32* weights
     const f32* noise
+    const f32* uniform
 
 
 # What an update is told; a limit of 0 is none.
@@ -75,10 +77,12 @@ cdef struct Options:
     f64 noise_clip
     bint clone          # the batch's actions too, as TD3+BC,
     f64 alpha           # and weigh values so beside them
-    f64 policy_rate     # IQL's, as all below
+    f64 policy_rate     # IQL's, as the next three
     f64 expectile
     f64 inverse_scale   # of the advantages
     f64 max_weight
+    bint tune_penalty   # its weight,
+    f64 target_penalty  # so that it comes to this
 
 
 # Actions of a chunk of rows, and what their derivatives are made of.
@@ -116,6 +120,14 @@ cdef f64 move(Weights* w, const Options* options, f32* target) noexcept nogil:
             lerp(target + at, w.p + at, min(n, w.followed - at), <f32>options.tau)
         at += n
     return norm
+
+
+cdef void move_logarithm(Weights* w, f64 slope, const Options* options) noexcept nogil:
+    """`move` of a single number, along a gradient that has no limit."""
+    cdef Options told = options[0]
+    told.limit = 0.0
+    w.g[0] = <f32>slope
+    move(w, &told, NULL)
 
 
 cdef void squash(const f32* y, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t a, const f32* noise,
@@ -248,11 +260,12 @@ cdef class _Trained:
 
 
 cdef class _TwinCritics(_Trained):
-    """What SAC, TD3 and IQL share: a policy, two critics, their targets, and the critics' update."""
+    """What all but BC share: a policy, two critics, their targets, and the critics' update."""
 
     cdef readonly Py_ssize_t act_dim
     cdef bint gaussian
     cdef tuple draws        # shape of the noise before (B, A); None where there is none
+    cdef Py_ssize_t n_random    # actions of CQL's penalty, uniform ones and as many of the policy; else 0
     cdef list hidden
     cdef dict targets
     cdef Weights policy_weights
@@ -273,7 +286,7 @@ cdef class _TwinCritics(_Trained):
     cdef Squashed pi
 
     cdef int make(self, str where, dict trained, dict targets, obs_dim, act_dim, hidden_sizes, str activation,
-                  bint gaussian, bint valued=False) except -1:
+                  bint gaussian, bint valued=False, Py_ssize_t n_random=0) except -1:
         """Everything but a target actor and a temperature, after all checks.
 
         `valued`: behind the critics is room for a perceptron of values, and before the policy for a number each action.
@@ -291,7 +304,8 @@ cdef class _TwinCritics(_Trained):
         self.hold(where, trained, targets, sizes)
         self.targets = targets
         self.obs_dim, self.act_dim, self.gaussian = obs_dim, act_dim, gaussian
-        self.draws = (2,) if gaussian else ()
+        self.n_random = n_random
+        self.draws = (2 + n_random,) if gaussian else ()
         self.obs_pad, self.in_pad = padded(obs_dim), padded(obs_dim + act_dim)
         self.policy_weights = self.weights_of("policy")
         self.critic_weights = self.weights_of("critics")
@@ -300,8 +314,8 @@ cdef class _TwinCritics(_Trained):
         build(&self.actor, [obs_dim, *self.hidden, act_dim * (2 if gaussian else 1)], hyperbolic, self.policy_weights.p,
               self.policy_weights.g, act_dim if valued else 0, self.held, False, False, 2 * CHUNK)
         widths = [obs_dim + act_dim, *self.hidden, 1]
-        self.make_pair(self.critics, widths, hyperbolic, self.critic_weights.p)
-        self.make_pair(self.aims, widths, hyperbolic, self.critic_targets)
+        self.make_pair(self.critics, widths, hyperbolic, self.critic_weights.p, max(<Py_ssize_t>CHUNK, 2 * n_random))
+        self.make_pair(self.aims, widths, hyperbolic, self.critic_targets, CHUNK)
         self.x = scratch(self.held, 2 * CHUNK * self.obs_pad)
         self.pairs = scratch(self.held, CHUNK * self.in_pad)
         self.next_pairs = scratch(self.held, CHUNK * self.in_pad)
@@ -315,14 +329,14 @@ cdef class _TwinCritics(_Trained):
         self.pi.log_probs = scratch(self.held, CHUNK)
         return 0
 
-    cdef int make_pair(self, Net* nets, list widths, bint hyperbolic, f32* block) except -1:
+    cdef int make_pair(self, Net* nets, list widths, bint hyperbolic, f32* block, Py_ssize_t rows) except -1:
         """Two perceptrons whose parameters alternate, weights of all layers first."""
         cdef Py_ssize_t at = 0
         cdef f32* gradient = self.critic_weights.g
         cdef Layer* layer
         cdef int k, l
         for k in range(2):
-            build(&nets[k], widths, hyperbolic, block, gradient, 0, self.held, True, True)
+            build(&nets[k], widths, hyperbolic, block, gradient, 0, self.held, True, True, rows)
         for l in range(nets[0].n_layers):
             for k in range(2):
                 layer = &nets[k].layers[l]
@@ -341,7 +355,7 @@ cdef class _TwinCritics(_Trained):
     cdef void set_steps(self, dict steps):
         self.policy_weights.step, self.critic_weights.step = steps["policy"], steps["critics"]
 
-    cdef dict take(self, str where, Batch* batch, obs, actions, rewards, next_obs, discounts, noise, weights):
+    cdef dict take(self, str where, Batch* batch, obs, actions, rewards, next_obs, discounts, noise, weights, uniform):
         """Fill in the batch after its checks; returns the arrays it points to."""
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
@@ -356,13 +370,15 @@ cdef class _TwinCritics(_Trained):
             columns["noise"] = (noise, (*self.draws, *rows))
         if weights is not None:
             columns["weights"] = (weights, (n,))
+        if self.n_random:
+            columns["uniform"] = (uniform, (self.n_random, *rows))
         cdef dict arrays = {"obs": obs_}
         for name, (array, shape) in columns.items():
             arrays[name] = given(array, cnp.NPY_FLOAT32, "float32", shape, where, name)
         batch.n, batch.obs, batch.next_obs = n, data_of(arrays, "obs"), data_of(arrays, "next_obs")
         batch.actions, batch.rewards = data_of(arrays, "actions"), data_of(arrays, "rewards")
         batch.discounts, batch.noise = data_of(arrays, "discounts"), data_of(arrays, "noise")
-        batch.weights = data_of(arrays, "weights")
+        batch.weights, batch.uniform = data_of(arrays, "weights"), data_of(arrays, "uniform")
         return arrays
 
     cdef void pack_critics(self) noexcept nogil:
@@ -401,9 +417,10 @@ cdef class _TwinCritics(_Trained):
                 ahead = <f32>(ahead - alpha * self.pi.log_probs[i])
             self.goals[i] = batch.rewards[start + i] + batch.discounts[start + i] * ahead
 
-    cdef void criticise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f32* td_errors,
+    cdef void criticise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 lift, f32* td_errors,
                         Sums* sums) noexcept nogil:
-        """Add the gradient of half the sum of both mean squared errors, from `goals`."""
+        """Add the gradient of half the sum of both mean squared errors, from `goals`, less `lift` times the mean value.
+        """
         cdef Py_ssize_t i, ld = last_of(&self.critics[0]).out_pad
         cdef int k
         cdef f64 error, weight
@@ -420,7 +437,7 @@ cdef class _TwinCritics(_Trained):
                 sums.value += 0.5 * q[i * ld]
                 sums.td_error += 0.5 * fabs(error)
                 td_errors[start + i] = <f32>(0.5 * fabs(error) + (td_errors[start + i] if k else 0.0))
-                d_q[i * ld] = <f32>(weight * error / batch.n)
+                d_q[i * ld] = <f32>((weight * error - 0.5 * lift) / batch.n)
             backward(&self.critics[k], self.pairs, self.in_pad, rows)
 
     cdef void move_critics(self, const Options* options, f32* target, Sums* sums) noexcept nogil:
@@ -431,11 +448,12 @@ cdef class _TwinCritics(_Trained):
         self.pack_critics()
 
     cdef tuple learn_from(self, str where, Options options, tuple names, obs, actions, rewards, next_obs, discounts,
-                          noise=None, weights=None):
+                          noise=None, weights=None, uniform=None):
         """Metrics of these names, and errors, of one update."""
         cdef Batch batch
         cdef f64[N_METRICS] metrics
-        cdef dict arrays = self.take(where, &batch, obs, actions, rewards, next_obs, discounts, noise, weights)
+        cdef dict arrays = self.take(where, &batch, obs, actions, rewards, next_obs, discounts, noise, weights,
+                                     uniform)
         cdef cnp.ndarray td_errors = np.empty(batch.n, np.float32)
         with self.lock:
             with nogil:
@@ -520,7 +538,8 @@ cdef class _TwinCritics(_Trained):
         cdef f64 rate = options.rate, update_s = 0.0, began
         cdef bint sound = True
         cdef Batch batch = Batch(n=size, obs=loop.batch_obs, next_obs=loop.batch_next, actions=loop.batch_actions,
-                                 rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, noise=draws)
+                                 rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, noise=draws,
+                                 uniform=NULL)
         for j in range(a):
             # As `rlox.policies.BoundedPolicy` has them.
             scale[j], centre[j] = (high[j] - low[j]) / 2, (high[j] + low[j]) / 2
@@ -586,42 +605,11 @@ cdef Options options_of(learning_rate, tau, max_grad_norm, str where) except *:
     return found
 
 
-cdef class NativeSAC(_TwinCritics):
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905): a squashed Gaussian policy, two critics, temperature.
-
-    Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
-
-    Parameters
-    ----------
-    policy
-        (P,) float32, C-contiguous and writeable like all blocks, which are kept and changed in place: a perceptron with
-        2 A outputs, means and then log standard deviations, which are held to [-20, 2].
-    critics, target
-        (Q,) float32: the critics and their target.
-    log_alpha
-        (1,) float32: the temperature's logarithm.
-    obs_dim, act_dim
-        D and A.
-    hidden_sizes
-        Widths of the hidden layers, at most 8, of policy and critics alike.
-    activation
-        ``relu`` or ``tanh``.
-
-    Raises
-    ------
-    TypeError
-        A block is no float32 array, or a size no integer.
-    ValueError
-        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length, not C-contiguous
-        and writeable, or one that overlaps another.
-    """
+cdef class _SoftCritics(_TwinCritics):
+    """What SAC and CQL share: a squashed Gaussian policy, a temperature, and but for the penalty the update."""
 
     cdef Weights temperature
-
-    def __cinit__(self, policy, critics, target, log_alpha, obs_dim, act_dim, hidden_sizes, activation: str = "relu"):
-        self.make("NativeSAC", {"policy": policy, "critics": critics, "log_alpha": log_alpha}, {"target": target},
-                  obs_dim, act_dim, hidden_sizes, activation, True)
-        self.temperature = self.weights_of("log_alpha")
+    cdef f64 conservatism   # the penalty's weight, in an update
 
     cdef dict steps(self):
         return {**_TwinCritics.steps(self), "log_alpha": self.temperature.step}
@@ -632,7 +620,7 @@ cdef class NativeSAC(_TwinCritics):
 
     def act(self, obs, noise):
         """Actions (B, A) float32 in [-1, 1] for observations (B, D) and standard normal noise (B, A), float32."""
-        return self.actions_of(obs, noise, 0.0, "NativeSAC.act")
+        return self.actions_of(obs, noise, 0.0, f"{type(self).__name__}.act")
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
         cdef Py_ssize_t start = 0, rows, d = self.obs_dim, a = self.act_dim
@@ -651,18 +639,20 @@ cdef class NativeSAC(_TwinCritics):
         # If so, one product for both states of a transition, and outputs that are still there at the policy's own turn.
         cdef bint whole = n <= CHUNK
         cdef const f32* y
-        cdef Options told
         self.clear(&self.critic_weights, self.critics, 2)
         while start < n:
             rows = min(<Py_ssize_t>CHUNK, n - start)
-            if whole:
-                self.fill(self.x, self.obs_pad, batch.obs, NULL, rows)
+            if whole or self.n_random:
+                self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
                 ahead = rows
             self.fill(self.x + ahead * self.obs_pad, self.obs_pad, batch.next_obs + start * d, NULL, rows)
             y = forward(&self.actor, self.x, self.obs_pad, ahead + rows)
             squash(y + ahead * ld, ld, rows, a, batch.noise + (n + start) * a, &self.pi)
-            self.aim(batch, start, rows, alpha)
-            self.criticise(batch, start, rows, td_errors, sums)
+            # With the penalty, the targets have no entropy.
+            self.aim(batch, start, rows, 0.0 if self.n_random else alpha)
+            self.criticise(batch, start, rows, self.conservatism, td_errors, sums)
+            if self.n_random:
+                self.conserve(batch, start, rows, sums)
             start += rows
         self.move_critics(options, self.critic_targets, sums)
         self.clear(&self.policy_weights, &self.actor, 1)
@@ -679,10 +669,10 @@ cdef class NativeSAC(_TwinCritics):
         sums.own[0], sums.own[1] = sums.own[0] / n, alpha
         if options.tune:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
-            self.temperature.g[0] = <f32>(sums.own[0] - options.target_entropy)
-            told = options[0]
-            told.limit = 0.0
-            move(&self.temperature, &told, NULL)
+            move_logarithm(&self.temperature, sums.own[0] - options.target_entropy, options)
+
+    cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+        """Add the critics' gradient of the penalty's soft maxima, from the policy's last `forward`."""
 
     cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
                       Sums* sums) noexcept nogil:
@@ -745,6 +735,49 @@ cdef class NativeSAC(_TwinCritics):
             i = self.chosen[j]
             for l in range(a):
                 to[i * a + l] += self.d_pairs[j * self.in_pad + d + l]
+
+    cdef Options options(self, target_entropy, learning_rate, tau, max_grad_norm, str where) except *:
+        cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)
+        found.tune = target_entropy is not None
+        if found.tune:
+            found.target_entropy = number(target_entropy, -INFINITY, where, "target_entropy")
+        return found
+
+
+cdef class NativeSAC(_SoftCritics):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905): a squashed Gaussian policy, two critics, temperature.
+
+    Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
+
+    Parameters
+    ----------
+    policy
+        (P,) float32, C-contiguous and writeable like all blocks, which are kept and changed in place: a perceptron with
+        2 A outputs, means and then log standard deviations, which are held to [-20, 2].
+    critics, target
+        (Q,) float32: the critics and their target.
+    log_alpha
+        (1,) float32: the temperature's logarithm.
+    obs_dim, act_dim
+        D and A.
+    hidden_sizes
+        Widths of the hidden layers, at most 8, of policy and critics alike.
+    activation
+        ``relu`` or ``tanh``.
+
+    Raises
+    ------
+    TypeError
+        A block is no float32 array, or a size no integer.
+    ValueError
+        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length, not C-contiguous
+        and writeable, or one that overlaps another.
+    """
+
+    def __cinit__(self, policy, critics, target, log_alpha, obs_dim, act_dim, hidden_sizes, activation: str = "relu"):
+        self.make("NativeSAC", {"policy": policy, "critics": critics, "log_alpha": log_alpha}, {"target": target},
+                  obs_dim, act_dim, hidden_sizes, activation, True)
+        self.temperature = self.weights_of("log_alpha")
 
     def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, learning_rate, tau,
                target_entropy=None, max_grad_norm=None):
@@ -829,13 +862,6 @@ cdef class NativeSAC(_TwinCritics):
         return self.train(where, self.options(target_entropy, learning_rate, tau, max_grad_norm, where), 1, 0.0,
                           annealed, stepper, memory, action_rng, replay_rng, obs, counts)
 
-    cdef Options options(self, target_entropy, learning_rate, tau, max_grad_norm, str where) except *:
-        cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)
-        found.tune = target_entropy is not None
-        if found.tune:
-            found.target_entropy = number(target_entropy, -INFINITY, where, "target_entropy")
-        return found
-
 
 cdef class NativeTD3(_TwinCritics):
     """Twin delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477): a deterministic policy, two critics, delayed targets.
@@ -885,7 +911,7 @@ cdef class NativeTD3(_TwinCritics):
                 noise = bounded(options.target_noise * draws[i], -options.noise_clip, options.noise_clip)
                 self.pi.actions[i] = <f32>bounded(self.pi.actions[i] + noise, -1.0, 1.0)
             self.aim(batch, start, rows, 0.0)
-            self.criticise(batch, start, rows, td_errors, sums)
+            self.criticise(batch, start, rows, 0.0, td_errors, sums)
             start += rows
         self.move_critics(options, self.critic_targets if options.move_policy else NULL, sums)
         if not options.move_policy:
@@ -1054,7 +1080,7 @@ cdef class NativeIQL(_TwinCritics):
         while start < n:
             rows = min(<Py_ssize_t>CHUNK, n - start)
             self.appraise(batch, start, rows, options, sums)
-            self.criticise(batch, start, rows, td_errors, sums)
+            self.criticise(batch, start, rows, 0.0, td_errors, sums)
             self.imitate(batch, start, rows, sums)
             start += rows
         for k in range(2):
@@ -1140,6 +1166,131 @@ cdef class NativeIQL(_TwinCritics):
         options.max_weight = number(max_weight, 0.0, where, "max_weight")
         names = (*METRICS[:N_COMMON], "value_loss", "value")
         return self.learn_from(where, options, names, obs, actions, rewards, next_obs, discounts)
+
+
+cdef class NativeCQL(_SoftCritics):
+    """Conservative Q-learning, CQL(H) (Kumar et al. 2020, arXiv:2006.04779), on soft actor-critic.
+
+    Parameters and errors as of `NativeSAC`, but
+
+    Parameters
+    ----------
+    log_cql_alpha
+        (1,) float32: logarithm of the penalty's weight.
+    n_random_actions
+        M >= 1: so many uniform actions and as many of the policy's are compared in each state.
+    """
+
+    cdef Weights penalty_weight
+    cdef Py_ssize_t n_states    # whose actions go through the critics at a time
+    cdef f32* candidates        # (2 M n_states, in_pad): the critics' inputs
+    cdef f32* log_ratios        # (2 M n_states): of the densities they were drawn with over the uniform one
+
+    def __cinit__(self, policy, critics, target, log_alpha, log_cql_alpha, obs_dim, act_dim, hidden_sizes,
+                  activation: str = "relu", n_random_actions: int = 10):
+        cdef str where = "NativeCQL"
+        cdef Py_ssize_t n = whole(n_random_actions, 1, where, "n_random_actions")
+        blocks = {"policy": policy, "critics": critics, "log_alpha": log_alpha, "log_cql_alpha": log_cql_alpha}
+        self.make(where, blocks, {"target": target}, obs_dim, act_dim, hidden_sizes, activation, True, False, n)
+        self.temperature, self.penalty_weight = self.weights_of("log_alpha"), self.weights_of("log_cql_alpha")
+        self.n_states = max(1, CHUNK // (2 * n))
+        self.candidates = scratch(self.held, 2 * n * self.n_states * self.in_pad)
+        self.log_ratios = scratch(self.held, 2 * n * self.n_states)
+
+    cdef dict steps(self):
+        return {**_SoftCritics.steps(self), "log_cql_alpha": self.penalty_weight.step}
+
+    cdef void set_steps(self, dict steps):
+        _SoftCritics.set_steps(self, steps)
+        self.penalty_weight.step = steps["log_cql_alpha"]
+
+    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+        cdef f32* log_weight = self.penalty_weight.p
+        self.conservatism = exp(log_weight[0])
+        _SoftCritics.learn(self, batch, options, td_errors, sums)
+        sums.own[2], sums.own[3] = sums.own[2] - sums.value / batch.n, self.conservatism
+        if options.tune_penalty:
+            # Dual ascent by the weight's logarithm (appendix F): it grows while the penalty is too large.
+            move_logarithm(&self.penalty_weight, self.conservatism * (options.target_penalty - sums.own[2]), options)
+            log_weight[0] = <f32>bounded(log_weight[0], -INFINITY, LOG_WEIGHT_MAX)
+
+    cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+        cdef Py_ssize_t n = self.n_random, first = 0, states
+        while first < rows:
+            states = min(self.n_states, rows - first)
+            self.propose(batch, start + first, states,
+                         last_of(&self.actor).out + first * last_of(&self.actor).out_pad)
+            self.hold_down(states, 0.5 / batch.n, sums)
+            first += states
+
+    cdef void propose(self, const Batch* batch, Py_ssize_t start, Py_ssize_t states, const f32* y) noexcept nogil:
+        """Fill in pairs (2 M, states) of state and action, and their ratios, from the policy's outputs y."""
+        cdef Py_ssize_t c, i, n = self.n_random, a = self.act_dim, ld = last_of(&self.actor).out_pad
+        cdef Py_ssize_t to, own_to
+        cdef const f32* obs = batch.obs + start * self.obs_dim
+        for c in range(n):
+            to, own_to = c * states, (n + c) * states
+            squash(y, ld, states, a, batch.noise + ((2 + c) * batch.n + start) * a, &self.pi)
+            self.fill(self.candidates + to * self.in_pad, self.in_pad, obs, batch.uniform + (c * batch.n + start) * a,
+                      states)
+            self.fill(self.candidates + own_to * self.in_pad, self.in_pad, obs, self.pi.actions, states)
+            for i in range(states):
+                self.log_ratios[to + i] = 0.0
+                self.log_ratios[own_to + i] = <f32>(self.pi.log_probs[i] + a * LOG_2)
+
+    cdef void hold_down(self, Py_ssize_t states, f64 share, Sums* sums) noexcept nogil:
+        """Add the gradient of the soft maxima over the proposed actions, each by its `share`; and these."""
+        cdef Py_ssize_t c, i, n = 2 * self.n_random, ld = last_of(&self.critics[0]).out_pad
+        cdef int k
+        cdef f64 top, total, value
+        cdef const f32* q
+        cdef f32* d_q
+        for k in range(2):
+            q = forward(&self.critics[k], self.candidates, self.in_pad, n * states)
+            d_q = last_of(&self.critics[k]).d_out
+            for i in range(states):
+                top, total = -INFINITY, 0.0
+                for c in range(n):
+                    top = max(top, <f64>q[(c * states + i) * ld] - self.log_ratios[c * states + i])
+                for c in range(n):
+                    value = exp(q[(c * states + i) * ld] - self.log_ratios[c * states + i] - top)
+                    total += value
+                    d_q[(c * states + i) * ld] = <f32>value
+                for c in range(n):
+                    d_q[(c * states + i) * ld] *= <f32>(self.conservatism * share / total)
+                sums.own[2] += share * (top + log(total / n))
+            backward(&self.critics[k], self.candidates, self.in_pad, n * states)
+
+    def update(self, obs, actions, rewards, next_obs, discounts, noise, uniform, *, learning_rate, tau,
+               target_entropy=None, cql_target_value=None, max_grad_norm=None):
+        """One update of critics, policy, both weights and target, what `rlox.algorithms.CQL.update` defines.
+
+        Parameters
+        ----------
+        obs, actions, rewards, next_obs, discounts, target_entropy
+            As `NativeSAC.update` takes them.
+        noise
+            (2 + M, B, A) float32, standard normal: for the actions at `obs`, for those at `next_obs`, and for those of
+            the policy in the penalty.
+        uniform
+            (M, B, A) float32, uniform on [-1, 1]: the penalty's other actions.
+        cql_target_value
+            What the penalty is to come to; None leaves its weight as it is.
+        learning_rate, tau, max_grad_norm
+            Of `rlox.config.CQLConfig`, schedules resolved; None where it is off.
+
+        Returns
+        -------
+        metrics, td_errors
+            As `NativeSAC.update`, with ``cql_penalty cql_alpha``.
+        """
+        cdef str where = "NativeCQL.update"
+        cdef Options options = self.options(target_entropy, learning_rate, tau, max_grad_norm, where)
+        options.tune_penalty = cql_target_value is not None
+        if options.tune_penalty:
+            options.target_penalty = number(cql_target_value, -INFINITY, where, "cql_target_value")
+        names = (*METRICS, "cql_penalty", "cql_alpha")
+        return self.learn_from(where, options, names, obs, actions, rewards, next_obs, discounts, noise, None, uniform)
 
 
 cdef class NativeBC(_Trained):

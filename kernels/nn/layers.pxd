@@ -49,7 +49,7 @@ cdef struct Layer:
     Py_ssize_t out_to_x_ld
     f32* padded_bias    # (out_pad)
     f32* out            # (CHUNK, out_pad), or as many rows as `build` was told
-    f32* d_out          # (CHUNK, out_pad)
+    f32* d_out          # likewise
     f32* d_padded       # (n_out, in_pad) where in_pad != n_in; by input (n_in, out_pad) where out_pad != n_out
 
 
@@ -119,10 +119,18 @@ cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_
 
 
 cdef inline void add_column_sums(cf32_r x, Py_ssize_t rows, Py_ssize_t ld, Py_ssize_t n, f32_r to) noexcept nogil:
-    cdef Py_ssize_t i, j
-    for i in range(rows):
-        for j in range(n):
-            to[j] += x[i * ld + j]
+    cdef Py_ssize_t i, j, width, at = 0
+    cdef f32[64] sums
+    while at < n:
+        width = min(<Py_ssize_t>64, n - at)
+        # By themselves: of a thousand chunks, each small number would be rounded to the sum of all before.
+        memset(sums, 0, sizeof(sums))
+        for i in range(rows):
+            for j in range(width):
+                sums[j] += x[i * ld + at + j]
+        for j in range(width):
+            to[at + j] += sums[j]
+        at += width
 
 
 cdef inline void weight_gradient(Layer* layer, bint by_input, const f32* h, Py_ssize_t ldh,
@@ -315,7 +323,7 @@ cdef inline f32* scratch(list held, Py_ssize_t n):
 cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* gradient, Py_ssize_t at, list held,
                               bint inner=False, bint by_input=False, Py_ssize_t rows=CHUNK):
     """A perceptron with widths `sizes` whose parameters begin at `at`; returns where they end. `inner`: its inputs
-    have gradients too. `rows`: what `forward` takes at most; what goes backward are CHUNK at most."""
+    have gradients too. `rows`: what goes through at a time at most."""
     cdef Layer* layer
     cdef int l
     net.n_layers = len(sizes) - 1
@@ -333,7 +341,7 @@ cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* g
         layer.backward = scratch(held, layer.n_out * layer.in_pad) if l or inner else NULL
         layer.padded_bias = scratch(held, layer.out_pad)
         layer.out = scratch(held, rows * layer.out_pad)
-        layer.d_out = scratch(held, CHUNK * layer.out_pad)
+        layer.d_out = scratch(held, rows * layer.out_pad)
         layer.d_padded = NULL
         if layer.out_pad != layer.n_out if by_input else layer.in_pad != layer.n_in:
             layer.d_padded = scratch(held, padded_size(net, layer))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,8 +21,10 @@ from torch import nn
 from rlox.algorithms.offline import OfflineAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.config import CQLConfig
+from rlox.kernels.nn.ac_learner import NativeCQL
 from rlox.kernels.rng import Rng
 from rlox.losses import conservative_q_loss, soft_policy_loss
+from rlox.native import NativeAdam
 from rlox.networks import TwinQNetwork
 from rlox.optimizers import FlatOptimizer
 from rlox.policies import SquashedGaussianPolicy
@@ -56,13 +59,17 @@ class CQL(OfflineAlgorithm):
         self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
         self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, c.auto_entropy)
         self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, c.auto_alpha)
+        if self.backend == "native":
+            self._use(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
+                      critics=self.critic_optimizer.flat, target=self._target_block,
+                      log_alpha=self.log_alpha.data.view(1), log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
 
-    def _weight(self, name: str, start: float, learned: bool) -> tuple[nn.Parameter, FlatOptimizer | None]:
+    def _weight(self, name: str, start: float, learned: bool) -> tuple[nn.Parameter, FlatOptimizer | NativeAdam | None]:
         """The logarithm of a weight, and its optimiser where it is learned."""
         log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
         if not learned:
             return log, None
-        optimizer = self._saved[f"{name}_optimizer"] = self._adam(name, log)
+        optimizer = self._saved[f"{name}_optimizer"] = self._adam(f"log_{name}", log)
         self._saved[f"log_{name}"] = nn.ParameterDict({"log": log})
         return log, optimizer
 
@@ -95,6 +102,22 @@ class CQL(OfflineAlgorithm):
             self.log_cql_alpha.data.clamp_(max=_LARGEST)
         self._move_target(self.critic_optimizer.flat)
         return {**metrics, **told, "policy_grad_norm": policy_grad_norm, "alpha": alpha, "cql_alpha": cql_alpha}
+
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c, shape = self.config, (len(batch), self.spec.act_dim)
+        self._follow_schedule()
+        noise = self.rng.normal((2 + c.n_random_actions, *shape))
+        uniform = 2.0 * self.rng.uniform((c.n_random_actions, *shape)) - 1.0
+        return self._learn_native(
+            batch,
+            noise,
+            uniform,
+            learning_rate=self.optimizer.learning_rate,
+            target_entropy=self.target_entropy if c.auto_entropy else None,
+            cql_target_value=c.cql_target_value if c.auto_alpha else None,
+            **self._settings("tau", "max_grad_norm"),
+        )
 
     def _move_critics(
         self,

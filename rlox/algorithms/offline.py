@@ -84,7 +84,7 @@ class OfflineAlgorithm:
     device : str
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
     backend : str
-        ``torch``; ``native``: a kernel does the updates, where there is one (not of `CQL`); ``auto``: native where it
+        ``torch``; ``native``: a kernel does the updates, where there is one, as of all four; ``auto``: native where it
         is exact. The attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
@@ -140,7 +140,8 @@ class OfflineAlgorithm:
         if hidden is not None:
             config["hidden_sizes"] = [hidden, hidden]
         self.config = self.Config.from_kwargs(where, **config)
-        self.backend, self.backend_reason = self._choose_backend(backend, device)
+        if backend not in BACKENDS:
+            raise ValueError(f"{where}: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         self.seed = seed
         self.threads = threads
         self.env_id = env_id
@@ -156,6 +157,7 @@ class OfflineAlgorithm:
         self.counters = loops.Counters(clock="updates")
         rng = Rng(seed, Stream.INIT)
         self.policy = self._make_policy(rng)
+        self.backend, self.backend_reason = self._choose_backend(backend, device)
         self.device = "cpu" if self.backend == "native" else choose_device(device, self.policy, where)
         self.policy.to(self.device)
         self.rng = Rng(seed, self.stream)
@@ -167,8 +169,6 @@ class OfflineAlgorithm:
 
     def _choose_backend(self, backend: str, device: str) -> tuple[str, str]:
         """``native`` or ``torch``, and why."""
-        if backend not in BACKENDS:
-            raise ValueError(f"{type(self).__name__}: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if backend == "torch":
             return "torch", "as asked"
         definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
@@ -180,6 +180,8 @@ class OfflineAlgorithm:
             obstacle = "it runs on the CPU, and device is cuda"
         elif len(self.config.hidden_sizes) > MAX_HIDDEN:
             obstacle = f"the kernel takes at most {MAX_HIDDEN} hidden layers"
+        elif backend == "auto" and choose_device(device, self.policy, type(self).__name__) == "cuda":
+            obstacle = "so large a policy is faster on the GPU"
         else:
             return "native", "perceptrons on the CPU, computed as the PyTorch update defines them"
         if backend == "native":
@@ -267,7 +269,7 @@ class OfflineAlgorithm:
         self._optimizers.append(one)
         return one
 
-    def _use(self, kernel: type, **blocks: torch.Tensor) -> None:
+    def _use(self, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
         """Let `kernel` compute the updates on the memory of the networks; `blocks` in its constructor's words."""
         spec, c = self.spec, self.config
         arrays = {name: block.detach().numpy() for name, block in blocks.items()}

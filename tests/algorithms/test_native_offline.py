@@ -1,4 +1,4 @@
-"""The native updates of IQL against the PyTorch one that defines it, and what holds of all offline ones."""
+"""The native updates of IQL and CQL against the PyTorch ones that define them, and what holds of all offline ones."""
 
 import math
 
@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-import rlox
-from rlox.algorithms import BC, IQL, TD3BC
+from rlox.algorithms import BC, CQL, IQL, TD3BC
 from rlox.batch import TransitionBatch
+from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL
 
 
 class Kinks(TorchFunctionMode):
@@ -80,20 +80,30 @@ shapes = {
     "seed": st.integers(0, 1000),
 }
 sizes = st.one_of(st.integers(1, 40), st.integers(200, 600))
+MANY = 140  # random actions: of one state more than the kernel takes rows of a batch at a time
 OPTIONS = {
     IQL: {
         "expectile": st.sampled_from([0.1, 0.5, 0.7, 0.95]),
         "temperature": st.sampled_from([0.0, 1.0, 3.0]),
         "max_weight": st.sampled_from([0.5, 2.0, 100.0]),
     },
+    CQL: {
+        "n_random_actions": st.one_of(st.integers(1, 6), st.just(MANY)),
+        "cql_alpha": st.sampled_from([0.1, 5.0]),
+        "auto_alpha": st.booleans(),
+        "auto_entropy": st.booleans(),
+        "ent_coef": st.sampled_from([0.2, 1.0]),
+        "cql_target_value": st.sampled_from([-1.0, 0.5]),
+    },
 }
 
 
 @pytest.mark.parametrize("cls", OPTIONS)
 @settings(max_examples=40, deadline=None)
-@given(st.data(), sizes)
-def test_gradients_equal_pytorchs(cls, data, n):
+@given(st.data())
+def test_gradients_equal_pytorchs(cls, data):
     chosen = data.draw(st.fixed_dictionaries({**shapes, **OPTIONS[cls]}))
+    n = data.draw(sizes if chosen.get("n_random_actions", 0) < MANY else st.integers(1, 40))
     by_torch, native = both(cls, **chosen)
     batch = batch_of(n, chosen["obs_dim"], chosen["act_dim"], chosen["seed"])
     with Kinks() as kinks:
@@ -109,6 +119,9 @@ def test_gradients_equal_pytorchs(cls, data, n):
         (IQL, {}),
         (IQL, {"policy_schedule": "cosine", "learning_rate_schedule": "linear", "max_grad_norm": 0.5}),
         (IQL, {"expectile": 0.9, "temperature": 10.0, "max_weight": 3.0, "tau": 0.6, "max_grad_norm": 3.0}),
+        (CQL, {"n_random_actions": 2}),
+        (CQL, {"auto_alpha": True, "cql_target_value": 0.5, "learning_rate_schedule": "linear", "max_grad_norm": 0.5}),
+        (CQL, {"cql_alpha": 0.0, "auto_entropy": False, "ent_coef": 0.0, "tau": 0.6}),
     ],
 )
 @pytest.mark.parametrize(("hidden_sizes", "activation"), [([64, 64], "relu"), ([48], "tanh"), ([], "relu")])
@@ -132,7 +145,7 @@ def test_twenty_updates_stay_together(cls, options, hidden_sizes, activation, n)
         assert np.quantile(apart, 0.999) < 1e-5
 
 
-@pytest.mark.parametrize("cls", [BC, TD3BC, IQL])
+@pytest.mark.parametrize("cls", [BC, TD3BC, IQL, CQL])
 @pytest.mark.parametrize("start", ["native", "torch"])
 def test_a_training_goes_on_by_the_other_backend(cls, start, tmp_path):
     """To what it would have come to, but for rounding; and by its own to the same bits."""
@@ -151,7 +164,7 @@ def test_a_training_goes_on_by_the_other_backend(cls, start, tmp_path):
 
 
 def test_auto_is_native_where_it_is_exact():
-    assert textbook.on_levers(IQL).backend == "native"
+    assert textbook.on_levers(IQL).backend == textbook.on_levers(CQL).backend == "native"
 
     class Other(IQL):
         def update(self, batch):
@@ -160,7 +173,7 @@ def test_auto_is_native_where_it_is_exact():
     deep = {"hidden": None, "hidden_sizes": [8] * 9}
     for cls, options, reason in [
         (Other, {}, "Other has an update of its own"),
-        (IQL, deep, "the kernel takes at most 8 hidden layers"),
+        (CQL, deep, "the kernel takes at most 8 hidden layers"),
     ]:
         made = textbook.on_levers(cls, **options)
         assert (made.backend, made.backend_reason) == ("torch", reason)
@@ -168,35 +181,85 @@ def test_auto_is_native_where_it_is_exact():
             textbook.on_levers(cls, backend="native", **options)
 
 
+def test_auto_leaves_a_large_policy_to_the_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+    made = textbook.on_levers(TD3BC, hidden=1000)
+    reason = "so large a policy is faster on the GPU"
+    assert (made.device, made.backend, made.backend_reason) == ("cuda", "torch", reason)
+    for options in ({"hidden": 1000, "backend": "native"}, {"hidden": 1000, "device": "cpu"}, {}):
+        made = textbook.on_levers(TD3BC, **options)
+        assert (made.device, made.backend) == ("cpu", "native")
+
+
+@pytest.mark.parametrize("cls", OPTIONS)
 @pytest.mark.parametrize("column", ["obs", "actions", "rewards", "next_obs", "discounts"])
-def test_nan_is_seen_in_the_metrics(column):
-    native = textbook.on_levers(IQL, backend="native")
+def test_nan_is_seen_in_the_metrics(cls, column):
+    native = textbook.on_levers(cls, backend="native")
     batch = textbook.transitions()
     getattr(batch, column).view(-1)[-1] = np.nan
     batch.discounts[-1] = batch.discounts[-1] if column == "discounts" else 0.9
     assert math.isnan(native.update_native(batch)["q_loss"])
 
 
-def test_the_kernel_names_wrong_arguments():
+COLUMN, SHAPED = np.zeros(8, np.float32), {k: np.zeros((8, k), np.float32) for k in (2, 3)}
+ROWS = {"obs": SHAPED[3], "actions": SHAPED[2], "rewards": COLUMN, "next_obs": SHAPED[3], "discounts": COLUMN}
+DRAWN = {"noise": np.zeros((4, 8, 2), np.float32), "uniform": np.zeros((2, 8, 2), np.float32)}
+RIGHT = {
+    IQL: {**ROWS, "policy_learning_rate": 1e-3, "expectile": 0.7, "temperature": 3.0, "max_weight": 100.0},
+    CQL: {**ROWS, **DRAWN, "target_entropy": -2.0, "cql_target_value": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "change", "kind", "message"),
+    [
+        (IQL, {"next_obs": SHAPED[3][:7]}, ValueError, r"next_obs must have shape \(8, 3\)"),
+        (IQL, {"actions": SHAPED[2].astype(np.float64)}, TypeError, "actions must have dtype float32"),
+        (IQL, {"expectile": 1.0}, ValueError, r"expectile must be in \(0, 1\), got 1.0"),
+        (IQL, {"temperature": -1.0}, ValueError, "temperature must be finite and >= 0"),
+        (IQL, {"max_weight": math.inf}, ValueError, "max_weight must be finite"),
+        (IQL, {"policy_learning_rate": None}, TypeError, "policy_learning_rate must be a number"),
+        (CQL, {"noise": DRAWN["noise"][:2]}, ValueError, r"noise must have shape \(4, 8, 2\)"),
+        (CQL, {"uniform": None}, TypeError, "uniform must be a NumPy array, got NoneType"),
+        (CQL, {"uniform": DRAWN["noise"]}, ValueError, r"uniform must have shape \(2, 8, 2\)"),
+        (CQL, {"cql_target_value": math.nan}, ValueError, "cql_target_value must be finite"),
+    ],
+)
+def test_wrong_arguments_are_named(cls, change, kind, message):
+    options = {"n_random_actions": 2} if cls is CQL else {}
+    net = textbook.on_levers(cls, backend="native", **options).net
+    told = {**RIGHT[cls], "learning_rate": 1e-3, "tau": 0.01}
+    net.update(**told)
+    before = {name: block.copy() for name, block in net.parameters.items()}
+    with pytest.raises(kind, match=message):
+        net.update(**{**told, **change})
+    for name, block in net.parameters.items():
+        np.testing.assert_array_equal(block, before[name])
+
+
+def test_what_cannot_be_built_is_refused():
     net = textbook.on_levers(IQL, backend="native").net
-    obs, actions, column = np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), np.zeros(8, np.float32)
-    rows = {"obs": obs, "actions": actions, "rewards": column, "next_obs": obs, "discounts": column}
-    told = {"learning_rate": 1e-3, "policy_learning_rate": 1e-3, "tau": 0.01}
-    told |= {"expectile": 0.7, "temperature": 3.0, "max_weight": 100.0}
-    for change, kind, message in [
-        ({"next_obs": obs[:7]}, ValueError, r"next_obs must have shape \(8, 3\)"),
-        ({"actions": actions.astype(np.float64)}, TypeError, "actions must have dtype float32"),
-        ({"expectile": 1.0}, ValueError, r"expectile must be in \(0, 1\), got 1.0"),
-        ({"temperature": -1.0}, ValueError, "temperature must be finite and >= 0"),
-        ({"max_weight": math.inf}, ValueError, "max_weight must be finite"),
-        ({"policy_learning_rate": None}, TypeError, "policy_learning_rate must be a number"),
-    ]:
-        before = {name: block.copy() for name, block in net.parameters.items()}
-        with pytest.raises(kind, match=message):
-            net.update(**{**rows, **told, **change})
-        for name, block in net.parameters.items():
-            np.testing.assert_array_equal(block, before[name])
-    net.update(**rows, **told)
-    blocks = [*net.parameters.values(), np.zeros(net.parameters["critics"].size, np.float32)]
     with pytest.raises(ValueError, match="target must have shape"):
-        type(net)(*blocks, 3, 2, [32, 32])
+        NativeIQL(*net.parameters.values(), net.parameters["critics"].copy(), 3, 2, [32, 32])
+    net = textbook.on_levers(CQL, backend="native").net
+    policy, critics, *logs = net.parameters.values()
+    with pytest.raises(ValueError, match="n_random_actions must be >= 1"):
+        NativeCQL(policy, critics, critics.copy(), *logs, 3, 2, [32, 32], n_random_actions=0)
+    with pytest.raises(ValueError, match="log_cql_alpha must share no memory with log_alpha"):
+        NativeCQL(policy, critics, critics.copy(), logs[0], logs[0], 3, 2, [32, 32])
+
+
+def test_moments_go_out_and_in():
+    """Of all blocks, or of none."""
+    for cls, names in ((IQL, ["policy", "critics"]), (CQL, ["policy", "critics", "log_alpha", "log_cql_alpha"])):
+        first, second = (textbook.on_levers(cls, backend="native", batch_size=8) for _ in range(2))
+        first.train(3)
+        state = first.net.get_state()
+        assert list(state) == names
+        second.net.set_state(state)
+        for name in names:
+            for key, array in second.net.get_state()[name].items():
+                np.testing.assert_array_equal(array, state[name][key])
+        with pytest.raises(ValueError, match="must hold policy, critics"):
+            first.net.set_state({"policy": state["policy"]})

@@ -1,4 +1,4 @@
-"""The native updates of SAC and TD3 against autograd and torch.optim.Adam."""
+"""The native updates of SAC and TD3 against autograd and torch.optim.Adam; all of them at every CPU level."""
 
 import copy
 import math
@@ -305,7 +305,7 @@ def test_actions_are_pytorchs(sac):
 LEVEL = """
 import pickle, sys
 import numpy as np
-from rlox.kernels.nn.ac_learner import NativeIQL, NativeSAC, NativeTD3, n_parameters
+from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL, NativeSAC, NativeTD3, n_parameters
 out = []
 for obs_dim, act_dim, hidden, n in ((3, 1, [256, 256], 64), (17, 6, [40, 7], 300), (20, 12, [100], 5), (4, 4, [], 17)):
     for sac in (True, False):
@@ -320,12 +320,15 @@ for obs_dim, act_dim, hidden, n in ((3, 1, [256, 256], 64), (17, 6, [40, 7], 300
         more = {"target_entropy": -1.0} if sac else {"move_policy": True, "target_noise": 0.2, "noise_clip": 0.5}
         metrics, errors = net.update(*rows, noise, learning_rate=0.0, tau=0.5, **more)
         out += [*net.gradients.values(), errors, np.float32(list(metrics.values())), blocks[-1]]
-    p, values = act_dim + p, n_parameters(obs_dim, 1, hidden, False)[0]
-    blocks = [normal(p) / 8, normal(q + values) / 8, normal(q) / 8]
-    net = NativeIQL(*blocks, *sizes)
-    told = {"learning_rate": 0.0, "policy_learning_rate": 0.0, "tau": 0.5, "expectile": 0.7, "temperature": 1.0}
-    metrics, errors = net.update(*rows, max_weight=2.0, **told)
-    out += [*net.gradients.values(), errors, np.float32(list(metrics.values())), blocks[-1]]
+    more, values = act_dim + p, n_parameters(obs_dim, 1, hidden, False)[0]
+    iql = NativeIQL(normal(more) / 8, normal(q + values) / 8, normal(q) / 8, *sizes)
+    told = {"policy_learning_rate": 0.0, "expectile": 0.7, "temperature": 1.0, "max_weight": 2.0}
+    p = n_parameters(obs_dim, act_dim, hidden, True)[0]
+    cql = NativeCQL(normal(p) / 8, normal(q) / 8, normal(q) / 8, *np.zeros((2, 1), np.float32), *sizes, "relu", 3)
+    drawn = normal(5, n, act_dim), np.tanh(normal(3, n, act_dim))
+    for net, draws, more in ((iql, (), told), (cql, drawn, {"target_entropy": -1.0, "cql_target_value": 0.5})):
+        metrics, errors = net.update(*rows, *draws, learning_rate=0.0, tau=0.5, **more)
+        out += [*net.gradients.values(), errors, np.float32(list(metrics.values()))]
 """
 
 
