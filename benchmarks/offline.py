@@ -4,7 +4,7 @@ usage: offline.py [--envs ENV ...] [--sets SET ...] [--algos ALGO ...] [--seeds 
                   [--datasets-only] [--out FILE]
 
 The sets are named as D4RL's (Fu et al. 2020, arXiv:2004.07219): ``random`` has uniform actions; ``medium`` those of a
-SAC that was stopped at a third of the way from random to its end; ``medium-replay`` that SAC's replay memory;
+SAC that was stopped at a third of the way from random to good, or after its steps; ``medium-replay`` that SAC's memory;
 ``medium-expert`` half medium, half a SAC trained to its end. ``sac`` among the algorithms is CQL without its penalty:
 what an online algorithm makes of the same data. Everything is made by the command line; finished parts are kept.
 
@@ -40,7 +40,7 @@ from rlox_cli.bench.machine import provenance
 class Task(NamedTuple):
     """How the datasets of an environment are made, and where its simulator can be put."""
 
-    medium: float  # evaluation return at which the medium policy is stopped
+    medium: float  # evaluation return at which the medium policy is stopped, if it comes there
     behaviour: tuple[str, ...]  # settings of the SAC that makes them
     n_steps: int  # transitions of a dataset, but for the replay memory's
     place: Callable[[gymnasium.Env, np.ndarray], None] | None = None  # puts the environment where it is seen so
@@ -52,7 +52,7 @@ def place_pendulum(env: gymnasium.Env, obs: np.ndarray) -> None:
 
 TASKS = {
     "Pendulum-v1": Task(-800.0, ("algo.learning_rate=0.0001", "total_timesteps=20_000"), 20_000, place_pendulum),
-    "Hopper-v5": Task(1_000.0, ("total_timesteps=400_000",), 200_000),
+    "Hopper-v5": Task(1_000.0, ("total_timesteps=200_000",), 200_000),
 }
 SETS = ("random", "medium", "medium-replay", "medium-expert")
 # CQL's weight of 5 is the papers' for D4RL's rewards of about 1 a step; so it is here.
