@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="updates of each training; by default as tuned")
     parser.add_argument("--runs", type=Path, default=Path("outputs/offline"), help="datasets and run folders")
     parser.add_argument("--datasets-only", action="store_true", help="make the datasets and stop")
-    parser.add_argument("--out", type=Path, help="JSON")
+    parser.add_argument("--out", type=Path, help="JSON; what it holds of other environments stays")
     args = parser.parse_args()
     cells: list[dict[str, Any]] = []
     for env in args.envs:
@@ -191,8 +191,11 @@ def main() -> None:
                 data = f"episodes of the data: {behaviour['mean_return']:.1f}"
                 print(f"{env} {name} {algo}, {updates} updates: {shown} ({data})")
     if args.out and cells:
+        told = json.loads(args.out.read_text()) if args.out.is_file() else {}
         made = provenance(f"python benchmarks/offline.py {' '.join(sys.argv[1:])}")
-        args.out.write_text(json.dumps({**made, "versions": versions(), "cells": cells}) + "\n")
+        for env in args.envs:
+            told[env] = {**made, "versions": versions(), "cells": [cell for cell in cells if cell["env"] == env]}
+        args.out.write_text(json.dumps(told) + "\n")
 
 
 if __name__ == "__main__":
