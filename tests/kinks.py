@@ -1,4 +1,4 @@
-"""Where a gradient jumps, and rounding decides on which side."""
+"""Where a gradient jumps: nearer than rounding, it is one for one and another for the other, and both are right."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class NearestKink(TorchDispatchMode):
-    """Notes in `distance` how near 0 the inputs of all ReLUs came that are computed within it."""
+    """Notes in `distance` how near the inputs of ReLUs came to 0, and the two of a minimum to each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,5 +15,10 @@ class NearestKink(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket in (torch.ops.aten.relu, torch.ops.aten.relu_):
-            self.distance = min(self.distance, args[0].abs().min().item())
+            self.note(args[0])
+        if func.overloadpacket is torch.ops.aten.minimum:
+            self.note(args[0] - args[1])
         return func(*args, **(kwargs or {}))
+
+    def note(self, x: torch.Tensor) -> None:
+        self.distance = min(self.distance, x.abs().min().item())

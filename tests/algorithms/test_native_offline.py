@@ -6,30 +6,13 @@ import numpy as np
 import pytest
 import textbook
 import torch
-import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
+from kinks import NearestKink
 
 from rlox.algorithms import BC, CQL, IQL, TD3BC
 from rlox.batch import TransitionBatch
 from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL
-
-
-class Kinks(TorchFunctionMode):
-    """Notes how near to one of its kinks a gradient was taken.
-
-    Nearer than rounding, a unit is on for one and off for the other, and both are right.
-    """
-
-    nearest = math.inf
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.relu_, F.relu):
-            self.nearest = min(self.nearest, args[0].detach().abs().min().item())
-        if func is torch.minimum:
-            self.nearest = min(self.nearest, (args[0] - args[1]).detach().abs().min().item())
-        return func(*args, **(kwargs or {}))
 
 
 def both(cls, obs_dim, act_dim, seed, **config):
@@ -106,9 +89,9 @@ def test_gradients_equal_pytorchs(cls, data):
     n = data.draw(sizes if chosen.get("n_random_actions", 0) < MANY else st.integers(1, 40))
     by_torch, native = both(cls, **chosen)
     batch = batch_of(n, chosen["obs_dim"], chosen["act_dim"], chosen["seed"])
-    with Kinks() as kinks:
+    with NearestKink() as kink:
         expected = by_torch.update(batch)
-    assume(kinks.nearest > 1e-6)
+    assume(kink.distance > 1e-6)
     assert_metrics_equal(native.update_native(batch), expected)
     assert_gradients_equal(native, by_torch)
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from kinks import NearestKink
 from torch import nn
 
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -52,16 +53,7 @@ class Reference:
         for a, b in zip([obs_dim, *hidden], [*hidden, act_dim * (1 + sac)], strict=True):
             layers += [nn.Linear(a, b), nn.ReLU() if activation == "relu" else nn.Tanh()]
         self.policy = nn.Sequential(*layers[:-1])
-        self.nearest_kink = math.inf  # smallest distance of a ReLU's input from 0 so far
-        for layer in self.policy:
-            if isinstance(layer, nn.ReLU):
-                layer.register_forward_pre_hook(lambda _, inputs: self.note(*inputs))
-
-        def activate(x):
-            if activation == "relu":
-                self.note(x)
-            return getattr(torch, activation)(x)
-
+        activate = getattr(torch, activation)
         self.critics = Twins([obs_dim + act_dim, *hidden, 1], activate)
         self.target, self.target_policy = Twins([obs_dim + act_dim, *hidden, 1], activate), None
         self.target_policy = copy.deepcopy(self.policy)
@@ -82,9 +74,6 @@ class Reference:
                            activation=activation)  # fmt: skip
         self.blocks = {**blocks, **targets}
         self.optimizers = {}
-
-    def note(self, x):
-        self.nearest_kink = min(self.nearest_kink, x.detach().abs().min().item())
 
     def sample(self, obs, noise):
         mean, log_std = self.policy(obs).chunk(2, -1)
@@ -202,9 +191,9 @@ def test_gradients_of_sac_equal_pytorchs(shape, n, weighted, target_entropy):
     batch = transitions(True, n, shape["obs_dim"], shape["act_dim"], shape["seed"], weighted)
     # No step, of which Adam would make a whole one where a gradient is 0 but for rounding.
     options = {"learning_rate": 0.0, "tau": 0.3, "target_entropy": target_entropy}
-    expected, errors = reference.update(batch, **options)
-    # Nearer to it than rounding, a unit is on for one and off for the other, and both are right.
-    assume(reference.nearest_kink > 1e-6)
+    with NearestKink() as kink:
+        expected, errors = reference.update(batch, **options)
+    assume(kink.distance > 1e-6)
     got, td_errors = reference.native.update(*batch, **options)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(td_errors, errors, rtol=1e-4, atol=1e-5)
@@ -217,9 +206,9 @@ def test_gradients_of_td3_equal_pytorchs(shape, n, weighted, move_policy):
     reference = Reference(False, **shape)
     batch = transitions(False, n, shape["obs_dim"], shape["act_dim"], shape["seed"], weighted)
     options = {**TD3, "learning_rate": 0.0, "move_policy": move_policy}
-    expected, errors = reference.update(batch, **options)
-    # Nearer to it than rounding, a unit is on for one and off for the other, and both are right.
-    assume(reference.nearest_kink > 1e-6)
+    with NearestKink() as kink:
+        expected, errors = reference.update(batch, **options)
+    assume(kink.distance > 1e-6)
     got, td_errors = reference.native.update(*batch, **options)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(td_errors, errors, rtol=1e-4, atol=1e-5)
