@@ -7,8 +7,8 @@ Each system is called in turn, in a process of its own with one thread, on the s
 numbers an observation, 3 an action), with two layers of 256 units and batches of 256. SB3 has no offline algorithms:
 its TD3 and SAC do the half of TD3+BC's and IQL's work that is theirs, and a twentieth of CQL's: for every pair of state
 and action that SAC's critics learn from, the penalty takes CQL's through 20 more, so that no CQL comes near. Of rlox
-the updates alone are timed, without what a training tells a hundred times, and by the backend that ``auto`` means;
-medians of the rounds are compared.
+the updates alone are timed, without what a training tells a hundred times, and by the backend that ``auto`` means,
+beside them (``pytorch``) by PyTorch; medians of the rounds are compared.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def offline(system, case):
     data = rlox.OfflineDatasetBuffer(
         obs.ravel(), obs.ravel(), actions.ravel(), rewards, over, np.zeros(N, np.uint8), normalize=True
     )
-    algorithm = {"bc": BC, "td3_bc": TD3BC, "iql": IQL, "cql": CQL}[case](data, OBS_DIM, ACT_DIM)
+    options = {"backend": "torch"} if system == "pytorch" else {}
+    algorithm = {"bc": BC, "td3_bc": TD3BC, "iql": IQL, "cql": CQL}[case](data, OBS_DIM, ACT_DIM, **options)
     if system == "original":
         return algorithm.train
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
@@ -109,6 +110,7 @@ def main():
         one(args.one[0], args.one[1], int(args.one[2]))
         return
     calls = [("rlox", sys.executable, case, case) for case in CASES]
+    calls += [("pytorch", sys.executable, case, case) for case in CASES]
     calls += [("original", args.original, case, case) for case in CASES if args.original]
     calls += [("sb3", args.sb3, case, theirs) for case, theirs in SB3.items() if args.sb3]
     calls.sort(key=lambda call: list(CASES).index(call[2]))
