@@ -145,7 +145,7 @@ def show_keys(topics: list[str]) -> None:
         console.print(_table(cls, "algo.", values))
         if values is not None:
             console.print(
-                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200).strip()}",
+                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()}",
             )
 
 
