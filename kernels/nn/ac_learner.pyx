@@ -1123,6 +1123,7 @@ cdef class NativeIQL(_TwinCritics):
         cdef Py_ssize_t i, j, a = self.act_dim, ld = last_of(&self.actor).out_pad
         cdef const f32* y = forward(&self.actor, self.x, self.obs_pad, rows)
         cdef f32* d_y = last_of(&self.actor).d_out
+        cdef f32* gradient = self.policy_weights.g
         cdef f64 log_std, precision, mean, z, slope
         for j in range(a):
             log_std = bounded(self.policy_weights.p[j], FREE_LOG_STD_MIN, LOG_STD_MAX)
@@ -1134,7 +1135,7 @@ cdef class NativeIQL(_TwinCritics):
                 slope += self.shares[i] * (1.0 - z * z)
                 d_y[i * ld + j] = <f32>(-self.shares[i] / batch.n * z * precision * (1.0 - mean * mean))
             if log_std == self.policy_weights.p[j]:
-                self.policy_weights.g[j] += <f32>(slope / batch.n)
+                gradient[j] += <f32>(slope / batch.n)
         backward(&self.actor, self.x, self.obs_pad, rows)
 
     def update(self, obs, actions, rewards, next_obs, discounts, *, learning_rate, policy_learning_rate, tau, expectile,
