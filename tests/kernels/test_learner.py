@@ -1,5 +1,7 @@
 """The native update against the PyTorch one that defines it."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,11 @@ def rollout(policy, gaussian, n, obs_dim, n_outputs, seed):
     noise = [torch.from_numpy(rng.standard_normal(n).astype(np.float32)) for _ in range(4)]
     returns = values + noise[3]
     return RolloutBatch(obs, actions, log_probs + 0.2 * noise[0], values + 0.3 * noise[1], noise[2], returns, returns)
+
+
+def doubled(batch):
+    columns = [batch.obs, batch.actions, batch.log_probs, batch.values, batch.advantages, batch.returns, batch.rewards]
+    return RolloutBatch(*(x.double() if x.is_floating_point() else x for x in columns))
 
 
 def arrays(batch):
@@ -83,6 +90,7 @@ shapes = st.fixed_dictionaries(
 def test_gradients_equal_pytorchs(shape, n, clip_vf, normalize, max_grad_norm):
     policy, optimizer, native = make(**shape)
     batch = rollout(policy, shape["gaussian"], n, shape["obs_dim"], shape["n_outputs"], shape["seed"])
+    exact = copy.deepcopy(policy).double()
     with NearestKink() as kink:
         expected = torch_ppo(policy, optimizer, batch, Rng(3), 1, n, clip_vf, normalize, None)
     assume(kink.distance > 1e-6)
@@ -93,12 +101,13 @@ def test_gradients_equal_pytorchs(shape, n, clip_vf, normalize, max_grad_norm):
     explained = got.pop("explained_variance")
     assert explained == pytest.approx(float(batch.explained_variance()), rel=1e-4, abs=1e-4)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    # In double precision: where terms of about 1 cancel, PyTorch's float32 is off as far as ours, to the other side.
+    torch_ppo(exact, FlatOptimizer(exact.parameters(), 3e-4), doubled(batch), Rng(3), 1, n, clip_vf, normalize, None)
     offset = 0
-    for p in policy.parameters():
+    for p in exact.parameters():
         grad = p.grad.numpy().ravel()
         ours = native.gradient[offset : offset + p.numel()]
-        # Terms of about 1 may cancel, and each is rounded.
-        np.testing.assert_allclose(ours, grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 5e-7)
+        np.testing.assert_allclose(ours, grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7)  # sums that cancel
         offset += p.numel()
 
 
