@@ -46,7 +46,6 @@ class IQL(OfflineAlgorithm):
         self.optimizer = self._adam("policy", self.policy)
         # One step for critics and V: their losses share no parameter.
         self.critic_optimizer = self._adam("critics", self.critics, self.value)
-        self._online = self.critic_optimizer.flat[: self._target_block.numel()]
         self._saved |= {"value": self.value, "critic_optimizer": self.critic_optimizer}
         if self.backend == "native":
             self._use(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
@@ -77,7 +76,7 @@ class IQL(OfflineAlgorithm):
             self.policy, batch.obs, actions, advantages.detach(), c.temperature, c.max_weight
         )
         policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
-        self._move_target(self._online)
+        self._move_target(self.critic_optimizer.flat)
         norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
         return {**metrics, **told, **norms, "value_loss": value_loss.detach(), "value": values.detach().mean()}
 

@@ -308,8 +308,8 @@ class OfflineAlgorithm:
         return torch.from_numpy(self.rng.normal((*shape, self.spec.act_dim))).to(self.device)
 
     def _move_target(self, online: torch.Tensor) -> None:
-        """The target critics go the share `tau` of the way to the `online` ones, a flat tensor."""
-        self._target_block.lerp_(online, self.config.tau)
+        """The target critics go the share `tau` of the way to the online ones, with which the flat `online` begins."""
+        self._target_block.lerp_(online[: self._target_block.numel()], self.config.tau)
 
     def sample(self) -> TransitionBatch:
         """The next update's transitions, normalised where observations are."""
