@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import textbook
 import torch
+from gradients import BATCHES, PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kinks import NearestKink
 
 from rlox.algorithms import BC, CQL, IQL, TD3BC
 from rlox.batch import TransitionBatch
@@ -17,8 +17,9 @@ from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL
 from rlox.optimizers import flatten_
 
 
-def both(cls, obs_dim, act_dim, seed, **config):
+def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
     """The same algorithm by both backends, all its parameters at random; by PyTorch first."""
+    config |= {"hidden_sizes": list(hidden), "activation": activation}
     made = [cls(None, obs_dim, act_dim, act_high=2.0, seed=0, backend=name, **config) for name in ("torch", "native")]
     for algorithm in made:
         generator = torch.Generator().manual_seed(seed)
@@ -60,25 +61,13 @@ def assert_metrics_equal(got, expected):
 
 
 def assert_gradients_equal(native, by_torch):
+    # CQL's halves of the penalty cancel.
+    apart = 1e-7 + 2e-7 * getattr(native.config, "cql_alpha", 0.0)
     for ours, theirs in zip(native._optimizers, by_torch._optimizers, strict=True):
-        got, at = native.net.gradients[ours.block], 0
-        for p in theirs.parameters:
-            grad = p.grad.numpy()
-            # Sums that cancel: relative to the largest of the tensor, and to CQL's halves of the penalty.
-            atol = 1e-5 * np.abs(grad).max() + 1e-7 + 2e-7 * getattr(native.config, "cql_alpha", 0.0)
-            np.testing.assert_allclose(got[at : at + grad.size], grad.ravel(), rtol=0, atol=atol, err_msg=ours.block)
-            at += grad.size
-        assert at == len(got)
+        gradients = [p.grad for p in theirs.parameters]
+        assert_equal_gradients(native.net.gradients[ours.block], gradients, ours.block, apart)
 
 
-shapes = {
-    "obs_dim": st.integers(1, 40),
-    "act_dim": st.integers(1, 20),
-    "hidden_sizes": st.lists(st.integers(1, 130), max_size=3),
-    "activation": st.sampled_from(["relu", "tanh"]),
-    "seed": st.integers(0, 1000),
-}
-sizes = st.one_of(st.integers(1, 40), st.integers(200, 600))
 MANY = 140  # random actions: of one state more than the kernel takes rows of a batch at a time
 OPTIONS = {
     IQL: {
@@ -101,8 +90,8 @@ OPTIONS = {
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_gradients_equal_pytorchs(cls, data):
-    chosen = data.draw(st.fixed_dictionaries({**shapes, **OPTIONS[cls]}))
-    n = data.draw(sizes if chosen.get("n_random_actions", 0) < MANY else st.integers(1, 40))
+    chosen = data.draw(st.fixed_dictionaries({**PERCEPTRONS, "act_dim": st.integers(1, 20), **OPTIONS[cls]}))
+    n = data.draw(BATCHES if chosen.get("n_random_actions", 0) < MANY else st.integers(1, 40))
     # No step, of which Adam would make a whole one where a gradient is 0 but for rounding.
     by_torch, native = both(cls, **chosen, learning_rate=1e-30)
     single, double = batch_of(n, chosen["obs_dim"], chosen["act_dim"], chosen["seed"])
@@ -126,10 +115,10 @@ def test_gradients_equal_pytorchs(cls, data):
         (CQL, {"cql_alpha": 0.0, "auto_entropy": False, "ent_coef": 0.0, "tau": 0.6}),
     ],
 )
-@pytest.mark.parametrize(("hidden_sizes", "activation"), [([64, 64], "relu"), ([48], "tanh"), ([], "relu")])
+@pytest.mark.parametrize(("hidden", "activation"), [([64, 64], "relu"), ([48], "tanh"), ([], "relu")])
 @pytest.mark.parametrize("n", [64, 300])
-def test_twenty_updates_stay_together(cls, options, hidden_sizes, activation, n):
-    by_torch, native = both(cls, 5, 3, 0, hidden_sizes=hidden_sizes, activation=activation, **options)
+def test_twenty_updates_stay_together(cls, options, hidden, activation, n):
+    by_torch, native = both(cls, 5, 3, hidden, activation, 0, **options)
     for algorithm in (by_torch, native):
         algorithm.counters.plan("", "n_updates", 20, None, None)
     for i in range(20):

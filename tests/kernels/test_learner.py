@@ -5,9 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from gradients import PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kinks import NearestKink
 
 from rlox.batch import RolloutBatch
 from rlox.kernels.nn.learner import NativeActorCritic, n_parameters
@@ -67,16 +67,7 @@ def torch_ppo(policy, optimizer, batch, rng, n_epochs, batch_size, clip_vf, norm
 
 OPTIONS = {"learning_rate": 3e-4, "clip_eps": 0.2, "vf_coef": 0.5, "ent_coef": 0.01, "target_kl": None}
 
-shapes = st.fixed_dictionaries(
-    {
-        "gaussian": st.booleans(),
-        "obs_dim": st.integers(1, 40),
-        "n_outputs": st.integers(1, 20),
-        "hidden": st.lists(st.integers(1, 130), max_size=3).map(tuple),
-        "activation": st.sampled_from(["tanh", "relu"]),
-        "seed": st.integers(0, 1000),
-    }
-)
+shapes = st.fixed_dictionaries({**PERCEPTRONS, "gaussian": st.booleans(), "n_outputs": st.integers(1, 20)})
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,12 +94,7 @@ def test_gradients_equal_pytorchs(shape, n, clip_vf, normalize, max_grad_norm):
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     # In double precision: where terms of about 1 cancel, PyTorch's float32 is off as far as ours, to the other side.
     torch_ppo(exact, FlatOptimizer(exact.parameters(), 3e-4), doubled(batch), Rng(3), 1, n, clip_vf, normalize, None)
-    offset = 0
-    for p in exact.parameters():
-        grad = p.grad.numpy().ravel()
-        ours = native.gradient[offset : offset + p.numel()]
-        np.testing.assert_allclose(ours, grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7)  # sums that cancel
-        offset += p.numel()
+    assert_equal_gradients(native.gradient, [p.grad for p in exact.parameters()])
 
 
 @pytest.mark.parametrize("gaussian", [False, True])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gradients import PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kinks import NearestKink
 
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
@@ -69,16 +69,7 @@ def torch_update(q, target, optimizer, batch, double_dqn, loss, max_grad_norm):
     return dict(zip(METRICS, map(float, found), strict=True)), errors.numpy()
 
 
-shapes = st.fixed_dictionaries(
-    {
-        "obs_dim": st.integers(1, 40),
-        "n_actions": st.integers(1, 20),
-        "hidden": st.lists(st.integers(1, 130), max_size=3).map(tuple),
-        "activation": st.sampled_from(["tanh", "relu"]),
-        "dueling": st.booleans(),
-        "seed": st.integers(0, 1000),
-    }
-)
+shapes = st.fixed_dictionaries({**PERCEPTRONS, "n_actions": st.integers(1, 20), "dueling": st.booleans()})
 options = st.fixed_dictionaries({"double_dqn": st.booleans(), "loss": st.sampled_from(["huber", "mse"])})
 
 
@@ -93,12 +84,7 @@ def test_gradients_equal_pytorchs(shape, n, option, weighted):
     got, td_errors = native.update(*batch, learning_rate=1e-4, **option)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(td_errors, errors, rtol=1e-4, atol=1e-5)
-    offset = 0
-    for p in q.parameters():
-        grad = p.grad.numpy().ravel()
-        ours = native.gradient[offset : offset + p.numel()]
-        np.testing.assert_allclose(ours, grad, rtol=0, atol=1e-5 * np.abs(grad).max() + 1e-7)  # sums that cancel
-        offset += p.numel()
+    assert_equal_gradients(native.gradient, [p.grad for p in q.parameters()])
 
 
 @pytest.mark.parametrize("dueling", [False, True])
