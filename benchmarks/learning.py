@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox_cli.bench import learn
+from rlox_cli.errors import UsageError
 
 CELLS = [
     *("ppo-CartPole-v1", "ppo-Acrobot-v1", "ppo-Pendulum-v1", "ppo-LunarLander-v3", "ppo-Hopper-v5"),
@@ -38,11 +39,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON; the curves go beside it as a PNG")
     args = parser.parse_args()
     console = Console(stderr=True, highlight=False)
-    question = learn.ask("sb3", args.reference, [], args.runs, None, None, False, console)
-    cells = {}
+    jobs = {}
     for cell in args.cells:
         algo, env = cell.split("-", 1)
-        ((label, job),) = learn.compose_cells([f"algo={algo}", f"env={env}", *ARGUMENTS.get(cell, ())]).items()
+        jobs |= learn.compose_cells([f"algo={algo}", f"env={env}", *ARGUMENTS.get(cell, ())])
+    try:
+        question = learn.ask(jobs, args.seeds, args.runs, console, "sb3", args.reference)
+    except UsageError as e:
+        parser.error(str(e))
+    cells = {}
+    for label, job in jobs.items():
         cells[label] = learn.measure(label, job, args.seeds, args.runs, 1, question, console)
         learn.describe(label, cells[label], Console(highlight=False))
     command = f"--reference FOLDER --cells {' '.join(args.cells)} --seeds {' '.join(map(str, args.seeds))}"

@@ -187,14 +187,49 @@ def test_recorded_curves_of_sb3(before, tmp_path):
         (["algo=pppo"], "did you mean 'ppo'?"),
         (["--against", "sb3"], "must have either --reference FOLDER"),
         (["--against", "nothing.json"], "--against must be sb3 or the learn.json of an earlier --out"),
+        (["--against", "sb3", "--reference", "."], "--reference . must hold ppo-CartPole-v1-s100.json"),
     ],
 )
 def test_refuses(words, said, tmp_path):
+    """Before anything is trained."""
     done = learn(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ({}, "must be sb3 or the learn.json of an earlier --out"),
+        ({"curves": {}}, "must hold a curve of ppo-CartPole-v1, all its seeds diverged"),
+        ({"curves": {"100": [{"mean": 1.0}]}}, "must be sb3 or the learn.json of an earlier --out"),
+        (
+            {"curves": {"100": [{"step": 5, "mean": 1.0}]}},
+            "no fingerprint of ppo-CartPole-v1; --score-only",
+        ),
+        (None, "must hold ppo-CartPole-v1, it has a2c-CartPole-v1"),
+    ],
+)
+def test_an_earlier_result_is_looked_through_before_anything_is_trained(cell, said, tmp_path):
+    earlier = {"a2c-CartPole-v1": {}} if cell is None else {"ppo-CartPole-v1": cell}
+    (tmp_path / "learn.json").write_text(json.dumps({"cells": earlier}))
+    done = learn("--against", "learn.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["learn.json"]
+
+
+def test_a_score_is_compared_with_results_that_have_no_fingerprint(before, tmp_path):
+    folder, _ = before
+    curves = {seed: [{"step": 6400, "mean": 20.0}, {"step": 12800, "mean": 20.0 + seed}] for seed in range(5)}
+    (tmp_path / "learn.json").write_text(json.dumps({"cells": {"ppo-CartPole-v1": {"curves": curves}}}))
+    words = (*SHORT, "~reference", "--seeds", 8, "--runs", folder / "runs", "--against", tmp_path / "learn.json")
+    done = learn(*words, "--score-only")
+    assert done.returncode == 0, done.stderr
+    assert "others            PASS" in done.stdout
 
 
 def test_the_number_of_seeds_that_is_asked_for_decides():

@@ -394,29 +394,47 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
     return cells
 
 
-def _earlier(path: Path) -> dict[str, dict[str, Any]]:
+def _earlier(path: Path, labels: Iterable[str], score_only: bool) -> dict[str, dict[str, Any]]:
+    """The cells `labels` of an earlier result, with all in them that will be asked for."""
     try:
-        return jsonlib.loads(path.read_text())["cells"]
-    except (OSError, ValueError, LookupError, TypeError) as e:
+        cells = jsonlib.loads(path.read_text())["cells"]
+        for label in labels:
+            if label not in cells:
+                raise UsageError(f"--against {path} must hold {label}, it has {', '.join(cells)}")
+            if not cells[label]["curves"]:
+                raise UsageError(f"--against {path} must hold a curve of {label}, all its seeds diverged")
+            for curve in cells[label]["curves"].values():
+                area(curve)
+            if score_only:
+                continue
+            if not {"settings", "quantities"} <= set(cells[label]):
+                raise UsageError(f"--against {path} has no fingerprint of {label}; --score-only does without")
+            fingerprint.from_table(cells[label]["quantities"])
+    except UsageError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UsageError(f"--against must be sb3 or the learn.json of an earlier --out, got {path} ({e!r})") from e
+    return cells
 
 
 def ask(
-    against: str | None,
-    reference: Path | None,
-    peer_pythons: list[Path],
+    cells: dict[str, Job],
+    chosen: Sequence[int],
     runs: Path,
-    threshold: float | None,
-    margin: float | None,
-    score_only: bool,
     console: Console,
+    against: str | None,
+    reference: Path | None = None,
+    peer_pythons: Sequence[Path] = (),
+    threshold: float | None = None,
+    margin: float | None = None,
+    score_only: bool = False,
 ) -> Question:
-    """The question that the options of the command put.
+    """The question that the options of the command put of `cells`; what is recorded is read now, before any training.
 
     Raises
     ------
     UsageError
-        Where they do not fit together, or --against is a file that is no result.
+        Where they do not fit together, or a file does not hold what is to be compared with.
     """
     question = Question(threshold, margin, score_only)
     if against is None:
@@ -429,25 +447,25 @@ def ask(
                 "--against sb3 must have either --reference FOLDER, its recorded curves, or --peer-python PATH, an "
                 "interpreter that trains it"
             )
+        if reference is not None:
+            recorded = {
+                label: Others("sb3", *recorded_curves(reference, label, job, chosen)) for label, job in cells.items()
+            }
+            return replace(question, others=lambda label, job, chosen: recorded[label])
+        for job in cells.values():
+            settings_of(job.config, job.algo)  # what has no counterpart is told
 
-        def others(label: str, job: Job, chosen: Sequence[int]) -> Others:
-            if reference is not None:
-                return Others("sb3", *recorded_curves(reference, label, job, chosen))
+        def trained(label: str, job: Job, chosen: Sequence[int]) -> Others:
             return Others("sb3", *trained_curves(peer_pythons, label, job, chosen, runs / "sb3", console))
 
-        return replace(question, others=others)
-    cells = _earlier(Path(against))
-
-    def cell_of(label: str) -> dict[str, Any]:
-        if label not in cells:
-            raise UsageError(f"--against {against} must hold {label}, it has {', '.join(cells)}")
-        return cells[label]
+        return replace(question, others=trained)
+    earlier = _earlier(Path(against), cells, score_only)
 
     def before(label: str, job: Job, chosen: Sequence[int]) -> Others:
-        curves = {int(seed): curve for seed, curve in cell_of(label)["curves"].items()}
-        return Others("before", f"{against}", curves)
+        curves = {int(seed): curve for seed, curve in earlier[label]["curves"].items()}
+        return Others("before", against, curves)
 
-    return replace(question, others=before, nominal=lambda label, job: cell_of(label))
+    return replace(question, others=before, nominal=lambda label, job: earlier[label])
 
 
 def main(
@@ -473,15 +491,15 @@ def main(
     cells = compose_cells(chosen)
     if runs is None:
         runs = Path("outputs/learn") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}"
-    for job in cells.values() if peer_pythons else ():
-        settings_of(job.config, job.algo)  # what has no counterpart is told before anything is trained
-    question = ask(against, reference, peer_pythons, runs, threshold, margin, score_only, progress)
+    seeds_of_each = range(first_seed, first_seed + n_seeds)
+    question = ask(
+        cells, seeds_of_each, runs, progress, against, reference, peer_pythons, threshold, margin, score_only
+    )
     progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} goes on", soft_wrap=True)
     for name in dict.fromkeys(job.tuned for job in cells.values() if job.tuned):
         progress.print(f"tuned settings: {name}", soft_wrap=True)
     options = [f"--seeds {n_seeds}", f"--first-seed {first_seed}"] + (["--against sb3"] if against == "sb3" else [])
     command = " ".join(["rlox bench learn", *map(shlex.quote, words), *options])
-    seeds_of_each = range(first_seed, first_seed + n_seeds)
     judged = {label: measure(label, job, seeds_of_each, runs, jobs, question, progress) for label, job in cells.items()}
     found = result(command, judged)
     if out is not None:
