@@ -23,6 +23,7 @@ def test_data_measures_prints_and_writes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "compute_token_kl f64" in done.stdout
     assert "numpy /rlox" in done.stdout
+    assert "(1 of " in done.stderr  # where no bar can be shown, a line for each part
     result = json.loads((tmp_path / "data.json").read_text())
     assert result["command"] == "rlox bench data --only '^(token_kl|gae_batched)$' --samples 3 --rounds 1"
     assert {"date", "machine", "python", "versions"} <= set(result)
@@ -68,6 +69,7 @@ def test_a_system_that_computes_something_else_is_found_out(tmp_path):
 def test_train_measures_what_each_system_learned(tmp_path):
     done = bench("train", "a2c", "--steps", "3000", "--rounds", "2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
+    assert done.stderr == "a2c, 3,000 steps (1 of 1)\n"
     assert "rlox torch" in done.stdout
     assert "last 100 episodes" in done.stdout
     result = json.loads((tmp_path / "train.json").read_text())

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from rlox_cli.bench import systems as worker
 from rlox_cli.bench.machine import provenance
+from rlox_cli.bench.parts import Parts
 from rlox_cli.errors import UsageError
 from rlox_cli.terminal import make_console, make_table
 
@@ -374,13 +373,10 @@ def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, 
         versions = {k: v for one in workers for k, v in one.versions.items()}
         console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
         cases = [(o, size) for o in operations for size in sorted(o.sizes, key=_size_key)]
-        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=len(cases))
+        with Parts(len(cases)) as parts:
             for operation, size in cases:
-                progress.update(task, description=f"{operation.title}, {_label(size)}")
+                parts.begin(f"{operation.title}, {_label(size)}")
                 rows.append(measure(workers, operation, size, samples, rounds))
-                progress.advance(task)
     finally:
         for one in workers:
             one.close()

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from rlox_cli.bench import trainings as worker
 from rlox_cli.bench.data import find_systems
 from rlox_cli.bench.machine import provenance
+from rlox_cli.bench.parts import Parts
 from rlox_cli.errors import UsageError
 from rlox_cli.terminal import make_console, make_table
 
@@ -332,14 +331,12 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     }
     plan = [(case, n) for case in cases for n in ([CASES[case].steps] if CASES[case].steps else steps)]
     rows: list[dict[str, Any]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
     stopped: KeyboardInterrupt | None = None
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(plan))
+    with Parts(len(plan)) as parts:
         try:
             for case, n in plan:
-                rows.append(measure(case, n, rounds, pythons, lambda said: progress.update(task, description=said)))
-                progress.advance(task)
+                parts.begin(f"{case}, {n:,} steps")
+                rows.append(measure(case, n, rounds, pythons, parts.tell))
         except KeyboardInterrupt as e:
             stopped = e  # what is measured is worth telling
     print_table(console, rows)
