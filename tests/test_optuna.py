@@ -1,9 +1,12 @@
 """`rlox train -m hydra/sweeper=optuna`: ranges from the fields' metadata, and studies that survive what kills them."""
 
+import contextlib
 import os
 import random
 import re
 import shlex
+import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -181,6 +184,21 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
     if not launcher:  # one after another, so that each trial knows the same of those before it
         assert told(trials) == told(study(whole))
         assert outcomes(tmp_path) == outcomes(whole)
+
+
+def test_a_trial_killed_between_the_pruners_word_and_its_checkpoint_ends_where_it_was_pruned(whole, tmp_path):
+    shutil.copytree(whole / "sweep", tmp_path / "sweep")
+    number = max(trial.number for trial in study(whole) if trial.state is TrialState.PRUNED)
+    run = jobs(tmp_path)[number].folder
+    shutil.rmtree(run / "checkpoints")
+    rows = [row for row in (run / "metrics.jsonl").read_text().splitlines() if '"event"' not in row or "start" in row]
+    (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    with contextlib.closing(sqlite3.connect(tmp_path / "sweep/study.db")) as database, database:
+        database.execute("UPDATE trials SET state = 'RUNNING', datetime_complete = NULL WHERE number = ?", (number,))
+    assert ends(run)["finished"] == 0
+    rlox(tmp_path, "sweep", "resume", "sweep")
+    assert told(study(tmp_path)) == told(study(whole))
+    assert outcomes(tmp_path) == outcomes(whole)
 
 
 def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):

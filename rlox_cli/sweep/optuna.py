@@ -142,18 +142,21 @@ class TrialCallback(Callback):
         self._study = open_study(self._file, settings.study, make_pruner(settings, self.n_points))
         self._number, self._reports = job.extra["trial"], job.extra["run"] == 0
 
-    def on_training_start(self, **info: Any) -> bool:
+    def on_training_start(self, *, algorithm: Any, **info: Any) -> bool:
         # It may have been killed between the pruner's word and its end.
-        self._obey()
+        self._obey(self._point(algorithm.counters.steps))
         return self.stopped is None
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
-        # By points, not steps: rollouts of other lengths are evaluated at slightly other steps.
-        point = min(step * self.n_points // self.total, self.n_points) if self.n_points else 0
+        point = self._point(step)
         if self._reports and step < self.total:
             with _stored(self._file):
                 self._report(evaluation.summary()["mean_return"], point)
-        self._obey()
+        self._obey(point)
+
+    def _point(self, step: int) -> int:
+        """How many evaluations are done. Pruners compare by these: rollouts of other lengths reach other steps."""
+        return min(step * self.n_points // self.total, self.n_points) if self.n_points else 0
 
     def _report(self, value: float, point: int) -> None:
         known = self._frozen()
@@ -162,14 +165,18 @@ class TrialCallback(Callback):
         if point not in known.intermediate_values:
             trial.report(value, point)
         if point >= max(known.intermediate_values, default=0) and trial.should_prune():
+            trial.set_user_attr("pruned_at", point)
             trial.set_user_attr("pruned", f"pruned at evaluation {point} of {self.n_points}")
 
     def on_step(self, **info: Any) -> bool:
         return self.stopped is None
 
-    def _obey(self) -> None:
+    def _obey(self, point: int) -> None:
+        """Stop if the trial is pruned; its own run where that was said, though it was killed and has to come back."""
         with _stored(self._file):
-            self.stopped = self._frozen().user_attrs.get("pruned")
+            said = self._frozen().user_attrs
+        if not self._reports or point >= said.get("pruned_at", 0):
+            self.stopped = said.get("pruned")
 
     def _frozen(self) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[self._number]
