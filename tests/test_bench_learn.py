@@ -205,10 +205,7 @@ def test_refuses(words, said, tmp_path):
         ({}, "must be sb3 or the learn.json of an earlier --out"),
         ({"curves": {}}, "must hold a curve of ppo-CartPole-v1, all its seeds diverged"),
         ({"curves": {"100": [{"mean": 1.0}]}}, "must be sb3 or the learn.json of an earlier --out"),
-        (
-            {"curves": {"100": [{"step": 5, "mean": 1.0}]}},
-            "no fingerprint of ppo-CartPole-v1; --score-only",
-        ),
+        ({"curves": {"100": [{"step": 5, "mean": 1.0}]}}, "no fingerprint of ppo-CartPole-v1; --score-only"),
         (None, "must hold ppo-CartPole-v1, it has a2c-CartPole-v1"),
     ],
 )

@@ -395,26 +395,32 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
 
 
 def _earlier(path: Path, labels: Iterable[str], score_only: bool) -> dict[str, dict[str, Any]]:
-    """The cells `labels` of an earlier result, with all in them that will be asked for."""
+    """The cells of an earlier result, which holds what will be asked of `labels`."""
     try:
         cells = jsonlib.loads(path.read_text())["cells"]
-        for label in labels:
-            if label not in cells:
-                raise UsageError(f"--against {path} must hold {label}, it has {', '.join(cells)}")
-            if not cells[label]["curves"]:
-                raise UsageError(f"--against {path} must hold a curve of {label}, all its seeds diverged")
-            for curve in cells[label]["curves"].values():
-                area(curve)
-            if score_only:
-                continue
-            if not {"settings", "quantities"} <= set(cells[label]):
-                raise UsageError(f"--against {path} has no fingerprint of {label}; --score-only does without")
-            fingerprint.from_table(cells[label]["quantities"])
-    except UsageError:
-        raise
+        faults = [_fault(cells, label, score_only) for label in labels]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UsageError(f"--against must be sb3 or the learn.json of an earlier --out, got {path} ({e!r})") from e
+    for fault in filter(None, faults):
+        raise UsageError(f"--against {path} {fault}")
     return cells
+
+
+def _fault(cells: dict[str, dict[str, Any]], label: str, score_only: bool) -> str | None:
+    """What a result lacks to be compared with; any other error where it is none."""
+    if label not in cells:
+        return f"must hold {label}, it has {', '.join(cells)}"
+    cell = cells[label]
+    if not cell["curves"]:
+        return f"must hold a curve of {label}, all its seeds diverged"
+    for curve in cell["curves"].values():
+        area(curve)
+    if score_only:
+        return None
+    if not {"settings", "quantities"} <= set(cell):
+        return f"has no fingerprint of {label}; --score-only does without"
+    fingerprint.from_table(cell["quantities"])
+    return None
 
 
 def ask(

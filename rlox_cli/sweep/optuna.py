@@ -165,7 +165,6 @@ class TrialCallback(Callback):
         if point not in known.intermediate_values:
             trial.report(value, point)
         if point >= max(known.intermediate_values, default=0) and trial.should_prune():
-            trial.set_user_attr("pruned_at", point)
             trial.set_user_attr("pruned", f"pruned at evaluation {point} of {self.n_points}")
 
     def on_step(self, **info: Any) -> bool:
@@ -174,9 +173,10 @@ class TrialCallback(Callback):
     def _obey(self, point: int) -> None:
         """Stop if the trial is pruned; its own run where that was said, though it was killed and has to come back."""
         with _stored(self._file):
-            said = self._frozen().user_attrs
-        if not self._reports or point >= said.get("pruned_at", 0):
-            self.stopped = said.get("pruned")
+            known = self._frozen()
+        # The evaluation that had it pruned is the last that was reported.
+        if not self._reports or point >= max(known.intermediate_values, default=0):
+            self.stopped = known.user_attrs.get("pruned")
 
     def _frozen(self) -> FrozenTrial:
         return self._study.get_trials(deepcopy=False)[self._number]
