@@ -13,12 +13,12 @@ import json
 from pathlib import Path
 
 import yaml
-from learning import difference
 
 import rlox
 from rlox.algorithms import PPO
 from rlox.checkpoint import versions
 from rlox_cli.bench.machine import provenance
+from rlox_cli.statistics import difference
 
 TUNED = Path(__file__).parent.parent / "conf" / "tuned" / "ppo"
 
@@ -41,7 +41,8 @@ def main() -> None:
                 algorithm.train(steps)
                 scores[name].append(float(algorithm.evaluate(20, seed=10_000 + seed).returns.mean()))
             hybrid.close()
-        cells[env] = {**scores, **difference(scores["hybrid"], scores["torch"])}
+        gap = difference([scores["hybrid"]], [scores["torch"]])
+        cells[env] = {**scores, "difference": gap.value, "low": gap.low, "high": gap.high}
         print(env, json.dumps(cells[env]))
     if args.out:
         result = {**provenance("python benchmarks/hybrid.py"), "versions": versions(), "cells": cells}

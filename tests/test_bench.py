@@ -5,17 +5,26 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rlox_cli.bench.train import process_once
 
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FEW = ("--samples", "3", "--rounds", "1")
 
 
 def bench(*words, **env):
     command = [sys.executable, "-m", "rlox_cli.main", "bench", *words]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_the_scripts_behind_committed_results_start(script, tmp_path):
+    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
 
 
 def test_data_measures_prints_and_writes(tmp_path):
