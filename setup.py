@@ -7,6 +7,7 @@ preloaded, as tests/sanitize.sh does.
 
 import os
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -59,12 +60,20 @@ class BuildKernels(build_ext):
 
     def run(self) -> None:
         if self.inplace:
-            for level in ("_v3", "_v4"):
-                # A level left over from an earlier build would shadow a newer baseline.
+            for level in {"_v3", "_v4"} - set(LEVELS):
                 shutil.rmtree(Path("kernels", level), ignore_errors=True)
             for extension in self.extensions:
-                Path(self.get_ext_fullpath(extension.name)).parent.mkdir(parents=True, exist_ok=True)
+                built = Path(self.get_ext_fullpath(extension.name))
+                built.parent.mkdir(parents=True, exist_ok=True)
+                # A level whose compilation fails is skipped, and an old file of it would shadow the newer baseline.
+                if built.exists() and built.stat().st_mtime < Path(extension.sources[0]).stat().st_mtime:
+                    built.unlink()
         super().run()
+        # What the kernels stand for, read once here and not by every process: see rlox/shadows.py.
+        sys.path.insert(0, str(Path(__file__).parent.resolve()))
+        from rlox.shadows import keep
+
+        keep("rlox" if self.inplace else Path(self.build_lib, "rlox"))
 
 
 def kernel_extensions() -> list[Extension]:

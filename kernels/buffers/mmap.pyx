@@ -18,6 +18,7 @@ from rlox.kernels.buffers.batch import Batch
 from rlox.kernels.buffers.cold_file import ColdFile
 
 from kernels.buffers.rows cimport as_values, batch_flags, seed_key
+from kernels.buffers.seams cimport as_seams, next_seam, no_seams, with_seam
 from kernels.buffers.store cimport CHUNK, DOMAIN_REPLAY, draw_below
 from kernels.checks cimport as_flag, as_fraction, as_index, as_number, as_real
 from kernels.prefetch cimport prefetch
@@ -483,6 +484,8 @@ cdef struct Layout:
     Py_ssize_t row    # bytes of a record in use
     Py_ssize_t obs_bytes, action_bytes
     Py_ssize_t stride
+    const i64* seams
+    Py_ssize_t n_seams
 
 
 cdef struct Columns:
@@ -501,8 +504,9 @@ cdef inline i64 walk(const Tiers* t, const Layout* layout, i64 number, i64 n_env
                      f32* reward, f32* discount) noexcept nogil:
     """Sum n_step rewards of one environment from transition `number` on; return the last that was counted.
 
-    It stops after an end or a time limit, and at the newest transition.
+    It stops after an end or a time limit, before a seam, and at the newest transition.
     """
+    cdef i64 end = next_seam(layout.seams, layout.n_seams, number, t.head)
     cdef const u8* record = find(t, number)
     cdef f64 sum_ = 0.0, factor = 1.0
     cdef i64 k
@@ -510,7 +514,7 @@ cdef inline i64 walk(const Tiers* t, const Layout* layout, i64 number, i64 n_env
         record = find(t, number)
         sum_ += factor * (<const f32*>(record + layout.rewards))[0]
         factor *= gamma
-        if k + 1 == n_step or number + n_envs >= t.head or (
+        if k + 1 == n_step or number + n_envs >= end or (
             (<const f32*>(record + layout.flags))[0] != 0 or (<const f32*>(record + layout.flags))[1] != 0
         ):
             break
@@ -635,7 +639,7 @@ cdef class MmapReplayBuffer:
     n_envs
         Environments that push in turn: transition k belongs to environment k % n_envs.
     n_step, gamma
-        Rewards to sum, discounted; a sum stops at an end, at a time limit and at the newest transition.
+        Rewards to sum, discounted; a sum stops at an end, at a time limit, at a `cut` and at the newest transition.
     max_ram
         Bytes that `ram_budget` must not exceed; None for any.
     preallocate
@@ -658,6 +662,7 @@ cdef class MmapReplayBuffer:
     cdef readonly object obs_dtype
     cdef int obs_type
     cdef int with_next      # -1 until the first push says
+    cdef cnp.ndarray seams_
     cdef str record
 
     def __init__(
@@ -725,6 +730,7 @@ cdef class MmapReplayBuffer:
                 f"{max_ram}; take hot_capacity={max_ram // layout.stride}"
             )
         self.with_next = -1
+        self.set_seams(no_seams())
         self.store = Store(
             cold_path, self.record, layout.stride, self.hot_capacity, self.total_capacity, bool(preallocate)
         )
@@ -1028,6 +1034,30 @@ cdef class MmapReplayBuffer:
         self.draw(n, key, &to)
         return packed
 
+    cdef void set_seams(self, cnp.ndarray seams):
+        self.layout.n_seams = 0
+        self.seams_ = seams
+        self.layout.seams = <const i64*>cnp.PyArray_DATA(seams)
+        self.layout.n_seams = len(seams)
+
+    def cut(self) -> None:
+        """Say that the next transitions do not follow on from the last ones: no n-step return reaches across.
+
+        As `ReplayBuffer.cut`.
+        """
+        self.store.check_open("cut")
+        self.set_seams(with_seam(self.seams_, self.store.tiers.first, self.store.tiers.head))
+
+    @property
+    def n_pushed(self) -> int:
+        """Transitions pushed so far."""
+        return self.store.tiers.head
+
+    @property
+    def seams(self) -> np.ndarray:
+        """Where `cut` was called, as `ReplayBuffer.seams`."""
+        return self.seams_[self.seams_ > self.store.tiers.first]
+
     cdef int check_sample(self, str where) except -1:
         self.store.check_open(where.rpartition(".")[2])
         if self.store.length() == 0:
@@ -1038,15 +1068,16 @@ cdef class MmapReplayBuffer:
         cdef Store store = self.store
         cdef Tiers tiers = store.tiers
         # While the GIL is released, another thread may close the buffer: these keep its memory and its map.
-        hot, rows, table = store.hot, store.rows, store.table
+        hot, rows, table, seams = store.hot, store.rows, store.table, self.seams_
+        cdef Layout layout = self.layout
         if tiers.head - tiers.first > tiers.hot_capacity:
             store.check_whole()
         to.with_next = self.with_next == 1
         if n * self.layout.row >= RELEASE_GIL_FROM:
             with nogil:
-                gather(&tiers, &self.layout, n, key, self.n_envs, self.n_step, self.gamma, to[0])
+                gather(&tiers, &layout, n, key, self.n_envs, self.n_step, self.gamma, to[0])
         else:
-            gather(&tiers, &self.layout, n, key, self.n_envs, self.n_step, self.gamma, to[0])
+            gather(&tiers, &layout, n, key, self.n_envs, self.n_step, self.gamma, to[0])
         return 0
 
     def get_state(self, include_cold: bool = True) -> dict:
@@ -1064,7 +1095,8 @@ cdef class MmapReplayBuffer:
         -------
         dict
             ``kind``, ``config`` (the arguments, as JSON), ``next`` (-1, 0 or 1: whether there is a next_obs),
-            ``head`` (transitions pushed so far), ``n``, ``records`` (n, bytes of a record) uint8; and with
+            ``head`` (transitions pushed so far), ``n``, ``records`` (n, bytes of a record) uint8; ``seams`` where there
+            are some; and with
             include_cold=False, where ``records`` are only the newest, ``cold_id``, ``cold_path``, ``cold_serial``,
             ``cold_blocks`` and ``cold_written``.
 
@@ -1080,6 +1112,8 @@ cdef class MmapReplayBuffer:
                 f"MmapReplayBuffer.get_state: include_cold must be a bool, got {type(include_cold).__name__}"
             )
         state = self.store.save(include_cold)
+        if len(seams := self.seams):
+            state["seams"] = seams
         return {"kind": "MmapReplayBuffer", "config": self.config(), "next": self.with_next, **state}
 
     cdef str config(self):
@@ -1112,7 +1146,7 @@ cdef class MmapReplayBuffer:
             raise TypeError(f"{where}: state must be a dict, got {type(state).__name__}")
         keys = {"kind", "config", "next", "head", "n", "records"}
         cold_keys = {"cold_id", "cold_path", "cold_serial", "cold_blocks", "cold_written"}
-        if set(state) != keys and set(state) != keys | cold_keys:
+        if set(state) - {"seams"} not in (keys, keys | cold_keys):
             raise ValueError(
                 f"{where}: state must have the keys {sorted(keys)}, and those of a file or not, got "
                 f"{sorted(map(str, state))}; pass what get_state returned"
@@ -1135,6 +1169,7 @@ cdef class MmapReplayBuffer:
                 )
         head = as_size(state["head"], "head", 0, where)
         n = as_size(state["n"], "n", 0, where)
+        seams = as_seams(state.get("seams"), head, where)
         if n != min(head, self.total_capacity):
             raise ValueError(f"{where}: n must be min(head, total_capacity), got {n} for head {head}")
         next_ = as_size(state["next"], "next", -1, where)
@@ -1154,6 +1189,7 @@ cdef class MmapReplayBuffer:
         else:
             self.store.fill(head - n, records)
         self.with_next = next_
+        self.set_seams(seams)
 
     @classmethod
     def from_state(cls, state: dict, cold_path: str | os.PathLike | None = None) -> MmapReplayBuffer:

@@ -9,6 +9,7 @@ from libc.string cimport memcpy, memset
 
 from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
 from kernels.buffers.rows cimport as_values, batch_flags, seed_key
+from kernels.buffers.seams cimport as_seams, no_seams, with_seam
 from kernels.buffers.store cimport (
     CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, draw_words, encode, gather_any,
     gather_rows, gather_words, record,
@@ -28,6 +29,14 @@ cnp.import_array()
 
 cdef enum:
     UNDECIDED = -1
+
+# What importance weights are divided by, in the order of its names.
+cdef enum:
+    BY_MEMORY = 0
+    BY_BATCH = 1
+    BY_NOTHING = 2
+
+WEIGHT_NORMS = ("memory", "batch", "none")
 
 # Below this much data to move, letting another thread run costs more than it gives.
 cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 17
@@ -177,6 +186,7 @@ cdef void sample_rows(void* self, i64 n, u64 seed, f32* obs, f32* next_obs, f32*
     dest.actions, dest.rewards, dest.terminated, dest.truncated = actions, rewards, terminated, truncated
     dest.discounts = discounts if ring.layout.n_step > 1 else NULL
     dest.extra = NULL
+    ring.layout.head = ring.count[0]
     fill(ring.layout, n, NULL, derive_key(seed, 0), size, first_slot(capacity, size, cursor),
          last_slot(capacity, cursor), &dest)
 
@@ -239,6 +249,7 @@ cdef class ReplayBuffer:
     cdef Ring ring
     cdef rlox_replay_access ways
     cdef cnp.ndarray frame_memory
+    cdef cnp.ndarray seams_
     cdef cnp.ndarray previous  # (n_envs, K) frame numbers of each environment's last stack
     cdef dict column_dims
     cdef dict config
@@ -372,7 +383,14 @@ cdef class ReplayBuffer:
         self.layout.base = <char*>cnp.PyArray_DATA(self.memory) + ((64 - address % 64) % 64)
         return 0
 
+    cdef void set_seams(self, cnp.ndarray seams):
+        self.layout.n_seams = 0
+        self.seams_ = seams
+        self.layout.seams = <const i64*>cnp.PyArray_DATA(seams)
+        self.layout.n_seams = len(seams)
+
     cdef void reset(self):
+        self.set_seams(no_seams())
         self.count = 0
         self.size = 0
         self.cursor = 0
@@ -644,6 +662,15 @@ cdef class ReplayBuffer:
         """
         self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
 
+    def cut(self):
+        """Say that the next transitions do not follow on from the last ones: no n-step return reaches across.
+
+        To be called where environments start afresh though their episodes have not ended (a reset by hand, other
+        environments, transitions from elsewhere). The sums before it stop and bootstrap there, as they do at the
+        newest transition; nothing is stored as truncated.
+        """
+        self.set_seams(with_seam(self.seams_, self.count - self.size, self.count))
+
     def access(self):
         """How another kernel fills and samples this memory, or None where it is not plain float32 transitions drawn
         alike. Valid as long as the memory lives; no other thread may use that meanwhile. Internal.
@@ -761,6 +788,7 @@ cdef class ReplayBuffer:
         cdef cnp.ndarray obs, next_obs, actions, rewards, term, trunc, discounts, extra
         cdef cnp.ndarray memory = self.memory  # kept alive while other threads run
         cdef cnp.ndarray frames = self.frame_memory
+        cdef cnp.ndarray seams = self.seams_
         cdef object given = out
         cdef object dtype = "float32" if self.obs_type == cnp.NPY_FLOAT32 else "uint8"
         dims[0] = n
@@ -813,6 +841,7 @@ cdef class ReplayBuffer:
         cdef i64 high, start, newest
         if slots == NULL:
             self.ready(self.in_sample)
+        layout.head = self.count
         high = self.size
         start = self.oldest()
         newest = self.newest()
@@ -865,7 +894,7 @@ cdef class ReplayBuffer:
             and the extra columns (B, dim). With n_step > 1 rewards are sum_k gamma**k r_k over the steps
             used, next_obs, terminated and truncated those of the last step used, and there is
             `discounts` (B,) = gamma ** (steps used), the factor of the bootstrap: the sum stops at a
-            termination, at a truncation and at the environment's newest transition.
+            termination, at a truncation, at a `cut` and at the environment's newest transition.
 
         Raises
         ------
@@ -969,6 +998,8 @@ cdef class ReplayBuffer:
         self.check_packed(where)
         cdef Layout layout = self.layout
         cdef cnp.ndarray memory = self.memory
+        cdef cnp.ndarray seams = self.seams_
+        layout.head = self.count
         dims[0] = n
         dims[1] = (layout.row >> 2) + (layout.n_step > 1)
         cdef cnp.ndarray rows = cnp.PyArray_EMPTY(2, dims, cnp.NPY_FLOAT32, 0)
@@ -998,6 +1029,17 @@ cdef class ReplayBuffer:
     def len(self):
         """Number of transitions stored."""
         return self.size
+
+    @property
+    def n_pushed(self):
+        """Transitions pushed so far, since the last `clear`."""
+        return self.count
+
+    @property
+    def seams(self):
+        """Where `cut` was called: numbers (S,) int64, ascending, of the transitions after it that are stored or next.
+        """
+        return self.seams_[self.seams_ > self.count - self.size]
 
     @property
     def frame_slots(self):
@@ -1056,6 +1098,8 @@ cdef class ReplayBuffer:
             "config": repr(self.config), "columns": repr(self.column_dims), "count": int(self.count),
             "has_next": int(self.has_next), "rows": rows,
         }
+        if len(seams := self.seams):
+            state["seams"] = seams
         if layout.n_stacked > 1:
             frames = self.frame_memory.reshape(layout.n_frames, layout.frame_bytes)
             if since_frame is None:
@@ -1086,7 +1130,7 @@ cdef class ReplayBuffer:
         cdef i64 i
         if not isinstance(state, dict):
             raise TypeError(f"{where}: state must be a dict, got {type(state).__name__}")
-        if set(state) != set(self.state_keys()):
+        if set(state) - {"seams"} != set(self.state_keys()):
             raise ValueError(
                 f"{where}: state must have the keys {sorted(self.state_keys())}, got {sorted(state)}"
             )
@@ -1098,6 +1142,7 @@ cdef class ReplayBuffer:
         has_next = as_index(state["has_next"], where, "state['has_next']")
         columns = read_columns(state["columns"], where)
         rows = state["rows"]
+        seams = as_seams(state.get("seams"), count, where)
         # The places of this state, found on a buffer without memory, so that an error changes nothing.
         before = (self.has_next, self.column_dims)
         self.has_next, self.column_dims = has_next, columns
@@ -1131,6 +1176,7 @@ cdef class ReplayBuffer:
         self.arrange()
         cdef cnp.ndarray source = np.ascontiguousarray(rows)
         cdef const char* data = <const char*>cnp.PyArray_DATA(source)
+        self.set_seams(seams)
         self.count = count
         self.cursor = count % layout.capacity
         self.size = rows.shape[0]
@@ -1165,8 +1211,8 @@ cdef dict read_columns(object text, str where):
     return columns
 
 
-cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, str where, f64* highest):
-    """Return (n,) priorities ** alpha as leaves, and the highest priority; ValueError for bad ones."""
+cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, f64 eps, str where, f64* highest):
+    """Return (n,) priorities ** alpha as leaves, none below `eps`, and the highest; ValueError for bad ones."""
     cdef cnp.ndarray array
     cdef cnp.npy_intp size = n
     cdef cnp.ndarray leaves
@@ -1198,21 +1244,22 @@ cdef cnp.ndarray as_priorities(object value, Py_ssize_t n, f64 alpha, str where,
                 raise ValueError(
                     f"{where}: priorities must be finite and at least 0, got {p[i]} at position {i}"
                 )
-    powers(p, n, alpha, leaf)
+    powers(p, n, alpha, eps, leaf)
     highest[0] = most
     return leaves
 
 
-cdef void powers(const f64* p, Py_ssize_t n, f64 alpha, f32* leaf) noexcept nogil:
+cdef void powers(const f64* p, Py_ssize_t n, f64 alpha, f64 eps, f32* leaf) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(n):
-        leaf[i] = leaf_value(p[i], alpha)
+        leaf[i] = leaf_value(p[i] if p[i] > eps else eps, alpha)
 
 
-cdef void weigh(const f32* leaf, Py_ssize_t n, f64 log_minimum, f64 beta, f32* weights) noexcept nogil:
+cdef void weigh(const f32* leaf, Py_ssize_t n, f64 log_unit, f64 beta, bint above, f32* weights) noexcept nogil:
+    cdef f64 most = 700.0 if above else 0.0
     cdef Py_ssize_t i
     for i in range(n):
-        weights[i] = importance(leaf[i], log_minimum, beta)
+        weights[i] = importance(leaf[i], log_unit, beta, most)
 
 
 cdef void search(const SumTree* tree, const u32* words, Py_ssize_t n, i64* slots) noexcept nogil:
@@ -1252,8 +1299,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that draws transition i with probability P(i) = p_i**alpha / sum_k p_k**alpha.
 
     Draws are independent and with replacement (not stratified). p**alpha is kept as float32, clamped to
-    [1.2e-38, 3.4e38]; a priority of 0 takes a transition out of the draw until it is raised again, and is
-    not counted in the minimum. Everything else, n-step returns and images included, is as there.
+    [1.2e-38, 3.4e38]. Everything else, n-step returns and images included, is as there.
 
     Parameters
     ----------
@@ -1263,6 +1309,13 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         In [0, 1]: 0 draws uniformly.
     beta
         In [0, 1]: exponent of the importance weights, annealed to 1 by `set_beta`.
+    eps
+        The smallest priority, finite and at least 0: one below it counts as `eps`, so that a transition whose error
+        was 0 is still drawn. (Schaul et al. add it; here a priority above it is kept as it is given.) With 0 a
+        priority of 0 takes a transition out of the draw until it is raised again.
+    weight_norm
+        What the importance weights are divided by: ``memory``, the largest weight of any transition stored; ``batch``,
+        the largest of the batch; ``none``, nothing.
 
     References
     ----------
@@ -1275,18 +1328,26 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
     cdef cnp.ndarray work
     cdef f64 alpha_
     cdef f64 beta_
+    cdef f64 eps_
+    cdef int scale  # what the weights are divided by
     cdef f64 highest  # the largest priority ever given, at least 1
     cdef f64 last_priority  # and its leaf: most pushes repeat one priority
     cdef f32 last_leaf
     cdef i64 summed  # transitions pushed that the tree's sums know
 
-    def __init__(self, capacity, obs_dim, act_dim, alpha=0.6, beta=0.4, **keywords):
+    def __init__(self, capacity, obs_dim, act_dim, alpha=0.6, beta=0.4, eps=1e-6, weight_norm="memory", **keywords):
         cdef str where = type(self).__name__
         alpha = as_fraction(alpha, where, "alpha")
         self.alpha_ = alpha
+        self.eps_ = as_number(eps, where, "eps")
+        if not (0.0 <= self.eps_ <= 1.7976931348623157e308):
+            raise ValueError(f"{where}: eps must be finite and at least 0, got {eps}")
+        if weight_norm not in WEIGHT_NORMS:
+            raise ValueError(f"{where}: weight_norm must be one of {', '.join(WEIGHT_NORMS)}, got {weight_norm!r}")
+        self.scale = WEIGHT_NORMS.index(weight_norm)
         ReplayBuffer.__init__(self, capacity, obs_dim, act_dim, **keywords)
         self.set_beta(beta)
-        self.config["alpha"] = alpha
+        self.config.update(alpha=alpha, eps=self.eps_, weight_norm=weight_norm)
         self.weighted = True
         self.plant()
 
@@ -1336,7 +1397,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         self.summed = 0
         self.highest = 1.0
         self.last_priority = 1.0
-        self.last_leaf = 1.0
+        self.last_leaf = leaf_value(1.0 if self.eps_ < 1.0 else self.eps_, self.alpha_)
         return 0
 
     cdef void left(self, i64 slot) noexcept:
@@ -1363,7 +1424,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         if not self.tree.total > 0.0:
             raise ValueError(
                 f"{where}: priorities must not all be 0, got 0 for each of {self.size} transitions; "
-                "update_priorities with a small positive number"
+                "update_priorities with a small positive number, or make the buffer with eps > 0"
             )
         return 0
 
@@ -1382,7 +1443,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             if not (p >= 0.0 and p <= 1.7976931348623157e308):
                 raise ValueError(f"{where}: priority must be finite and at least 0, got {p}")
         if p != self.last_priority:
-            self.last_leaf = leaf_value(p, self.alpha_)
+            self.last_leaf = leaf_value(p if p > self.eps_ else self.eps_, self.alpha_)
             self.last_priority = p
         return self.last_leaf
 
@@ -1420,7 +1481,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         if priorities is None:
             leaf = self.leaf_of(None, where)
         else:
-            leaves = as_priorities(priorities, np.size(rewards), self.alpha_, where, &highest)
+            leaves = as_priorities(priorities, np.size(rewards), self.alpha_, self.eps_, where, &highest)
         n = self.store_batch(obs, next_obs, actions, rewards, terminated, truncated)
         for i in range(n):
             if leaves is not None:
@@ -1437,14 +1498,15 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         As `ReplayBuffer.sample`, and in the batch besides
 
         weights
-            (B,) float32, (N P(i))**-beta divided by the largest such weight of the whole buffer, so in (0, 1].
+            (B,) float32, (N P(i))**-beta divided by what `weight_norm` says: by the largest such weight of the whole
+            buffer or of the batch, so in (0, 1], or by nothing.
         indices
             (B,) uint64, for `update_priorities`.
 
         Raises
         ------
         ValueError
-            Also if every priority is 0.
+            Also if every priority is 0, which only ``eps=0`` allows.
         """
         cdef str where = self.in_sample
         cdef Py_ssize_t n = self.as_batch_size(batch_size, where)
@@ -1469,18 +1531,30 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
 
     cdef void draw_weighted(self, Py_ssize_t n, u64 key, i64* slots, f32* weights) noexcept nogil:
         cdef f32 minimum
-        cdef f64 log_minimum
+        cdef f64 log_unit  # of the leaf whose weight is 1
         cdef f32[CHUNK] leaf
         cdef Py_ssize_t at = 0
         cdef Py_ssize_t m, i
-        memcpy(&minimum, &self.tree.minimum, sizeof(minimum))
-        log_minimum = log_positive(<f64>minimum)
         while at < n:
             m = n - at if n - at < CHUNK else CHUNK
             self.draw(key, at, m, slots + at)
+            at += m
+        if self.scale == BY_NOTHING:
+            log_unit = log_positive(self.tree.total / <f64>self.size)
+        elif self.scale == BY_BATCH:
+            minimum = self.tree.leaves[slots[0]]
+            for i in range(1, n):
+                minimum = min(minimum, self.tree.leaves[slots[i]])
+            log_unit = log_positive(<f64>minimum)
+        else:
+            memcpy(&minimum, &self.tree.minimum, sizeof(minimum))
+            log_unit = log_positive(<f64>minimum)
+        at = 0
+        while at < n:
+            m = n - at if n - at < CHUNK else CHUNK
             for i in range(m):
                 leaf[i] = self.tree.leaves[slots[at + i]]
-            weigh(leaf, m, log_minimum, self.beta_, weights + at)
+            weigh(leaf, m, log_unit, self.beta_, self.scale == BY_NOTHING, weights + at)
             at += m
 
     def update_priorities(self, indices, priorities):
@@ -1504,7 +1578,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
         cdef cnp.ndarray slots_ = self.occupied(indices, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(slots_, 0)
         cdef f64 highest = 0.0
-        cdef cnp.ndarray leaves_ = as_priorities(priorities, n, self.alpha_, where, &highest)
+        cdef cnp.ndarray leaves_ = as_priorities(priorities, n, self.alpha_, self.eps_, where, &highest)
         cdef const i64* slots = <const i64*>cnp.PyArray_DATA(slots_)
         cdef const f32* leaves = <const f32*>cnp.PyArray_DATA(leaves_)
         cdef Py_ssize_t i
@@ -1526,6 +1600,10 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
     @property
     def beta(self):
         return self.beta_
+
+    @property
+    def eps(self):
+        return self.eps_
 
     @property
     def nbytes(self):
@@ -1568,8 +1646,12 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             and bool(np.all(np.isfinite(value) & (value >= 0))) and 0 <= beta <= 1 and 1 <= highest < np.inf
         ):
             raise ValueError(f"{where}: state must be what get_state returned, got parts that do not fit together")
-        leaves = np.ascontiguousarray(value)
-        ReplayBuffer.set_state(self, {k: v for k, v in state.items() if k not in own})
+        # Of a buffer that had eps=0, or of rlox 0.6.0, which had none: what would never be drawn again is.
+        leaves = np.maximum(value, np.float32(leaf_value(self.eps_, self.alpha_)))
+        state = {k: v for k, v in state.items() if k not in own}
+        if state.get("config") == repr({k: v for k, v in self.config.items() if k not in ("eps", "weight_norm")}):
+            state["config"] = repr(self.config)
+        ReplayBuffer.set_state(self, state)
         self.plant()
         for i in range(min(self.size, cnp.PyArray_DIM(leaves, 0))):
             self.tree.leaves[(self.count - self.size + i) % self.layout.capacity] = (

@@ -382,6 +382,10 @@ cdef class SequenceReplayBuffer:
                     memcpy(self.rings.columns[c] + slot * size, sources[c] + i * size, size)
             self.commit(e, slot)
 
+    def cut(self) -> None:
+        """Let the next step of every environment begin an episode, as after a reset of all of them by hand."""
+        self.starting[:] = 1
+
     def sample(self, batch_size, seq_len=None, seed=None, *, cross_episodes=True, time_major=False):
         """Draw stretches of consecutive steps of one environment each, with replacement.
 

@@ -10,6 +10,7 @@ Everything after the observations is float32, flags included (0 or 1). The base 
 
 from libc.string cimport memcmp, memcpy
 
+from kernels.buffers.seams cimport next_seam
 from kernels.philox cimport Block, below, join, philox, philox_lanes
 from kernels.prefetch cimport prefetch
 from kernels.types cimport f32, f64, i64, u8, u32, u64
@@ -46,6 +47,9 @@ cdef struct Layout:
     i64 n_step
     i64 n_envs
     f64 gamma
+    i64 head  # transitions pushed so far, as rows are gathered
+    const i64* seams
+    Py_ssize_t n_seams
 
 
 cdef struct Dest:
@@ -170,9 +174,12 @@ cdef inline void request(const Layout* layout, i64 slot) noexcept nogil:
 cdef inline i64 walk(const Layout* layout, i64 slot, i64 newer, f64* reward, f64* discount) noexcept nogil:
     """Sum the discounted rewards of up to n_step transitions; return the slot of the last one.
 
-    `newer` is the number of transitions pushed after this one. Stops at a termination, a truncation and
-    at the environment's newest transition; discount = gamma ** (transitions used).
+    `newer` is the number of transitions pushed after this one. Stops at a termination, a truncation, before a
+    seam and at the environment's newest transition; discount = gamma ** (transitions used).
     """
+    cdef i64 number = layout.head - 1 - newer
+    if layout.n_seams:
+        newer = next_seam(layout.seams, layout.n_seams, number, layout.head) - 1 - number
     cdef const f32* tail = <const f32*>(record(layout, slot) + layout.tail_at) + layout.act_dim
     cdef i64 step = 1
     reward[0] = tail[0]

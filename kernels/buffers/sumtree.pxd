@@ -68,10 +68,10 @@ cdef inline f32 leaf_value(f64 priority, f64 alpha) noexcept nogil:
     return <f32>(power if priority > 0.0 else 0.0)
 
 
-cdef inline f32 importance(f32 leaf, f64 log_minimum, f64 beta) noexcept nogil:
-    """(leaf / minimum) ** -beta, at most 1."""
-    cdef f64 x = beta * (log_minimum - log_positive(<f64>leaf))
-    x = x if x < 0.0 else 0.0
+cdef inline f32 importance(f32 leaf, f64 log_unit, f64 beta, f64 most) noexcept nogil:
+    """(leaf / unit) ** -beta, at most e**most."""
+    cdef f64 x = beta * (log_unit - log_positive(<f64>leaf))
+    x = x if x < most else most
     x = x if x > -700.0 else -700.0
     return <f32>exp_moderate(x)
 

@@ -910,7 +910,7 @@ cdef class Env(NativeEnv):
         return obs
 
     def step(self, action) -> dict:
-        """Take one step.
+        """Take one step; the first one begins the first episode, if `reset` has not.
 
         Parameters
         ----------
@@ -926,11 +926,11 @@ cdef class Env(NativeEnv):
         Raises
         ------
         ValueError
-            No episode is running, or the action is out of range, NaN or of another shape.
+            The episode has ended, or the action is out of range, NaN or of another shape.
         TypeError
             The action is no integer, or not made of real numbers.
         """
-        if not self.running:
+        if not self.running and self.episode != <u64>-1:
             raise ValueError(f"{self.name()}.step: an episode must be running; call reset() first")
         cdef i64 choice
         cdef const void* data = <const void*>&choice
@@ -944,6 +944,8 @@ cdef class Env(NativeEnv):
         else:
             values = self.as_action(action)
             data = cnp.PyArray_DATA(values)
+        if self.episode == <u64>-1:
+            self.reset()
         cdef cnp.npy_intp length = self.spec.obs_dim
         cdef cnp.ndarray obs = cnp.PyArray_EMPTY(1, &length, cnp.NPY_FLOAT32, 0)
         cdef rlox_batch_v1 batch = block_of(&self.spec, &self.env, 0)

@@ -19,8 +19,9 @@ from kernels.nn.layers cimport (
     CHUNK, Layer, Net, adam, backward, backward_to_input, bounded, build, clear_padded, forward, given, is_tanh,
     last_of, lerp, moments_fit, moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
 )
-from kernels.nn.off_policy cimport Loop, close_loop, draw, now, open_loop, progress_of, take_in, whole
+from kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from kernels.philox cimport fill_normal_f32, fill_uniform_f32
+from kernels.signals cimport Watch, look, now, watching
 from kernels.types cimport f32, f64, i64, u64
 
 cnp.import_array()
@@ -191,6 +192,7 @@ cdef class _Trained:
     cdef readonly Py_ssize_t obs_dim
     cdef list held
     cdef object lock
+    cdef Watch watch
 
     cdef int hold(self, str where, dict trained, dict others, dict sizes) except -1:
         """Take the blocks, `trained` ones and `others`, after their checks; `sizes` where one is not a single number."""
@@ -456,14 +458,15 @@ cdef class _TwinCritics(_Trained):
                                      uniform)
         cdef cnp.ndarray td_errors = np.empty(batch.n, np.float32)
         with self.lock:
+            self.watch = watching()
             with nogil:
                 self.pack_critics()
                 self.pack_moved()
                 self.update_once(&batch, &options, <f32*>cnp.PyArray_DATA(td_errors), metrics)
         return {name: metrics[k] for k, name in enumerate(names) if k < 4 or options.move_policy}, td_errors
 
-    cdef bint update_once(self, const Batch* batch, const Options* options, f32* td_errors,
-                          f64* metrics) noexcept nogil:
+    cdef int update_once(self, const Batch* batch, const Options* options, f32* td_errors,
+                         f64* metrics) except -1 nogil:
         """One update and its metrics, NaN for those of a policy that did not move; whether gradients are finite."""
         cdef Sums sums
         cdef f64 n = batch.n
@@ -475,8 +478,9 @@ cdef class _TwinCritics(_Trained):
         memcpy(metrics + N_COMMON, sums.own, sizeof(sums.own))
         return isfinite(sums.norm) and isfinite(sums.policy_norm)
 
-    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
         """One update. Everything is packed before, and afterwards `pack_moved` has to follow."""
+        return 0
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
         """Actions (n, A) in [-1, 1]; the policy is packed."""
@@ -535,6 +539,7 @@ cdef class _TwinCritics(_Trained):
         cdef const f32* low = loop.env.act_low
         cdef const f32* high = loop.env.act_high
         cdef u64 key = action_rng.key, position = action_rng.position, begun = position, replay_begun = loop.position
+        cdef i64 round_start
         cdef f64 rate = options.rate, update_s = 0.0, began
         cdef bint sound = True
         cdef Batch batch = Batch(n=size, obs=loop.batch_obs, next_obs=loop.batch_next, actions=loop.batch_actions,
@@ -543,52 +548,57 @@ cdef class _TwinCritics(_Trained):
         for j in range(a):
             # As `rlox.policies.BoundedPolicy` has them.
             scale[j], centre[j] = (high[j] - low[j]) / 2, (high[j] + low[j]) / 2
-        with self.lock:
-            with nogil:
-                self.pack_critics()
-                self.pack_moved()
-                for _ in range(loop.n_rounds):
-                    for k in range(loop.steps_per_round):
-                        if loop.env_steps < loop.learning_starts:
-                            fill_uniform_f32(draws, n * a, key, position)
+        try:
+            with self.lock:
+                self.watch = watching()
+                with nogil:
+                    self.pack_critics()
+                    self.pack_moved()
+                    for _ in range(loop.n_rounds):
+                        round_start = loop.env_steps
+                        for k in range(loop.steps_per_round):
+                            if loop.env_steps < loop.learning_starts:
+                                fill_uniform_f32(draws, n * a, key, position)
+                                for i in range(n):
+                                    for j in range(a):
+                                        loop.actions[i * a + j] = low[j] + (high[j] - low[j]) * draws[i * a + j]
+                            else:
+                                fill_normal_f32(draws, n * a, key, position)
+                                self.act_on(loop.here, n, draws, noise_std, loop.actions)
+                                for i in range(n):
+                                    for j in range(a):
+                                        loop.actions[i * a + j] = centre[j] + loop.actions[i * a + j] * scale[j]
+                            position += <u64>(n * a + 3) // 4
                             for i in range(n):
                                 for j in range(a):
-                                    loop.actions[i * a + j] = low[j] + (high[j] - low[j]) * draws[i * a + j]
-                        else:
-                            fill_normal_f32(draws, n * a, key, position)
-                            self.act_on(loop.here, n, draws, noise_std, loop.actions)
-                            for i in range(n):
-                                for j in range(a):
-                                    loop.actions[i * a + j] = centre[j] + loop.actions[i * a + j] * scale[j]
-                        position += <u64>(n * a + 3) // 4
-                        for i in range(n):
-                            for j in range(a):
-                                loop.actions[i * a + j] = <f32>bounded(loop.actions[i * a + j], low[j], high[j])
-                        take_in(&loop, loop.actions)
-                    began = now()
-                    if loop.env_steps >= loop.update_from:
-                        options.rate = rate * (1.0 - progress_of(&loop)) if annealed else rate
-                        for k in range(loop.updates_per_round):
-                            draw(&loop)
-                            for i in range(size):
-                                for j in range(a):
-                                    loop.batch_actions[i * a + j] = (
-                                        loop.batch_actions[i * a + j] - centre[j]) / scale[j]
-                            fill_normal_f32(draws, n_draws, loop.key, loop.position)
-                            loop.position += <u64>(n_draws + 3) // 4
-                            options.move_policy = (updates + n_updates + 1) % policy_delay == 0
-                            sound = self.update_once(&batch, &options, loop.td_errors, metrics_ + N_METRICS * n_updates)
-                            n_updates += 1
-                            if not sound:
-                                break
-                            if options.move_policy:
-                                self.pack_moved()
-                        update_s += now() - began
-                    # Weights that are NaN must not act: the metrics say what happened.
-                    if not sound or now() - loop.began > loop.patience:
-                        break
-        action_rng.skip(position - begun)
-        returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
+                                    loop.actions[i * a + j] = <f32>bounded(loop.actions[i * a + j], low[j], high[j])
+                            take_in(&loop, loop.actions)
+                        began = now()
+                        if loop.env_steps >= loop.update_from:
+                            options.rate = rate * (1.0 - progress_of(&loop, round_start)) if annealed else rate
+                            for k in range(loop.updates_per_round):
+                                draw(&loop)
+                                for i in range(size):
+                                    for j in range(a):
+                                        loop.batch_actions[i * a + j] = (
+                                            loop.batch_actions[i * a + j] - centre[j]) / scale[j]
+                                fill_normal_f32(draws, n_draws, loop.key, loop.position)
+                                loop.position += <u64>(n_draws + 3) // 4
+                                options.move_policy = (updates + n_updates + 1) % policy_delay == 0
+                                sound = self.update_once(&batch, &options, loop.td_errors,
+                                                         metrics_ + N_METRICS * n_updates)
+                                n_updates += 1
+                                if not sound:
+                                    break
+                                if options.move_policy:
+                                    self.pack_moved()
+                            update_s += now() - began
+                        # Weights that are NaN must not act: the metrics say what happened.
+                        if not sound or now() - loop.began > loop.patience:
+                            break
+        finally:
+            action_rng.skip(position - begun)
+            returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
         told = metrics[:n_updates, :len(METRICS) if self.gaussian else N_COMMON]
         return loop.env_steps - before, told, update_s, returns, lengths
 
@@ -632,7 +642,7 @@ cdef class _SoftCritics(_TwinCritics):
             memcpy(actions + start * a, self.pi.actions, rows * a * sizeof(f32))
             start += rows
 
-    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
         cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, ahead = 0
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad
         cdef f64 alpha = exp(self.temperature.p[0])
@@ -641,6 +651,7 @@ cdef class _SoftCritics(_TwinCritics):
         cdef const f32* y
         self.clear(&self.critic_weights, self.critics, 2)
         while start < n:
+            look(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             if whole or self.n_random:
                 self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
@@ -658,6 +669,7 @@ cdef class _SoftCritics(_TwinCritics):
         self.clear(&self.policy_weights, &self.actor, 1)
         start = 0
         while start < n:
+            look(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             if not whole:
                 self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
@@ -670,6 +682,7 @@ cdef class _SoftCritics(_TwinCritics):
         if options.tune:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
             move_logarithm(&self.temperature, sums.own[0] - options.target_entropy, options)
+        return 0
 
     cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
         """Add the critics' gradient of the penalty's soft maxima, from the policy's last `forward`."""
@@ -895,7 +908,7 @@ cdef class NativeTD3(_TwinCritics):
         _TwinCritics.pack_moved(self)
         pack(&self.aim_actor, False)
 
-    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
         cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, i
         cdef Py_ssize_t ldq = last_of(&self.critics[0]).out_pad
         cdef const f32* q
@@ -903,6 +916,7 @@ cdef class NativeTD3(_TwinCritics):
         cdef const f32* draws
         self.clear(&self.critic_weights, self.critics, 2)
         while start < n:
+            look(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             self.decide(&self.aim_actor, batch.next_obs + start * d, d, rows, self.pi.actions)
             draws = batch.noise + start * a
@@ -915,13 +929,14 @@ cdef class NativeTD3(_TwinCritics):
             start += rows
         self.move_critics(options, self.critic_targets if options.move_policy else NULL, sums)
         if not options.move_policy:
-            return
+            return 0
         self.clear(&self.policy_weights, &self.actor, 1)
         if options.clone:
             # The values' weight is known once all of them are.
             weight = 0.0
             start = 0
             while start < n:
+                look(&self.watch)
                 rows = min(<Py_ssize_t>CHUNK, n - start)
                 q = self.judge(batch, start, rows)
                 for i in range(rows):
@@ -930,6 +945,7 @@ cdef class NativeTD3(_TwinCritics):
             weight = options.alpha * n / weight
         start = 0
         while start < n:
+            look(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             if not options.clone or n > CHUNK:
                 self.judge(batch, start, rows)
@@ -937,6 +953,7 @@ cdef class NativeTD3(_TwinCritics):
             start += rows
         unpad(&self.actor)
         sums.policy_norm = move(&self.policy_weights, options, self.policy_target)
+        return 0
 
     cdef const f32* judge(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows) noexcept nogil:
         """What the first critic says of the policy's actions, which `pi` holds then."""
@@ -1070,7 +1087,7 @@ cdef class NativeIQL(_TwinCritics):
         _TwinCritics.pack_moved(self)
         pack(&self.values, True)
 
-    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
         cdef Py_ssize_t n = batch.n, start = 0, rows
         cdef int k
         cdef Options told = options[0]
@@ -1078,6 +1095,7 @@ cdef class NativeIQL(_TwinCritics):
         clear_padded(&self.values)
         self.clear(&self.policy_weights, &self.actor, 1)
         while start < n:
+            look(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
             self.appraise(batch, start, rows, options, sums)
             self.criticise(batch, start, rows, 0.0, td_errors, sums)
@@ -1090,6 +1108,7 @@ cdef class NativeIQL(_TwinCritics):
         sums.norm = move(&self.critic_weights, options, self.critic_targets)
         told.rate = options.policy_rate
         sums.policy_norm = move(&self.policy_weights, &told, NULL)
+        return 0
 
     cdef void appraise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, const Options* options,
                        Sums* sums) noexcept nogil:
@@ -1205,7 +1224,7 @@ cdef class NativeCQL(_SoftCritics):
         _SoftCritics.set_steps(self, steps)
         self.penalty_weight.step = steps["log_cql_alpha"]
 
-    cdef void learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) noexcept nogil:
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
         cdef f32* log_weight = self.penalty_weight.p
         self.conservatism = exp(log_weight[0])
         _SoftCritics.learn(self, batch, options, td_errors, sums)
@@ -1214,6 +1233,7 @@ cdef class NativeCQL(_SoftCritics):
             # Dual ascent by the weight's logarithm (appendix F): it grows while the penalty is too large.
             move_logarithm(&self.penalty_weight, self.conservatism * (options.target_penalty - sums.own[2]), options)
             log_weight[0] = <f32>bounded(log_weight[0], -INFINITY, LOG_WEIGHT_MAX)
+        return 0
 
     cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
         cdef Py_ssize_t n = self.n_random, first = 0, states
@@ -1404,20 +1424,23 @@ cdef class NativeBC(_Trained):
             actions_ = given(actions, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs), where, "actions")
         cdef const f32* from_obs = <const f32*>cnp.PyArray_DATA(obs_)
         cdef const void* from_actions = cnp.PyArray_DATA(actions_)
-        with self.lock, nogil:
-            pack(&self.actor, True)
-            self.clear(&self.weights, &self.actor, 1)
-            while start < n:
-                rows = min(<Py_ssize_t>CHUNK, n - start)
-                for i in range(rows):
-                    memcpy(self.x + i * self.obs_pad, from_obs + (start + i) * d, d * sizeof(f32))
-                forward(&self.actor, self.x, self.obs_pad, rows)
-                if self.discrete:
-                    self.classify(<const i64*>from_actions + start, rows, 1.0 / n, &loss, &accuracy)
-                else:
-                    self.regress(<const f32*>from_actions + start * self.n_outputs, rows, 1.0 / n, &loss)
-                backward(&self.actor, self.x, self.obs_pad, rows)
-                start += rows
-            unpad(&self.actor)
-            norm = move(&self.weights, &options, NULL)
+        with self.lock:
+            self.watch = watching()
+            with nogil:
+                pack(&self.actor, True)
+                self.clear(&self.weights, &self.actor, 1)
+                while start < n:
+                    look(&self.watch)
+                    rows = min(<Py_ssize_t>CHUNK, n - start)
+                    for i in range(rows):
+                        memcpy(self.x + i * self.obs_pad, from_obs + (start + i) * d, d * sizeof(f32))
+                    forward(&self.actor, self.x, self.obs_pad, rows)
+                    if self.discrete:
+                        self.classify(<const i64*>from_actions + start, rows, 1.0 / n, &loss, &accuracy)
+                    else:
+                        self.regress(<const f32*>from_actions + start * self.n_outputs, rows, 1.0 / n, &loss)
+                    backward(&self.actor, self.x, self.obs_pad, rows)
+                    start += rows
+                unpad(&self.actor)
+                norm = move(&self.weights, &options, NULL)
         return {"policy_loss": loss, "grad_norm": norm, **({"accuracy": accuracy} if self.discrete else {})}

@@ -22,6 +22,7 @@ from kernels.nn.layers cimport (
     moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
 )
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
+from kernels.signals cimport Watch, look, watching
 from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 
 cnp.import_array()
@@ -372,9 +373,9 @@ cdef class NativeActorCritic:
                 values[start + i] = y[i * PAD]
             start += rows
 
-    cdef void gradients(self, const Loss* loss, const f32* obs, const i64* choices, const f32* actions,
-                        const f32* log_probs, const f32* advantages, const f32* returns, const f32* values,
-                        const i64* order, Py_ssize_t n, bint normalize, Sums* sums) noexcept nogil:
+    cdef int gradients(self, const Loss* loss, const f32* obs, const i64* choices, const f32* actions,
+                       const f32* log_probs, const f32* advantages, const f32* returns, const f32* values,
+                       const i64* order, Py_ssize_t n, bint normalize, Sums* sums, Watch* watch) except -1 nogil:
         """Gradient of the minibatch rows `order` (NULL: the first n), into self.gradient."""
         cdef Py_ssize_t start, rows, i, k, a = self.n_outputs, d = self.obs_dim
         cdef f64 scale = 1.0 / n, mean = 0.0, deviation = 1.0, square = 0.0, shift
@@ -404,6 +405,7 @@ cdef class NativeActorCritic:
                     returns=returns_, values=values_)
         start = 0
         while start < n:
+            look(watch)
             rows = min(CHUNK, n - start)
             for i in range(rows):
                 k = order[start + i] if order != NULL else start + i
@@ -432,6 +434,7 @@ cdef class NativeActorCritic:
         if self.gaussian:
             for k in range(a):
                 (<f32*>cnp.PyArray_DATA(self.gradient))[k] = <f32>self.d_log_std[k]
+        return 0
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, i64* choices, f32* actions) noexcept nogil:
         """Sample actions: argmax(logits + Gumbel noise), or mean + noise * std. The actor must be packed."""
@@ -498,6 +501,11 @@ cdef class NativeActorCritic:
         -------
         limits, reached
             (K, 2) int64 steps and environments that a time limit cut, and (K, D) what they truly led to.
+
+        Raises
+        ------
+        BaseException
+            What the handler of a signal raises. The environments have moved on then.
         """
         cdef str where = "NativeActorCritic.rollout"
         if not PyCapsule_IsValid(stepper, RLOX_STEPPER_CAPSULE):
@@ -544,10 +552,13 @@ cdef class NativeActorCritic:
         cdef f64* return_ = <f64*>cnp.PyArray_DATA(<cnp.ndarray>episode_return)
         cdef i64* length_ = <i64*>cnp.PyArray_DATA(<cnp.ndarray>episode_length)
         cdef const void* taken
+        cdef Watch watch = watching()
         with self.lock:
             with nogil:
                 pack(&self.actor, False)
                 for t in range(steps):
+                    if n > 64 or t & 63 == 0:
+                        look(&watch)
                     self.act_on(obs_ + t * n * d, n, noise_ + t * n * a, choices + t * n, continuous + t * n * a)
                     taken = choices + t * n
                     if self.gaussian:
@@ -716,39 +727,44 @@ cdef class NativeActorCritic:
         cdef f64 norm, explained = 0.0
         cdef i64 count = 0
         cdef bint stop = False
+        cdef Watch watch = watching()
         memset(totals, 0, sizeof(totals))
-        with self.lock:
-            m, v = self.data("exp_avg"), self.data("exp_avg_sq", "square_avg")
-            with nogil:
-                explained = explained_variance(returns_, values_, n)
-                for epoch in range(epochs):
-                    if at != NULL:
-                        shuffle(at, n, key, position)
-                        position += <u64>(n + 1) // 2
-                    start = 0
-                    while start < n:
-                        rows = min(size, n - start)
-                        pack(&self.actor, True)
-                        pack(&self.critic, True)
-                        memset(&sums, 0, sizeof(sums))
-                        self.gradients(loss, obs_, choices, continuous, log_probs_, advantages_, returns_, values_,
-                                       at + start if at != NULL else NULL, rows, normalize, &sums)
-                        if target_kl > 0.0 and count and sums.approx_kl / rows > 1.5 * target_kl:
-                            stop = True
+        try:
+            with self.lock:
+                m, v = self.data("exp_avg"), self.data("exp_avg_sq", "square_avg")
+                with nogil:
+                    explained = explained_variance(returns_, values_, n)
+                    for epoch in range(epochs):
+                        if at != NULL:
+                            shuffle(at, n, key, position)
+                            position += <u64>(n + 1) // 2
+                        start = 0
+                        while start < n:
+                            rows = min(size, n - start)
+                            if n - start - rows == 1 and size > 1:
+                                rows += 1  # as rlox.batch.minibatches: no minibatch of the one row left over
+                            pack(&self.actor, True)
+                            pack(&self.critic, True)
+                            memset(&sums, 0, sizeof(sums))
+                            self.gradients(loss, obs_, choices, continuous, log_probs_, advantages_, returns_, values_,
+                                           at + start if at != NULL else NULL, rows, normalize, &sums, &watch)
+                            if target_kl > 0.0 and count and sums.approx_kl / rows > 1.5 * target_kl:
+                                stop = True
+                                break
+                            norm = self.take_step(rate, limit, m, v)
+                            totals[0] += sums.policy_loss / rows
+                            totals[1] += sums.value_loss / rows
+                            totals[2] += sums.entropy / rows
+                            totals[3] += sums.approx_kl / rows
+                            totals[4] += sums.clipped / rows
+                            totals[5] += norm
+                            count += 1
+                            start += rows
+                        if stop:
                             break
-                        norm = self.take_step(rate, limit, m, v)
-                        totals[0] += sums.policy_loss / rows
-                        totals[1] += sums.value_loss / rows
-                        totals[2] += sums.entropy / rows
-                        totals[3] += sums.approx_kl / rows
-                        totals[4] += sums.clipped / rows
-                        totals[5] += norm
-                        count += 1
-                        start += rows
-                    if stop:
-                        break
-        if rng is not None:
-            rng.skip(position - begun)
+        finally:
+            if rng is not None:
+                rng.skip(position - begun)
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
         metrics = {name: totals[k] / count for k, name in enumerate(names)}
         metrics["explained_variance"] = explained

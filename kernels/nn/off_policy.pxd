@@ -9,15 +9,8 @@ from kernels.checks cimport as_index, check_out
 from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from kernels.nn.layers cimport bounded, number
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
+from kernels.signals cimport now
 from kernels.types cimport f32, f64, i64, u8, u64
-
-cdef extern from "<time.h>":
-    cdef struct timespec:
-        i64 tv_sec
-        long tv_nsec
-    int timespec_get(timespec* to, int base) nogil
-    int TIME_UTC
-
 
 # N environments, the memory behind them, and a batch of B from it.
 cdef struct Loop:
@@ -57,12 +50,6 @@ cdef struct Loop:
     f32* batch_rewards      # (B)
     f32* discounts
     f32* td_errors
-
-
-cdef inline f64 now() noexcept nogil:
-    cdef timespec t
-    timespec_get(&t, TIME_UTC)
-    return <f64>t.tv_sec + 1e-9 * t.tv_nsec
 
 
 cdef inline i64 whole(object value, i64 low, str where, str name) except? -2:
@@ -144,9 +131,9 @@ cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs
     return [returns, lengths, states, kept, numbers, flags, batch]
 
 
-cdef inline f64 progress_of(const Loop* loop) noexcept nogil:
-    """As `rlox.loops.Counters.progress`."""
-    return bounded((loop.env_steps - loop.horizon_start) / <f64>loop.horizon_steps, 0.0, 1.0)
+cdef inline f64 progress_of(const Loop* loop, i64 steps) noexcept nogil:
+    """As `rlox.loops.Counters.progress`, at so many environment steps."""
+    return bounded((steps - loop.horizon_start) / <f64>loop.horizon_steps, 0.0, 1.0)
 
 
 cdef inline void take_in(Loop* loop, const void* chosen) noexcept nogil:

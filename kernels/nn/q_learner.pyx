@@ -18,8 +18,9 @@ from kernels.nn.layers cimport (
     CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
     last_of, lerp, moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
 )
-from kernels.nn.off_policy cimport Loop, close_loop, draw, now, open_loop, progress_of, take_in, whole
+from kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox, unit_f32
+from kernels.signals cimport Watch, look, now, watching
 from kernels.types cimport f32, f64, i64, u64
 
 cnp.import_array()
@@ -195,6 +196,7 @@ cdef class NativeQ:
     cdef f32* from_value    # (CHUNK, out_pad of the trunk)
     cdef list held
     cdef object lock
+    cdef Watch watch
 
     def __cinit__(self, parameters, target, obs_dim, n_actions, hidden_sizes, activation: str = "relu",
                   dueling: bool = False):
@@ -342,8 +344,8 @@ cdef class NativeQ:
         """The actions of the highest value, (B,) int64, for observations (B, D) float32."""
         return self.values(obs).argmax(-1)
 
-    cdef void gradients(self, const Rows* rows, Py_ssize_t n, const Options* options, f32* td_errors,
-                        Sums* sums) noexcept nogil:
+    cdef int gradients(self, const Rows* rows, Py_ssize_t n, const Options* options, f32* td_errors,
+                       Sums* sums) except -1 nogil:
         """Gradient of the batch into self.gradient, |TD errors| (n,) into `td_errors`; the weights are packed."""
         cdef Py_ssize_t start = 0, half, i, j, a = self.n_outputs, d = self.obs_dim, ld = padded(a)
         cdef f64 scale = 1.0 / n, weight, error, slope, loss, mean
@@ -357,6 +359,7 @@ cdef class NativeQ:
         clear_padded(&self.online.head)
         clear_padded(&self.online.value)
         while start < n:
+            look(&self.watch)
             half = min(<Py_ssize_t>HALF, n - start)
             for i in range(half):
                 memcpy(self.x + i * self.obs_pad, rows.obs + (start + i) * d, d * sizeof(f32))
@@ -412,6 +415,7 @@ cdef class NativeQ:
         unpad(&self.online.trunk)
         unpad(&self.online.head)
         unpad(&self.online.value)
+        return 0
 
     @cython.nonecheck(False)  # the check of `self` at an assignment would need the GIL
     cdef f64 take_step(self, f64 rate, f64 limit) noexcept nogil:
@@ -423,14 +427,15 @@ cdef class NativeQ:
              <f32>sqrt(1.0 - 0.999 ** <f64>self.step), <f32>1e-8)
         return norm
 
-    cdef void learn(self, const Rows* rows, Py_ssize_t n, const Options* options, f64 rate, f32* td_errors,
-                    f64* metrics) noexcept nogil:
+    cdef int learn(self, const Rows* rows, Py_ssize_t n, const Options* options, f64 rate, f32* td_errors,
+                   f64* metrics) except -1 nogil:
         """One gradient step, its `METRICS` into `metrics`; the weights are packed before, and not after."""
         cdef Sums sums
         memset(&sums, 0, sizeof(sums))
         self.gradients(rows, n, options, td_errors, &sums)
         metrics[0], metrics[1], metrics[2] = sums.loss / n, sums.value / n, sums.td_error / n
         metrics[3] = self.take_step(rate, options.max_grad_norm)
+        return 0
 
     def apply(self, learning_rate, max_grad_norm=None) -> float:
         """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
@@ -505,6 +510,7 @@ cdef class NativeQ:
         cdef cnp.ndarray td_errors = np.empty(n, np.float32)
         cdef f64[4] metrics
         with self.lock:
+            self.watch = watching()
             with nogil:
                 pack_all(&self.online, True)
                 pack_all(&self.aim, False)
@@ -587,39 +593,44 @@ cdef class NativeQ:
         cdef u64 key = action_rng.key, position = action_rng.position, begun = position, replay_begun = loop.position
         cdef Rows rows = Rows(obs=loop.batch_obs, next_obs=loop.batch_next, actions=batch_choices,
                               rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL)
+        cdef i64 round_start
         cdef f64 update_s = 0.0, began, chance, progress
-        with self.lock:
-            with nogil:
-                pack_all(&self.online, True)
-                pack_all(&self.aim, False)
-                for _ in range(loop.n_rounds):
-                    for k in range(loop.steps_per_round):
-                        if loop.env_steps < loop.learning_starts:
-                            position = self.wander(choices, n, key, position)
-                        else:
-                            chance = interpolated(first, last, progress_of(&loop), fraction)
-                            position = self.choose(loop.here, choices, n, chance, key, position)
-                        for i in range(n):
-                            loop.actions[i] = <f32>choices[i]
-                        take_in(&loop, choices)
-                    began = now()
-                    if loop.env_steps >= loop.update_from:
-                        progress = progress_of(&loop)
-                        if loop.env_steps // period != moved:
-                            lerp(self.t, self.p, self.size, <f32>share)
-                            pack_all(&self.aim, False)
-                            moved = loop.env_steps // period
-                        for k in range(loop.updates_per_round):
-                            draw(&loop)
-                            for i in range(size):
-                                batch_choices[i] = <i64>loop.batch_actions[i]
-                            self.learn(&rows, size, &options, rate * (1.0 - progress) if falling else rate,
-                                       loop.td_errors, metrics_ + 4 * n_updates)
-                            pack_all(&self.online, True)
-                            n_updates += 1
-                        update_s += now() - began
-                    if now() - loop.began > loop.patience:
-                        break
-        action_rng.skip(position - begun)
-        returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
+        try:
+            with self.lock:
+                self.watch = watching()
+                with nogil:
+                    pack_all(&self.online, True)
+                    pack_all(&self.aim, False)
+                    for _ in range(loop.n_rounds):
+                        round_start = loop.env_steps
+                        for k in range(loop.steps_per_round):
+                            if loop.env_steps < loop.learning_starts:
+                                position = self.wander(choices, n, key, position)
+                            else:
+                                chance = interpolated(first, last, progress_of(&loop, loop.env_steps), fraction)
+                                position = self.choose(loop.here, choices, n, chance, key, position)
+                            for i in range(n):
+                                loop.actions[i] = <f32>choices[i]
+                            take_in(&loop, choices)
+                        began = now()
+                        if loop.env_steps >= loop.update_from:
+                            progress = progress_of(&loop, round_start)
+                            if loop.env_steps // period != moved:
+                                lerp(self.t, self.p, self.size, <f32>share)
+                                pack_all(&self.aim, False)
+                                moved = loop.env_steps // period
+                            for k in range(loop.updates_per_round):
+                                draw(&loop)
+                                for i in range(size):
+                                    batch_choices[i] = <i64>loop.batch_actions[i]
+                                self.learn(&rows, size, &options, rate * (1.0 - progress) if falling else rate,
+                                           loop.td_errors, metrics_ + 4 * n_updates)
+                                pack_all(&self.online, True)
+                                n_updates += 1
+                            update_s += now() - began
+                        if now() - loop.began > loop.patience:
+                            break
+        finally:
+            action_rng.skip(position - begun)
+            returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
         return loop.env_steps - before, metrics[:n_updates], moved, update_s, returns, lengths

@@ -489,7 +489,7 @@ def test_rounds_are_the_loop_step_by_step(sac, n_envs, n_step):
             metrics, _ = slow.native.update(
                 rows["obs"], rows["actions"] / np.float32(2), rows["rewards"], rows["next_obs"],
                 (~rows["terminated"].astype(bool) * discounts).astype(np.float32), noise,
-                **{**options, "learning_rate": 1e-3 * (1 - min(steps / 400, 1))},
+                **{**options, "learning_rate": 1e-3 * (1 - min((steps - taken) / 400, 1))},
                 **({} if sac else {"move_policy": updates % 2 == 0}),
             )  # fmt: skip
             history.append(metrics)

@@ -409,8 +409,6 @@ def test_cartpole_plays_the_episodes_of_vec_env():
 
 def test_cartpole_time_limit_order_and_state():
     env = CartPole(seed=1)
-    with pytest.raises(ValueError, match=r"CartPole.step: .* call reset\(\)"):
-        env.step(0)
     obs, middle = env.reset(), None
     for t in range(500):
         if t == 250:
@@ -428,6 +426,18 @@ def test_cartpole_time_limit_order_and_state():
     assert again["truncated"]
     np.testing.assert_array_equal(env.reset(), other.reset())
     np.testing.assert_array_equal(env.reset(seed=1), CartPole(seed=1).reset())
+
+
+@pytest.mark.parametrize("cls", [CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous])
+def test_the_first_step_begins_the_first_episode(cls):
+    lazy, told = cls(seed=3), cls(seed=3)
+    with pytest.raises((TypeError, ValueError), match="action must"):
+        lazy.step("up")
+    told.reset()
+    action = 1 if told.discrete else 0.5
+    for _ in range(5):
+        np.testing.assert_array_equal(lazy.step(action)["obs"], told.step(action)["obs"])
+    np.testing.assert_array_equal(lazy.reset(), told.reset())
 
 
 def test_cartpole_errors_and_entropy():

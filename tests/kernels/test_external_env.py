@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+import rlox
 from rlox.kernels.envs import NATIVE_ENVS, Env, VecEnv, native_ids, register_native
 from rlox.kernels.envs.vec_env import REGISTERED
 
@@ -291,3 +292,27 @@ def test_capsules_are_checked():
 
 def test_a_struct_that_knows_more_is_taken():
     assert VecEnv(1, 0, walk(discrete=True, struct_size=c.sizeof(Spec) + 64)).env_id == "Walk-v0"
+
+
+@pytest.mark.parametrize("what", ["rewards", "observations"])
+@pytest.mark.parametrize("algo", [rlox.PPO, rlox.DQN])
+def test_what_is_not_finite_is_named_where_the_kernel_steps(algo, what):
+    calls = 0
+
+    def step(params, batch, actions, obs, rewards, terminated):
+        nonlocal calls
+        calls += 1
+        n = batch.contents.n
+        np.ctypeslib.as_array(obs, (n, 2))[:] = np.nan if what == "observations" and calls == 30 else 0.5
+        np.ctypeslib.as_array(rewards, (n,))[:] = 1
+        if what == "rewards" and calls == 30:
+            rewards[2] = np.nan
+        np.ctypeslib.as_array(terminated, (n,))[:] = 0
+
+    register_native(walk(discrete=True, env_id=b"Broken-v0", step_n=STEP(step)))
+    more = {"n_steps": 32} if algo is rlox.PPO else {"learning_starts": 400, "buffer_size": 1000}
+    algorithm = algo("Broken-v0", 4, 0, hidden_sizes=[8], **more)
+    assert algorithm.backend == "native"
+    at = "in number 0 from environment 0" if what == "observations" else "from environment 2"
+    with pytest.raises(FloatingPointError, match=f"Broken-v0: {what} must be finite, got nan {at} at step 120;"):
+        algorithm.train(4000)

@@ -116,6 +116,21 @@ def test_twenty_updates_stay_together(gaussian, optimizer, hidden, activation):
     assert a.get_state() == b.get_state()
 
 
+@pytest.mark.parametrize(("n", "batch_size"), [(129, 64), (65, 64), (128, 127), (3, 2), (7, 1)])
+def test_a_row_left_over_is_shared_out_as_in_the_batch(n, batch_size):
+    policy, flat, native = make(False, 5, 3, (16, 16), "tanh", 0, "adam")
+    batch = rollout(policy, False, n, 5, 3, 1)
+    expected = torch_ppo(policy, flat, batch, Rng(9), 2, batch_size, None, True, 0.5)
+    got = native.ppo(
+        *arrays(batch), Rng(9), n_epochs=2, batch_size=batch_size, clip_vf=None, normalize_advantages=True,
+        max_grad_norm=0.5, **OPTIONS,
+    )  # fmt: skip
+    assert native.step == 2 * len(list(batch.sample_minibatches(batch_size)))
+    np.testing.assert_allclose(native.parameters, flat.flat.detach().numpy(), rtol=0, atol=1e-5)
+    del got["explained_variance"]
+    assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.parametrize("gaussian", [False, True])
 def test_a2c_is_the_same_update_without_a_ratio(gaussian):
     policy, flat, native = make(gaussian, 4, 2, (64, 64), "tanh", 0, "rmsprop")

@@ -62,7 +62,7 @@ PRIORITIES = {
 def test_draws_are_in_proportion_and_weights_exact(kind, alpha):
     p = PRIORITIES[kind]
     n = 200_000
-    buffer = make(p, alpha=alpha, beta=0.7)
+    buffer = make(p, alpha=alpha, beta=0.7, eps=0.0)
     batch = buffer.sample(n, 11)
     expected = probabilities(p, alpha)
     counts = np.bincount(batch.indices.astype(int), minlength=len(p))
@@ -128,7 +128,7 @@ def test_priority_none_is_the_highest_so_far():
 @pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.int32, np.uint8])
 def test_update_priorities(dtype):
     p = np.random.default_rng(1).random(200)
-    buffer = make(p, alpha=1.0)
+    buffer = make(p, alpha=1.0, eps=0.0)
     indices = np.array([3, 150, 3, 0, 199], dtype)
     buffer.update_priorities(indices, np.array([9.0, 0.0, 2.0, 0.5, 1e-3]))
     p[[3, 150, 0, 199]] = [2.0, 0.0, 0.5, 1e-3]
@@ -175,7 +175,7 @@ def test_n_step_images_and_eviction_work_here_too():
 
 
 def test_all_zero_cannot_be_sampled():
-    buffer = make([0.0, 0.0, 0.0])
+    buffer = make([0.0, 0.0, 0.0], eps=0.0)
     with pytest.raises(ValueError, match="priorities must not all be 0"):
         buffer.sample(2, 0)
     buffer.update_priorities([1], [1.0])
@@ -183,9 +183,49 @@ def test_all_zero_cannot_be_sampled():
     assert set(buffer.sample(20, 0).weights.tolist()) == {1.0}
 
 
+def test_a_priority_of_zero_loses_no_transition():
+    buffer = make([1.0, 2.0, 3.0, 4.0], alpha=1.0, beta=1.0)
+    assert buffer.eps == 1e-6
+    buffer.update_priorities(np.arange(4), np.zeros(4))
+    assert np.bincount(buffer.sample(4000, 0).indices.astype(int)).min() > 800
+    buffer = rlox.PrioritizedReplayBuffer(4, 1, 1, alpha=0.5, eps=0.04)
+    for priority in (0.0, 0.01, 1.0):
+        buffer.push([0.0], 0, 0, False, False, priority=priority)
+    buffer.push_batch([0.0], None, [0.0], [0.0], [False], [False], [0.0])
+    np.testing.assert_allclose(buffer.get_state()["leaves"], [0.2, 0.2, 1.0, 0.2], rtol=1e-6)
+    # Those above it stay exactly what they are.
+    p = 10.0 ** RNG.uniform(-5, 5, 300)
+    np.testing.assert_array_equal(make(p, alpha=1.0, eps=1e-6).get_state()["leaves"], p.astype(np.float32))
+
+
+@pytest.mark.parametrize("norm", ["memory", "batch", "none"])
+def test_what_weights_are_divided_by(norm):
+    p = np.r_[10.0 ** RNG.uniform(-2, 2, 1000), 1e-5]
+    buffer = make(p, beta=0.7, weight_norm=norm)
+    q = probabilities(p, 0.6)
+    for n in (1, 32, 5000):
+        batch = buffer.sample(n, 3)
+        expected = (len(p) * q[batch.indices.astype(int)]) ** -0.7
+        largest = {"memory": (len(p) * q.min()) ** -0.7, "batch": expected.max(), "none": 1.0}[norm]
+        np.testing.assert_allclose(batch.weights, expected / largest, rtol=1e-6)
+    assert pickle.loads(pickle.dumps(buffer)).sample(32, 1).weights.tolist() == buffer.sample(32, 1).weights.tolist()
+
+
+def test_memories_of_before_eps_go_on():
+    """A state of rlox 0.6.0 names neither eps nor weight_norm, and may hold zeros, which are drawn again."""
+    now = make([1.0, 2.0, 3.0, 4.0], alpha=1.0, eps=0.5, weight_norm="batch")
+    state = now.get_state()
+    config = {k: v for k, v in eval(state["config"]).items() if k not in ("eps", "weight_norm")}
+    now.set_state({**state, "config": repr(config), "leaves": np.float32([0, 2, 0.1, 4])})
+    np.testing.assert_array_equal(now.get_state()["leaves"], np.float32([0.5, 2, 0.5, 4]))
+    assert set(now.sample(100, 0).indices.tolist()) == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="state must come from a buffer made with"):
+        make([1.0], capacity=4, alpha=1.0, eps=0.1).set_state(state)
+
+
 @pytest.mark.parametrize("value", [1e-320, 1e-300, 1e-40, 1e38, 1e300, 1.7e308])
 def test_what_float32_cannot_hold_is_clamped(value):
-    buffer = make([value, value], alpha=1.0)
+    buffer = make([value, value], alpha=1.0, eps=0.0)
     assert set(buffer.sample(50, 0).indices.tolist()) == {0, 1}
     assert np.isfinite(buffer.sample(50, 0).weights).all()
 
@@ -214,6 +254,11 @@ def test_errors_name_the_argument():
         with pytest.raises(error, match="priorities"):
             buffer.update_priorities([0], priorities)
     buffer.update_priorities([], [])
+    for eps, error in ((-1e-9, ValueError), (np.nan, ValueError), (np.inf, ValueError), ("x", TypeError)):
+        with pytest.raises(error, match="eps"):
+            rlox.PrioritizedReplayBuffer(4, 1, 1, eps=eps)
+    with pytest.raises(ValueError, match="weight_norm must be one of memory, batch, none, got 'max'"):
+        rlox.PrioritizedReplayBuffer(4, 1, 1, weight_norm="max")
     for name in ("alpha", "beta"):
         for value, error in ((-0.1, ValueError), (1.1, ValueError), (float("nan"), ValueError), ("x", TypeError)):
             with pytest.raises(error, match=name):
@@ -236,7 +281,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(capacity=st.integers(1, 40))
     def start(self, capacity):
         self.capacity = capacity
-        self.buffer = rlox.PrioritizedReplayBuffer(capacity, 1, 1, alpha=1.0, beta=1.0)
+        self.buffer = rlox.PrioritizedReplayBuffer(capacity, 1, 1, alpha=1.0, beta=1.0, eps=0.0)
         self.numbers, self.priorities = [], []
         self.count = self.base = 0
         self.highest = 1.0
