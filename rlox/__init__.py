@@ -8,19 +8,24 @@ from importlib import import_module
 # In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 _EXPORTS = {
     "A2C": "rlox.algorithms.a2c",
     "A2CConfig": "rlox.config",
     "A2CTrainer": "rlox.trainers",
     "Acrobot": "rlox.kernels.envs.vec_env",
+    "AdviceCallback": "rlox.callbacks",
     "Batch": "rlox.kernels.buffers.batch",
     "BC": "rlox.algorithms.bc",
     "BCConfig": "rlox.config",
     "BufferConfig": "rlox.config",
+    "Callback": "rlox.callbacks",
+    "CallbackList": "rlox.callbacks",
     "CandleCollector": "rlox.candle",
     "CartPole": "rlox.kernels.envs.vec_env",
+    "Checkpoint": "rlox.checkpoint",
+    "CheckpointCallback": "rlox.callbacks",
     "clean_cold_files": "rlox.kernels.buffers.cold_file",
     "compute_batch_group_advantages": "rlox.kernels.llm.group",
     "compute_batch_token_kl": "rlox.kernels.llm.token_kl",
@@ -47,6 +52,8 @@ _EXPORTS = {
     "DQN": "rlox.algorithms.dqn",
     "DQNConfig": "rlox.config",
     "DQNTrainer": "rlox.trainers",
+    "EarlyStoppingCallback": "rlox.callbacks",
+    "EvalCallback": "rlox.callbacks",
     "evaluate": "rlox.evaluation",
     "ExperienceTable": "rlox.kernels.buffers.table",
     "get_include": "rlox.plugins",
@@ -55,6 +62,8 @@ _EXPORTS = {
     "HybridPPO": "rlox.algorithms.hybrid_ppo",
     "IQL": "rlox.algorithms.iql",
     "IQLConfig": "rlox.config",
+    "load_checkpoint": "rlox.checkpoint",
+    "LoggerCallback": "rlox.logging",
     "MmapReplayBuffer": "rlox.kernels.buffers.mmap",
     "MountainCar": "rlox.kernels.envs.vec_env",
     "MountainCarContinuous": "rlox.kernels.envs.vec_env",
@@ -72,7 +81,9 @@ _EXPORTS = {
     "PPOLoss": "rlox.losses",
     "PPOTrainer": "rlox.trainers",
     "PrioritizedReplayBuffer": "rlox.kernels.buffers.replay",
+    "ProgressCallback": "rlox.callbacks",
     "QNetwork": "rlox.networks",
+    "RecordLogger": "rlox.logging",
     "register_buffer": "rlox.buffers",
     "register_env": "rlox.envs",
     "ReplayBuffer": "rlox.kernels.buffers.replay",
@@ -91,10 +102,14 @@ _EXPORTS = {
     "TD3BCConfig": "rlox.config",
     "TD3Config": "rlox.config",
     "TD3Trainer": "rlox.trainers",
+    "TimeLimitCallback": "rlox.callbacks",
+    "TimingCallback": "rlox.callbacks",
+    "Trainer": "rlox.trainers",
     "tuned": "rlox.config",
     "VarLenStore": "rlox.kernels.buffers.varlen",
     "VecEnv": "rlox.kernels.envs.vec_env",
     "VecNormalize": "rlox.vec_normalize",
+    "VideoCallback": "rlox.callbacks",
 }
 
 __all__ = ["__version__", *sorted(_EXPORTS)]

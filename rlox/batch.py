@@ -86,18 +86,19 @@ class _Column:
 
 class _Columns:
     def array(self, name: str) -> np.ndarray | None:
-        """A column on the CPU as a NumPy array that shares its memory."""
+        """A column as a NumPy array, which shares its memory where that is the CPU's."""
         value = self.__dict__[name]
-        return value if value is None or isinstance(value, np.ndarray) else value.detach().numpy()
+        return value if value is None or isinstance(value, np.ndarray) else value.detach().cpu().numpy()
 
 
 @dataclass
 class RolloutBatch(_Columns):
     """B = T * N transitions of T steps in N environments, flat, step after step: row ``t * N + n``.
 
-    The first seven are tensors on the learner's device, and may be given as NumPy arrays. ``dones`` is a NumPy array;
-    so are ``episode_*``, of the episodes that ended in this rollout, in the order in which they ended, from the
-    environment's own statistics (before any ``reward_fn``).
+    Every column with a row for each transition is read as a tensor on the learner's device, also where it was given as
+    a NumPy array, and is in every minibatch. ``episode_*`` have a row for each episode, and are NumPy arrays: of the
+    episodes that ended in this rollout, in the order in which they ended, from the environment's own statistics (before
+    any ``reward_fn``). A minibatch has none.
     """
 
     obs: torch.Tensor | FrameStacks = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
@@ -109,7 +110,7 @@ class RolloutBatch(_Columns):
     rewards: torch.Tensor = _Column()  # (B,) f32, after reward_fn
     episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
     episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
-    dones: np.ndarray = field(default_factory=lambda: np.empty(0, np.bool_))  # (B,) bool, terminated or truncated
+    dones: torch.Tensor | None = _Column(optional=True)  # (B,) bool, terminated or truncated; None: not given
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])
@@ -121,8 +122,10 @@ class RolloutBatch(_Columns):
     def sample_minibatches(
         self, batch_size: int, shuffle: bool = True, rng: Rng | None = None
     ) -> Iterator[RolloutBatch]:
-        """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller.
+        """Yield every transition once, `batch_size` at a time; the last minibatch may be smaller, or one row larger.
 
+        A single row that would be left over joins the minibatch before it, since one row has no standard deviation
+        (PyTorch's is NaN); so there is a minibatch of one row only where `batch_size` is 1, or the rollout has one.
         `rng` decides the order; without it a generator seeded from PyTorch's does.
 
         Raises
@@ -132,35 +135,47 @@ class RolloutBatch(_Columns):
         """
         if batch_size < 1:
             raise ValueError(f"sample_minibatches: batch_size must be >= 1, got {batch_size}")
-        columns = [
-            self.obs,
-            self.actions,
-            self.log_probs,
-            self.values,
-            self.advantages,
-            self.returns,
-            self.rewards,
-        ]
+        columns = {name: column for name in _TRANSITION_COLUMNS if (column := getattr(self, name)) is not None}
+        slices, order = list(minibatches(len(self), batch_size)), None
         if shuffle:
             import torch
 
             from rlox.networks import rng_from_torch
 
             order = torch.from_numpy((rng or rng_from_torch()).permutation(len(self))).to(self.obs.device)
-            if self.obs.dim() > 2:
-                # Images: no second copy of the whole rollout.
-                for rows in order.split(batch_size):
-                    yield RolloutBatch(*(column[rows] for column in columns))
-                return
+        if self.obs.dim() > 2:
+            # Images: no second copy of the whole rollout.
+            for rows in slices:
+                yield RolloutBatch(**{name: x[rows if order is None else order[rows]] for name, x in columns.items()})
+            return
+        if order is not None:
             # One gather for the whole epoch; the minibatches are then slices of it, without a copy.
-            columns = [column[order] for column in columns]
-        for parts in zip(*(column.split(batch_size) for column in columns), strict=True):
-            yield RolloutBatch(*parts)
+            columns = {name: column[order] for name, column in columns.items()}
+        sizes = [rows.stop - rows.start for rows in slices]
+        for parts in zip(*(column.split(sizes) for column in columns.values()), strict=True):
+            yield RolloutBatch(**dict(zip(columns, parts, strict=True)))
+
+
+_TRANSITION_COLUMNS = [name for name, item in vars(RolloutBatch).items() if isinstance(item, _Column)]
+
+
+def minibatches(n: int, batch_size: int) -> Iterator[slice]:
+    """The rows of each minibatch of `n` rows; a single one left over joins the minibatch before it.
+
+    >>> [rows.stop - rows.start for rows in minibatches(129, 64)]
+    [64, 65]
+    """
+    start = 0
+    while start < n:
+        stop = n if n - start - batch_size == 1 and batch_size > 1 else min(start + batch_size, n)
+        yield slice(start, stop)
+        start = stop
 
 
 @dataclass
 class TransitionBatch(_Columns):
-    """B transitions from a replay memory: tensors on the learner's device, which may be given as NumPy arrays."""
+    """B transitions from a replay memory; every column is read as a tensor on the learner's device, also where it was
+    given as a NumPy array."""
 
     obs: torch.Tensor = _Column()  # (B, D) f32 or (B, C, H, W) uint8, observation before the action
     actions: torch.Tensor = _Column()  # (B,) or (B, K) int64, or (B, A) f32
@@ -168,7 +183,9 @@ class TransitionBatch(_Columns):
     next_obs: torch.Tensor = _Column()  # like obs, what the (last) step truly led to
     discounts: torch.Tensor = _Column()  # (B,) f32, factor of what comes after: gamma^n, 0 where it terminated
     weights: torch.Tensor | None = _Column(optional=True)  # (B,) f32, importance weights; None: all were as likely
-    indices: np.ndarray | None = None  # (B,), where the memory wants to be told the new priorities
+    # (B,) int64, the memory's rows whose priorities this batch updates; a dataset's rows, which come last, have none
+    # where a dataset's are among them.
+    indices: torch.Tensor | None = _Column(optional=True)
 
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])
@@ -181,7 +198,7 @@ class TransitionBatch(_Columns):
         """
         n = len(rows["rewards"])
 
-        def column(values: np.ndarray, dtype: type = np.float32, shape: tuple[int, ...] = ()) -> Any:
+        def column(values: np.ndarray, dtype: type = np.float32, shape: tuple[int, ...] = (), n: int = n) -> Any:
             found = np.asarray(values, dtype).reshape(n, *shape)
             if device == "cpu":
                 return found
@@ -197,5 +214,5 @@ class TransitionBatch(_Columns):
             next_obs=column(rows["next_obs"], spec.obs_dtype, spec.obs_shape),
             discounts=column(~np.asarray(rows["terminated"], np.bool_) * discounts),
             weights=column(rows["weights"]) if "weights" in rows else None,
-            indices=rows.get("indices"),
+            indices=column(rows["indices"], np.int64, n=len(rows["indices"])) if "indices" in rows else None,
         )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlox.config import BufferConfig, MmapBufferConfig, OutsideBufferConfig, nearest
+from rlox.config import BufferConfig, MmapBufferConfig, OutsideBufferConfig, nearest, shown
 from rlox.envs import EnvSpec
 
 ENTRY_POINTS = "rlox.buffers"
@@ -38,7 +38,10 @@ class Buffer(Protocol):
 
     Optional methods: ``update_priorities(indices, priorities)``, given the indices of a sample and the absolute TD
     errors (B,) f64, for a memory whose samples hold ``indices``; ``set_beta(beta)``, called before each sample, where
-    the configuration has a ``beta``; ``close()``.
+    the configuration has a ``beta``; ``cut()``, called where the transitions to come do not follow on from those
+    before (environments that start afresh after a resume), across which no n-step return may reach: needed where
+    the memory has an ``n_step`` above 1; ``n_pushed``, how many transitions it was ever given, by which a push from
+    elsewhere is noticed; ``close()``.
     """
 
     def push_batch(
@@ -145,7 +148,7 @@ def _entry(name: str) -> Entry:
     entry = BUFFERS.get(name) or _from_outside().get(name)
     if entry is None:
         raise ValueError(
-            f"buffer: name must be known, got {name!r}; {nearest(str(name), buffer_names())}, or register_buffer"
+            f"buffer: name must be known, got {shown(name)}; {nearest(shown(name), buffer_names())}, or register_buffer"
         )
     return entry
 
@@ -206,6 +209,8 @@ def buffer_config(
         kind, fields = type(buffer), buffer.to_dict()
     elif buffer is None or isinstance(buffer, (str, Mapping)):
         fields = {"name": buffer} if isinstance(buffer, str) else dict(buffer or {})
+        if not all(isinstance(key, str) for key in fields):
+            raise TypeError(f"buffer: a mapping must have names of fields for keys, got {shown(buffer)}")
         fields.setdefault("name", "prioritized" if prioritized else "uniform")
         kind = buffer_config_class(fields["name"])
     else:
@@ -279,8 +284,8 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
             mini = make_buffer(replace(config, size=least, hot_size=least, folder=folder), spec, n_envs, gamma)
             row = mini.ram_budget // least
             mini.close()
-        hot = config.hot_size * row
-        return Footprint(hot, min(n_pushed, config.hot_size) * row, max(0, min(n_pushed, config.size) * row - hot), row)
+        hot = config.n_hot * row
+        return Footprint(hot, min(n_pushed, config.n_hot) * row, max(0, min(n_pushed, config.size) * row - hot), row)
     if not hasattr(buffer_class(config.name), "nbytes"):
         return None
     try:

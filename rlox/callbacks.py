@@ -8,16 +8,24 @@ import statistics
 import sys
 import threading
 import time
+import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from rlox.evaluation import Evaluation
+from rlox.checkpoint import Checkpoint, save_checkpoint, versions
+from rlox.config import shown
+from rlox.envs import env_name, is_native
+from rlox.evaluation import Evaluation, evaluate, warn_of_cut
+from rlox.evaluator import EvaluationWorker, WorkerDied, cores, make_job, play
+from rlox.failures import blame
+from rlox.loops import Counters
 from rlox.video import VideoWriter, render_fps
 
 SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; what is none of them is "other"
@@ -27,15 +35,25 @@ class Callback:
     """Base of all callbacks: override the hooks you need.
 
     Hooks are called with keyword arguments; take those you use by name and the rest as ``**info``. An exception in a
-    hook ends the training.
+    hook ends the training. A loop written by hand may pass less, such as ``on_step(reward=…, step=…)`` alone: the
+    callbacks here work in it, or raise a TypeError that says what to pass.
 
     Attributes
     ----------
     section : str
         What its time counts as in `CallbackList.seconds`: ``evaluate``, ``log``, ``checkpoint`` or ``other``.
+    acts_on_evaluation : bool
+        Whether training must wait for the result before its next update, where this callback has `on_evaluation`. False
+        where a result may come later than the steps that follow it (see `EvalCallback`).
+    waits_for_evaluation : bool
+        Whether it has something to do that must not come while an evaluation is pending: the next one is then made
+        in place.
     """
 
     section = "other"
+    acts_on_evaluation = True
+    waits_for_evaluation = False
+    _list: CallbackList | None = None  # the list that this callback was last put in
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of this callback, for a training that is resumed: finite JSON values under texts."""
@@ -57,8 +75,12 @@ class Callback:
         last 100 episodes, NaN before the first), metrics (dict of float), algorithm. Return False to stop training."""
         return True
 
+    def on_evaluation_start(self, **info: Any) -> None:
+        """When an evaluation begins beside training (see `EvalCallback`), which goes on. info: step, algorithm."""
+
     def on_evaluation(self, **info: Any) -> None:
-        """After each evaluation. info: step, evaluation (`rlox.evaluation.Evaluation`), algorithm."""
+        """After each evaluation. info: step, evaluation (`rlox.evaluation.Evaluation`), algorithm. Beside training the
+        algorithm may be some updates further than `step`."""
 
     def on_checkpoint(self, **info: Any) -> None:
         """After a checkpoint is safely on disk. info: step, kind ("last" or "best"), path, algorithm."""
@@ -105,9 +127,11 @@ class CallbackList(Callback):
                     f"CallbackList: callbacks must be rlox.callbacks.Callback, got {type(callback).__name__}"
                 )
         self.callbacks = sorted([*self.callbacks, *callbacks], key=lambda one: one.section == "checkpoint")
+        for callback in callbacks:
+            callback._list = self
         self.set_state(self._saved)
 
-    def _named(self) -> dict[str, Callback]:
+    def by_name(self) -> dict[str, Callback]:
         """Each callback by its class, ``Name``, ``Name#2`` and so on."""
         named: dict[str, Callback] = {}
         seen: Counter[str] = Counter()
@@ -119,7 +143,7 @@ class CallbackList(Callback):
 
     def state(self) -> dict[str, Any]:
         """The states of all that have one, by name; also those that were restored for callbacks not there (yet)."""
-        states = {name: callback.state() for name, callback in self._named().items()}
+        states = {name: callback.state() for name, callback in self.by_name().items()}
         # Copies: they are written while the callbacks go on.
         return copy.deepcopy({**self._saved, **{name: state for name, state in states.items() if state}})
 
@@ -132,7 +156,7 @@ class CallbackList(Callback):
             If a callback cannot take its own.
         """
         self._saved = dict(state)
-        for name, callback in self._named().items():
+        for name, callback in self.by_name().items():
             if name in self._saved:
                 state = self._saved.pop(name)
                 try:
@@ -143,9 +167,29 @@ class CallbackList(Callback):
     def listens(self, hook: str) -> bool:
         """Whether any callback defines the hook of this name."""
         return any(
-            callback.listens(hook)
-            if isinstance(callback, CallbackList)
-            else getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+            callback.listens(hook) if isinstance(callback, CallbackList) else self.listens_to(callback, hook)
+            for callback in self.callbacks
+        )
+
+    @staticmethod
+    def listens_to(callback: Callback, hook: str) -> bool:
+        """Whether this callback defines the hook of this name."""
+        return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+
+    def that_act_on_evaluations(self) -> list[Callback]:
+        """The callbacks that training must wait for an evaluation for."""
+        found: list[Callback] = []
+        for callback in self.callbacks:
+            if isinstance(callback, CallbackList):
+                found += callback.that_act_on_evaluations()
+            elif callback.acts_on_evaluation and CallbackList.listens_to(callback, "on_evaluation"):
+                found.append(callback)
+        return found
+
+    def waiting(self) -> bool:
+        """Whether any has something to do that must not come while an evaluation is pending."""
+        return any(
+            callback.waiting() if isinstance(callback, CallbackList) else callback.waits_for_evaluation
             for callback in self.callbacks
         )
 
@@ -156,11 +200,26 @@ class CallbackList(Callback):
             started = time.perf_counter()
             try:
                 answers.append(getattr(callback, hook)(**info))
+            except Exception as e:
+                if type(callback).__module__.partition(".")[0] not in ("rlox", "rlox_cli"):
+                    blame(e, f"callback {type(callback).__name__}.{hook}")
+                raise
             finally:
                 took = time.perf_counter() - started
                 self.seconds[callback.section] += took - self._inner
                 self._inner = outer + took
         return answers
+
+    def _go_on(self, hook: str, info: dict[str, Any]) -> bool:
+        """Whether no callback says stop; a TypeError for an answer that says neither."""
+        answers = self._call(hook, info)
+        for callback, answer in zip(self.callbacks, answers, strict=False):
+            if answer is not None and not isinstance(answer, (bool, np.bool_)):
+                raise TypeError(
+                    f"{type(callback).__name__}.{hook} must return False to stop, or True or nothing to go on, "
+                    f"got {shown(answer)}"
+                )
+        return all(answer is None or bool(answer) for answer in answers)
 
     def _lap(self) -> None:
         now = time.perf_counter()
@@ -170,16 +229,19 @@ class CallbackList(Callback):
     def on_training_start(self, **info: Any) -> bool:
         """False if any callback says that nothing is to be trained; the others are still called."""
         self._at = time.perf_counter()
-        return all(answer is not False for answer in self._call("on_training_start", info))
+        return self._go_on("on_training_start", info)
 
     def on_rollout_end(self, **info: Any) -> None:
         self._call("on_rollout_end", info)
 
     def on_step(self, **info: Any) -> bool:
         """False if any callback says stop; the others are still called."""
-        go_on = all(answer is not False for answer in self._call("on_step", info))
+        go_on = self._go_on("on_step", info)
         self._lap()
         return go_on
+
+    def on_evaluation_start(self, **info: Any) -> None:
+        self._call("on_evaluation_start", info)
 
     def on_evaluation(self, **info: Any) -> None:
         self._call("on_evaluation", info)
@@ -197,6 +259,86 @@ class CallbackList(Callback):
     def on_training_end(self, **info: Any) -> None:
         self._call("on_training_end", info)
         self._lap()
+
+
+class _HandWritten:
+    """Stands for the algorithm in a loop written by hand.
+
+    What it knows comes from `owner`, the callback that asks, from what the loop passed to it, and from the attributes
+    ``policy`` and ``env_id`` of an object that the loop passed as ``algorithm``.
+    """
+
+    def __init__(self, owner: Callback):
+        self.owner = owner
+        self.counters = Counters(horizon_steps=sys.maxsize)
+        self.known: dict[str, Any] = {}
+
+    def require(self, name: str) -> Any:
+        """What is known by this name; a TypeError that says how to give it where nothing is."""
+        if name not in self.known:
+            who = type(self.owner).__name__
+            raise TypeError(
+                f"{who} needs algorithm=…, or {name}=…; pass algorithm=agent to on_step, or {who}({name}=…)"
+            )
+        return self.known[name]
+
+    @property
+    def env_id(self) -> Any:
+        return self.require("env_id")
+
+    @property
+    def callbacks(self) -> CallbackList:
+        """The outermost list that the callback is in."""
+        found = self.owner._list or CallbackList([self.owner])
+        while found._list is not None:
+            found = found._list
+        return found
+
+    def evaluate(
+        self, n_episodes: int, seed: int | None = None, deterministic: bool = True, **options: Any
+    ) -> Evaluation:
+        policy, seed = self.require("policy"), 10_000 if seed is None else seed
+        device = str(next(policy.parameters()).device)
+        return evaluate(policy, self.env_id, n_episodes, seed, deterministic, device=device, **options)
+
+    def snapshot(self, path: Path, memory: bool = False, **header: Any) -> Callable[[], None]:
+        """Write the policy's weights, which `rlox.checkpoint.load_checkpoint` and ``init_from`` read."""
+        state, env_id = self.require("policy").state_dict(), self.known.get("env_id")
+        weights = {name: value.detach().cpu().numpy().copy() for name, value in state.items()}
+        info = {
+            "algorithm": "hand-written",
+            "config": {},
+            "counters": {**self.counters.scalars(), "horizon_steps": self.counters.steps},
+            "env": {
+                "id": None if env_id is None else env_name(env_id),
+                "n_envs": 1,
+                "kwargs": {},
+                "wrappers": [],
+                "workers": 0,
+            },
+            "generators": {},
+            "policy": "custom",
+            "seed": 0,
+            "threads": 0,
+            "callbacks": self.callbacks.state(),
+            "versions": versions(),
+            **header,
+        }
+        return partial(save_checkpoint, path, Checkpoint(info, {"policy": weights}))
+
+
+def _algorithm(owner: Callback, given: Any, step: int | None = None, **info: Any) -> Any:
+    """`given`, or what stands for it where a loop written by hand passes none of rlox's."""
+    if hasattr(given, "counters"):
+        return given
+    found = owner.__dict__.setdefault("_hand_written", _HandWritten(owner))
+    for name in ("policy", "env_id"):
+        for value in (getattr(owner, name, None), getattr(given, name, None), info.get(name)):
+            if value is not None:
+                found.known[name] = value
+    if step is not None:
+        found.counters.env_steps = step
+    return found
 
 
 _KEPT_EPISODES = 20_000  # of evaluations, in a checkpoint
@@ -239,7 +381,9 @@ class EarlyStoppingCallback(Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         self.best, self.waited = _number(state["best"]), state["waited"]
 
-    def on_step(self, *, reward: float, **info: Any) -> bool:
+    def on_step(self, *, reward: float | None = None, **info: Any) -> bool:
+        if reward is None:
+            raise TypeError("EarlyStoppingCallback needs reward=…; pass reward=mean_return to on_step")
         if math.isnan(reward):
             return True
         if reward > self.best + self.min_delta:
@@ -250,8 +394,31 @@ class EarlyStoppingCallback(Callback):
         return self.waited < self.patience and (self.threshold is None or reward < self.threshold)
 
 
+# Evaluations beside training: at most so many processes where their number is chosen here, where the evaluations that
+# are left take at least so many seconds.
+_MOST_WORKERS, _WORTH_S = 4, 2.0
+# What an evaluation's step and episode are taken to be where training says nothing of them: seconds, steps.
+_USUAL_STEP_S, _USUAL_LENGTH = 5e-5, 1000
+
+
+@dataclass
+class _Begun:
+    """An evaluation whose result has not been taken."""
+
+    step: int
+    job: bytes
+    worker: EvaluationWorker
+
+
 class EvalCallback(Callback):
     """Evaluate the policy on an environment of its own; training goes on exactly as it would without.
+
+    With `workers`, other processes play what the policy was at the evaluation's step, beside training, and the numbers
+    and checkpoints are the same. ``on_evaluation`` then comes some updates later, with the evaluation's step; loggers
+    hold back what comes after that step, and `CheckpointCallback` saves no ``last`` meanwhile, so that a resumed run
+    lacks none; where one is due, the next evaluation is made in place. A checkpoint of your own, saved meanwhile, does
+    lack it. Training waits for the last evaluation, and for a process where all are busy. Where a process dies, this
+    one plays its evaluation again.
 
     Parameters
     ----------
@@ -265,9 +432,23 @@ class EvalCallback(Callback):
         Training stops right after an evaluation whose mean return reaches this.
     patience : int, optional
         Training stops right after this many evaluations in a row without a new best one.
+    every_steps : int, optional
+        Steps between two evaluations, in place of `n_points`: for a loop written by hand, which passes no algorithm
+        that says how long the training is.
+    policy, env_id : optional
+        What is evaluated in such a loop, a module, and where; attributes of the same names may be set later.
+    workers : int
+        Processes that evaluate beside training; 0: this one evaluates; -1: as many as there are free cores, at most 4,
+        where evaluations take long, and 0 where they must be made here, as on native environments.
+    max_steps : int, optional
+        Steps after which an episode is cut (see `rlox.evaluation.evaluate`).
+    imports : sequence of str
+        Modules that the processes import first.
 
     Attributes
     ----------
+    beside_s : float
+        Seconds that evaluations took in other processes.
     evaluations : list of (int, Evaluation)
         Environment steps (offline: updates) and what was found there.
     best : float
@@ -277,6 +458,7 @@ class EvalCallback(Callback):
     """
 
     section = "evaluate"
+    acts_on_evaluation = False
 
     def __init__(
         self,
@@ -285,7 +467,19 @@ class EvalCallback(Callback):
         seed: int | None = None,
         stop_at: float | None = None,
         patience: int | None = None,
+        every_steps: int | None = None,
+        policy: Any = None,
+        env_id: Any = None,
+        workers: int = 0,
+        max_steps: int | None = None,
+        imports: Sequence[str] = (),
     ):
+        if workers < -1:
+            raise ValueError(f"EvalCallback: workers must be >= 0, or -1 for as many as are useful, got {workers}")
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"EvalCallback: max_steps must be >= 1, got {max_steps}")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"EvalCallback: every_steps must be >= 1, got {every_steps}")
         if n_points < 0:
             raise ValueError(f"EvalCallback: n_points must be >= 0, got {n_points}")
         if patience is not None and patience < 1:
@@ -295,6 +489,20 @@ class EvalCallback(Callback):
         self.seed = seed
         self.stop_at = stop_at
         self.patience = patience
+        self.every_steps = every_steps
+        self.policy = policy
+        self.env_id = env_id
+        self.workers = workers
+        self.max_steps = max_steps
+        self.imports = list(imports)
+        self.beside_s = 0.0
+        self._most_workers = 0  # that may be started now
+        self._weighing = False  # whether there may be some, once evaluations are known to take long
+        self._weigh_at = 0
+        self._took_s: float | None = None  # by the last evaluation in this process
+        self._collected = (0, 0.0)  # steps and seconds of this training
+        self._processes: list[EvaluationWorker] = []
+        self._begun: deque[_Begun] = deque()
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.best = -math.inf
         self.waited = 0
@@ -327,36 +535,223 @@ class EvalCallback(Callback):
             for e in state["evaluations"]
         ]
 
-    def on_training_start(self, *, algorithm, **info: Any) -> bool:
+    def on_training_start(self, *, algorithm=None, **info: Any) -> bool:
+        algorithm = _algorithm(self, algorithm, **info)
         c = algorithm.counters
-        points = [c.horizon_start + round(c.horizon_steps * (i + 1) / self.n_points) for i in range(self.n_points)]
-        self._due = [point for point in points if point > c.steps]
+        if self.every_steps is not None:
+            self._due = [c.steps + self.every_steps]
+        elif isinstance(algorithm, _HandWritten):
+            raise TypeError(
+                "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or make it by "
+                'EvalCallback(every_steps=1000, policy=policy, env_id="CartPole-v1")'
+            )
+        else:
+            points = [c.horizon_start + round(c.horizon_steps * (i + 1) / self.n_points) for i in range(self.n_points)]
+            self._due = [point for point in points if point > c.steps]
         if c.steps == c.horizon_start:
             self.waited, self.stopped = 0, None
         else:
             # One that goes on, perhaps from right where it was stopped, or with other limits.
             self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.steps else None
+        self._plan_workers(algorithm)
         return self.stopped is None
 
-    def on_step(self, *, step: int, algorithm, **info: Any) -> bool:
+    def on_step(self, *, step: int, algorithm=None, metrics: dict[str, float] | None = None, **info: Any) -> bool:
+        algorithm = _algorithm(self, algorithm, step, **info)
+        if self._weighing:
+            self._weigh(algorithm, step, metrics or {})
+        if self._begun:
+            self._deliver(algorithm)
         if self._due and step >= self._due[0]:
-            self._due = [point for point in self._due if point > step]
-            self.evaluate(algorithm)
+            every = [] if self.every_steps is None else [step + self.every_steps]
+            self._due = every or [point for point in self._due if point > step]
+            last = step >= algorithm.counters.end
+            if self._most_workers and not (last or algorithm.callbacks.waiting()):
+                self._begin(algorithm, step)
+            else:
+                self.evaluate(algorithm)
             # At the horizon there is nothing left to stop.
-            if step < algorithm.counters.end:
+            if not (last or self._begun):
                 self.stopped = self._reason()
         return self.stopped is None
 
-    def on_training_end(self, *, algorithm, **info: Any) -> None:
-        if algorithm.counters.steps >= algorithm.counters.end:
+    def on_collection_error(self, *, algorithm=None, **info: Any) -> None:
+        # The first error is the one to report.
+        with suppress(Exception):
+            self._deliver(algorithm, wait=True)
+
+    def on_training_error(self, *, algorithm=None, **info: Any) -> None:
+        self.on_collection_error(algorithm=algorithm)
+        self.close()
+
+    def on_training_end(self, *, algorithm=None, **info: Any) -> None:
+        algorithm = _algorithm(self, algorithm, **info)
+        if algorithm.counters.steps >= algorithm.counters.end or isinstance(algorithm, _HandWritten):
             self.evaluate(algorithm)
+        self._deliver(algorithm, wait=True)
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; what they have not finished is lost."""
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+        self._begun.clear()
+
+    def obstacle(self, algorithm) -> str | None:
+        """Why the evaluations of this training cannot be made beside it; None where they can."""
+        kind = type(algorithm)
+        if isinstance(algorithm, _HandWritten):
+            return "a loop written by hand passes no algorithm"
+        if "evaluate" in vars(algorithm) or not kind.evaluate.__module__.startswith("rlox."):
+            return f"{kind.__name__} has an evaluate of its own"
+        if self.stop_at is not None or self.patience is not None:
+            return "training waits for each evaluation where stop_at or patience is set"
+        if acting := algorithm.callbacks.that_act_on_evaluations():
+            return f"{type(acting[0]).__name__} acts on each evaluation, so that training waits for it"
+        if sum(isinstance(callback, EvalCallback) for callback in algorithm.callbacks.by_name().values()) > 1:
+            return "there is another EvalCallback, and their results must come in order"
+        if algorithm.device != "cpu":
+            return f"the policy is on {algorithm.device}, and gives the same numbers only there"
+        try:
+            self._job(algorithm)
+        except Exception as e:
+            return f"policy and environment must be such that cloudpickle can send them to another process: {e}"
+        return None
+
+    def obstacle_for_auto(self, algorithm) -> str | None:
+        """Why they are not, where this callback chooses; None where they are if they take long."""
+        if isinstance(algorithm, _HandWritten) or self.workers == 0:
+            return "as asked"
+        if self._free_cores(algorithm) < 1:
+            return f"training uses all {cores()} cores that there are"
+        if getattr(algorithm, "_own_policy", False):
+            return "the policy is a module of your own, which may keep state"
+        obstacle = self.obstacle(algorithm)
+        if obstacle is None:
+            arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
+            if is_native(arguments["env_id"]) and not (arguments["env_kwargs"] or arguments["wrappers"]):
+                return "native environments are evaluated within milliseconds"
+        return obstacle
+
+    def planned_workers(self, algorithm, seconds: float) -> int:
+        """How many processes there may be, where the evaluations to come take so many `seconds` together."""
+        if self.workers > 0:
+            return self.workers
+        if seconds < _WORTH_S or self.obstacle_for_auto(algorithm) is not None:
+            return 0
+        return min(_MOST_WORKERS, self._free_cores(algorithm))
+
+    @staticmethod
+    def _free_cores(algorithm) -> int:
+        """Cores that training itself leaves."""
+        torch = sys.modules.get("torch")
+        used = [algorithm.threads or (torch.get_num_threads() if torch else 1), getattr(algorithm, "env_workers", 0)]
+        if getattr(algorithm, "env_backend", "auto") == "envpool":
+            used.append(algorithm.env_kwargs.get("num_threads") or algorithm.n_envs)
+        return cores() - max(used)
+
+    def _plan_workers(self, algorithm) -> None:
+        """Decide how many processes this training may have for its evaluations, or when that is decided."""
+        c = algorithm.counters
+        self.close()
+        self._most_workers, self._weighing = 0, False
+        if self.workers > 0:
+            if (obstacle := self.obstacle(algorithm)) is not None:
+                raise ValueError(f"EvalCallback: workers must be 0 or -1 here, got {self.workers}: {obstacle}")
+            self._most_workers = self.workers
+            self._start_worker()  # it gets ready while training begins
+        elif self.workers < 0 and self._due and self.obstacle_for_auto(algorithm) is None:
+            self._weighing, self._collected = True, (c.steps, 0.0)
+            self._weigh_at = c.steps + (self._due[0] - c.steps) // 4
+
+    def _weigh(self, algorithm, step: int, metrics: dict[str, float]) -> None:
+        """Start a process as soon as the evaluations that are left are known to take long enough."""
+        begun, seconds = self._collected
+        self._collected = begun, seconds + metrics.get("time/collect_s", 0.0)
+        if step < self._weigh_at:
+            return
+        left = len(self._due) if self.every_steps is None else 2
+        self._weigh_at = self._due[0] if self._due else sys.maxsize
+        self._most_workers = self.planned_workers(algorithm, left * self._expected_s(algorithm, step))
+        if self._most_workers:
+            self._weighing = False
+            self._start_worker()
+
+    def _expected_s(self, algorithm, step: int) -> float:
+        """Seconds of one evaluation, from the last one in this process, or from how training collects."""
+        if self._took_s is not None:
+            return self._took_s
+        begun, seconds = self._collected
+        each, length = _USUAL_STEP_S, algorithm.counters.mean_length
+        if algorithm.counters.clock == "env_steps" and step > begun:
+            each = seconds / (step - begun) * max(1, algorithm.env_workers)
+        return self.n_episodes * (_USUAL_LENGTH if math.isnan(length) else length) * each
+
+    def _start_worker(self) -> EvaluationWorker:
+        self._processes.append(EvaluationWorker())
+        return self._processes[-1]
+
+    def _job(self, algorithm) -> bytes:
+        arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
+        return make_job({**arguments, "max_steps": self.max_steps}, algorithm.threads, self.imports)
+
+    def _begin(self, algorithm, step: int) -> None:
+        """Let a process evaluate the policy as it is now."""
+        job = self._job(algorithm)
+        while len(self._begun) >= self._most_workers > 0:
+            self._deliver(algorithm, wait=True, leave=self._most_workers - 1)
+        if not self._most_workers:  # one has died meanwhile
+            self.evaluate(algorithm)
+            return
+        worker = next((process for process in self._processes if not process.busy), None) or self._start_worker()
+        worker.begin(job)
+        self._begun.append(_Begun(step, job, worker))
+        algorithm.callbacks.on_evaluation_start(step=step, algorithm=algorithm)
+
+    def _deliver(self, algorithm, wait: bool = False, leave: int = 0) -> None:
+        """Take what is there, in the order of steps; with `wait` until no more than `leave` are pending."""
+        while self._begun:
+            one = self._begun[0]
+            try:
+                if not one.worker.ready(wait and len(self._begun) > leave):
+                    return
+                evaluation, seconds = one.worker.result()
+            except WorkerDied as e:
+                self._most_workers = 0
+                self._processes.remove(one.worker)
+                warnings.warn(
+                    f"EvalCallback: {e} in the evaluation at {one.step:,}; evaluations go on in this process",
+                    RuntimeWarning,
+                    2,
+                )
+                evaluation = play(one.job)
+            except (Exception, SystemExit):
+                self.close()
+                raise
+            else:
+                self.beside_s += seconds
+                if evaluation.n_cut:
+                    warn_of_cut(algorithm.env_id, int(evaluation.lengths.max()))
+            self._begun.popleft()
+            self._take(algorithm, one.step, evaluation)
 
     def evaluate(self, algorithm) -> None:
         """Evaluate now, unless the last evaluation was made at this very step."""
         step = algorithm.counters.steps
+        if self._begun and self._begun[-1].step == step:
+            self._deliver(algorithm, wait=True)
         if self.evaluations and self.evaluations[-1][0] == step:
             return
-        evaluation = algorithm.evaluate(self.n_episodes, self.seed)
+        started = time.perf_counter()
+        options = {} if self.max_steps is None else {"max_steps": self.max_steps}
+        # Pending ones are played meanwhile, and come first.
+        evaluation = algorithm.evaluate(self.n_episodes, self.seed, **options)
+        self._took_s = time.perf_counter() - started
+        self._deliver(algorithm, wait=True)
+        self._take(algorithm, step, evaluation)
+
+    def _take(self, algorithm, step: int, evaluation: Evaluation) -> None:
         self.evaluations.append((step, evaluation))
         mean = evaluation.summary()["mean_return"]
         self.waited = 0 if mean > self.best else self.waited + 1
@@ -394,12 +789,12 @@ class TimeLimitCallback(Callback):
     def on_training_start(self, **info: Any) -> None:
         self._end, self.reached = time.monotonic() + self.seconds, False
 
-    def on_step(self, *, algorithm, **info: Any) -> bool:
+    def on_step(self, *, algorithm=None, step: int | None = None, **info: Any) -> bool:
         if time.monotonic() < self._end:
             return True
         self.reached = True
         if self.evaluation is not None:
-            self.evaluation.evaluate(algorithm)
+            self.evaluation.evaluate(_algorithm(self.evaluation, algorithm, step, **info))
         return False
 
 
@@ -407,7 +802,8 @@ class TimingCallback(Callback):
     """Where the wall time goes: collecting experience, updating, or anything else (evaluations, checkpoints, loggers).
 
     Each update's shares join its metrics as ``time/collect_share``, ``time/update_share`` and ``time/other_share``;
-    loggers that come later in the list (the algorithm's own ``logger=`` does) see them.
+    loggers that come later in the list (the algorithm's own ``logger=`` does) see them. A loop written by hand says how
+    long it collected and updated by ``metrics={"time/collect_s": …, "time/update_s": …}``; else both count as other.
     """
 
     def __init__(self) -> None:
@@ -416,14 +812,15 @@ class TimingCallback(Callback):
         self._update_s = 0.0
         self._at = 0.0
 
-    def on_training_start(self, *, algorithm, **info: Any) -> None:
-        self._callbacks = algorithm.callbacks
+    def on_training_start(self, *, algorithm=None, **info: Any) -> None:
+        self._callbacks = _algorithm(self, algorithm).callbacks
         self._at = time.perf_counter()
 
-    def on_step(self, *, metrics: dict[str, float], **info: Any) -> bool:
+    def on_step(self, *, metrics: dict[str, float] | None = None, **info: Any) -> bool:
         now = time.perf_counter()
         passed, self._at = now - self._at, now
-        collect, update = metrics["time/collect_s"], metrics["time/update_s"]
+        metrics = {} if metrics is None else metrics
+        collect, update = metrics.get("time/collect_s", 0.0), metrics.get("time/update_s", 0.0)
         self._collect_s += collect
         self._update_s += update
         metrics["time/collect_share"] = collect / passed
@@ -453,23 +850,32 @@ class ProgressCallback(Callback):
         Where the lines go; None: stderr.
     """
 
+    acts_on_evaluation = False
+
     def __init__(self, every_s: float = 5.0, file: TextIO | None = None):
         self.every_s = every_s
         self.file = file
-        self._shown_at = 0.0
-        self._goal = 0
+        self._shown_at = self._began = 0.0
+        self._goal = ""  # behind the steps: how many there will be, where that is known
+        self._step = 0
         self._unit = "steps"
         self._state = ""
 
-    def on_training_start(self, *, algorithm, **info: Any) -> None:
-        self._shown_at = time.monotonic()
-        self._goal, self._unit = algorithm.counters.end, algorithm.counters.unit
+    def on_training_start(self, *, algorithm=None, **info: Any) -> None:
+        self._shown_at = self._began = time.monotonic()
+        c = _algorithm(self, algorithm).counters
+        self._goal, self._unit = "" if c.end >= sys.maxsize else f"/{c.end:,}", c.unit
 
-    def on_step(self, *, step: int, reward: float, metrics: dict[str, float], **info: Any) -> bool:
-        speed = metrics[f"time/{self._unit}_per_second"]
+    def on_step(
+        self, *, step: int, reward: float | None = None, metrics: dict[str, float] | None = None, **info: Any
+    ) -> bool:
+        self._step = step
+        if metrics is None:
+            metrics = {} if reward is None else {"mean_reward": reward}
+        speed = metrics.get(f"time/{self._unit}_per_second", step / max(time.monotonic() - self._began, 1e-9))
         self._state = f"{speed:,.0f} {self._unit}/s"
         if "mean_reward" in metrics:
-            self._state += f", return {reward:.1f}"
+            self._state += f", return {metrics['mean_reward'] if reward is None else reward:.1f}"
         if time.monotonic() - self._shown_at >= self.every_s:
             self._print(step, self._state)
         return True
@@ -478,12 +884,12 @@ class ProgressCallback(Callback):
         s = evaluation.summary()
         self._print(step, f"evaluation {s['mean_return']:.1f} ± {s['std_return']:.1f} ({s['n_episodes']} episodes)")
 
-    def on_training_end(self, *, algorithm, **info: Any) -> None:
-        self._print(algorithm.counters.steps, f"done, {self._state}")
+    def on_training_end(self, *, algorithm=None, **info: Any) -> None:
+        self._print(_algorithm(self, algorithm, self._step).counters.steps, f"done, {self._state}")
 
     def _print(self, step: int, text: str) -> None:
         self._shown_at = time.monotonic()
-        print(f"{step:,}/{self._goal:,} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)
+        print(f"{step:,}{self._goal} {self._unit}: {text}", file=self.file or sys.stderr, flush=True)
 
 
 class VideoCallback(Callback):
@@ -575,8 +981,32 @@ _GRAD_NORM = (
 _LASTING, _RECENT = 3, 50  # updates: how long entropy and grad_norm must stay out, how many the median is taken of
 
 
+def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
+    """What in an algorithm's settings and environment goes wrong in a well-known way: its kind, and a line."""
+    c, spec = algorithm.config, algorithm.spec
+    if getattr(c, "normalize_advantages", False) and c.n_steps * algorithm.n_envs == 1:
+        yield (
+            "one_row",
+            "a rollout is a single transition, whose advantage has no variance and is not normalised; raise n_steps or "
+            "n_envs, or set normalize_advantages=false",
+        )
+    normalizer = getattr(algorithm, "normalizer", None)
+    if spec.obs_bytes is not None and (normalizer is None or not normalizer.obs):
+        image = len(spec.obs_bytes) == 2 and min(spec.obs_bytes) >= 36
+        shape = ", ".join(map(str, (*spec.obs_bytes, 1)))
+        remedy = f"for an image take the wrapper {{ReshapeObservation: {{shape: [{shape}]}}}}, else " if image else ""
+        yield (
+            "unscaled",
+            f"observations are bytes of shape {spec.obs_bytes}, {spec.obs_dim:,} numbers from 0 to 255 that the "
+            f"network sees unscaled; {remedy}set normalize_obs=true",
+        )
+
+
 class AdviceCallback(Callback):
     """Watches the metrics for the well-known ways in which training goes wrong, and says so once for each.
+
+    At the start it says what goes wrong in the settings: rollouts of one transition whose advantage is to be
+    normalised, and bytes for observations that are neither an image nor normalised.
 
     ===================  ========================================================
     explained_variance   below 0 for 20 updates in a row
@@ -590,10 +1020,13 @@ class AdviceCallback(Callback):
     ----------
     tell : callable, optional
         Given each line: what it means and what to change. None: they go to stderr.
+    plan : bool
+        Whether to look at the settings; ``rlox train`` does it before the run.
     """
 
-    def __init__(self, tell: Callable[[str], None] | None = None):
+    def __init__(self, tell: Callable[[str], None] | None = None, plan: bool = True):
         self.tell = tell
+        self.plan = plan
         self.told: list[str] = []  # kinds, by their metric
         self._streaks: dict[str, int] = {}
         self._entropy_start: float | None = None
@@ -608,13 +1041,21 @@ class AdviceCallback(Callback):
         self._entropy_start = state["entropy_start"]
         self._grad_norms.extend(state["grad_norms"])
 
-    def on_step(self, *, metrics: dict[str, float], algorithm, **info: Any) -> bool:
+    def on_training_start(self, *, algorithm=None, **info: Any) -> None:
+        if self.plan and hasattr(algorithm, "config"):
+            for kind, line in plan_advice(algorithm):
+                self._say(kind, line)
+
+    def on_step(self, *, metrics: dict[str, float] | None = None, algorithm=None, **info: Any) -> bool:
+        if metrics is None:
+            raise TypeError('AdviceCallback needs metrics=…; pass metrics={"approx_kl": …, "grad_norm": …} to on_step')
         for advice in _ADVICE:
             value = metrics.get(advice.metric, math.nan)
             # Explained variance is NaN where all returns are equal, which says nothing either way.
             if not math.isnan(value):
                 self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
-        if "entropy" in metrics and algorithm.spec.discrete:
+        # A loop written by hand does not say which kind of actions the entropy is of.
+        if "entropy" in metrics and algorithm is not None and algorithm.spec.discrete:
             value = metrics["entropy"]
             if self._entropy_start is None:
                 self._entropy_start = value
@@ -630,13 +1071,17 @@ class AdviceCallback(Callback):
 
     def _judge(self, kind: str, holds: bool, updates: int, line: str, **values: float) -> None:
         self._streaks[kind] = self._streaks.get(kind, 0) + 1 if holds else 0
-        if self._streaks[kind] == updates and kind not in self.told:
-            self.told.append(kind)
-            text = line.format(**values)
-            if self.tell is None:
-                print(f"advice: {text}", file=sys.stderr)
-            else:
-                self.tell(text)
+        if self._streaks[kind] == updates:
+            self._say(kind, line.format(**values))
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind in self.told:
+            return
+        self.told.append(kind)
+        if self.tell is None:
+            print(f"advice: {text}", file=sys.stderr)
+        else:
+            self.tell(text)
 
 
 class _Write(threading.Thread):
@@ -674,6 +1119,9 @@ class CheckpointCallback(Callback):
         Whether ``last`` has the replay memory beside it, in ``memory/`` (off-policy).
     every_steps : int, optional
         Environment steps (offline: updates) between two saves of ``last``, whichever comes first.
+    policy : nn.Module, optional
+        In a loop written by hand, which passes no algorithm: what to save. `rlox.checkpoint.load_checkpoint` reads the
+        weights again, and ``init_from`` of an algorithm with such a policy starts from them.
 
     Raises
     ------
@@ -682,6 +1130,7 @@ class CheckpointCallback(Callback):
     """
 
     section = "checkpoint"
+    acts_on_evaluation = False
 
     def __init__(
         self,
@@ -690,7 +1139,9 @@ class CheckpointCallback(Callback):
         run: dict[str, Any] | None = None,
         memory: bool = True,
         every_steps: int | None = None,
+        policy: Any = None,
     ):
+        self.policy = policy
         self.folder = Path(folder)
         self.every_s = every_s
         self.run = run
@@ -700,6 +1151,8 @@ class CheckpointCallback(Callback):
         self._saved_at = 0.0
         self._saved_step: int | None = None
         self._writes: dict[str, _Write] = {}  # by kind
+        # By the step of a pending evaluation: what writes the checkpoint of then, and the callbacks' states.
+        self._copies: dict[int, tuple[Callable[..., None], dict[str, Any]]] = {}
 
     def state(self) -> dict[str, Any]:
         return {"best": _finite(self.best)}
@@ -707,36 +1160,57 @@ class CheckpointCallback(Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         self.best = _number(state["best"])
 
-    def on_training_start(self, *, algorithm, **info: Any) -> None:
+    def on_training_start(self, *, algorithm=None, **info: Any) -> None:
         self._saved_at = time.monotonic()
+        self._copies.clear()
         if self._saved_step is None:
-            self._saved_step = algorithm.counters.steps
+            self._saved_step = _algorithm(self, algorithm).counters.steps
 
-    def on_step(self, *, algorithm, **info: Any) -> bool:
+    def on_step(self, *, algorithm=None, **info: Any) -> bool:
+        algorithm = _algorithm(self, algorithm, **info)
+        if isinstance(algorithm, _HandWritten):
+            algorithm.require("policy")  # now, not at the first save
         self._tell(algorithm)
         steps = algorithm.counters.steps - self._saved_step
         due = time.monotonic() - self._saved_at >= self.every_s or steps >= (self.every_steps or math.inf)
-        if due and steps and "last" not in self._writes:
+        # One that knows nothing of an evaluation whose step has passed would lose it.
+        self.waits_for_evaluation = bool(due and steps and self._copies)
+        if due and steps and "last" not in self._writes and not self._copies:
             self.save_last(algorithm)
         return True
 
-    def on_evaluation(self, *, evaluation, algorithm, **info: Any) -> None:
+    def on_evaluation_start(self, *, step: int, algorithm, **info: Any) -> None:
+        write = algorithm.snapshot(self.folder / "best.safetensors", run=self.run)
+        self._copies[step] = write, algorithm.callbacks.state()
+
+    def on_evaluation(self, *, evaluation, step: int | None = None, algorithm=None, **info: Any) -> None:
+        algorithm = _algorithm(self, algorithm, **info)
+        write, states = self._copies.pop(step, (None, {}))
         summary = evaluation.summary()
         if self.best < summary["mean_return"] < math.inf:
             self.best = summary["mean_return"]
             kept = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
-            self._save(algorithm, "best", evaluation=kept)
+            if write is None:
+                self._save(algorithm, "best", evaluation=kept)
+                return
+            # As of that step, but for those that the evaluation itself changes.
+            now, named = algorithm.callbacks.state(), algorithm.callbacks.by_name()
+            scored = [name for name, callback in named.items() if isinstance(callback, (EvalCallback, type(self)))]
+            states |= {name: now[name] for name in scored if name in now}
+            self._write(algorithm, "best", step, partial(write, evaluation=kept, callbacks=states))
 
     def on_collection_error(self, *, algorithm, **info: Any) -> None:
         # A disk that is full as well must not hide what the environment said.
         with suppress(OSError):
-            self.save_last(algorithm)
+            if not self._copies:
+                self.save_last(algorithm)
 
     def on_training_error(self, *, algorithm, **info: Any) -> None:
         with suppress(OSError):
             self._tell(algorithm, wait=True)
 
-    def on_training_end(self, *, algorithm, **info: Any) -> None:
+    def on_training_end(self, *, algorithm=None, **info: Any) -> None:
+        algorithm = _algorithm(self, algorithm, **info)
         self.save_last(algorithm)
         self._tell(algorithm, wait=True)
 
@@ -748,12 +1222,14 @@ class CheckpointCallback(Callback):
         self._saved_at = time.monotonic()
 
     def _save(self, algorithm, kind: str, **header: Any) -> None:
-        path = self.folder / f"{kind}.safetensors"
+        write = algorithm.snapshot(self.folder / f"{kind}.safetensors", run=self.run, **header)
+        self._write(algorithm, kind, algorithm.counters.steps, write)
+
+    def _write(self, algorithm, kind: str, step: int, write: Callable[[], None]) -> None:
         if kind in self._writes:
             self._writes[kind].join()
             self._tell(algorithm)
-        write = algorithm.snapshot(path, run=self.run, **header)
-        self._writes[kind] = _Write(write, step=algorithm.counters.steps, kind=kind, path=path)
+        self._writes[kind] = _Write(write, step=step, kind=kind, path=self.folder / f"{kind}.safetensors")
         self._writes[kind].start()
 
     def _tell(self, algorithm, wait: bool = False) -> None:

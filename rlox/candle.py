@@ -13,6 +13,7 @@ from rlox.collectors import RolloutCollector
 from rlox.config import PPOConfig
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy
+from rlox.shadows import difference
 from rlox.streams import Stream
 
 
@@ -46,7 +47,8 @@ class CandleCollector:
     Raises
     ------
     TypeError, ValueError
-        For an argument that does not fit the environment or is out of range.
+        For an argument that does not fit the environment or is out of range; also where a function of the policies was
+        edited or replaced, which the kernel would not see.
     """
 
     def __init__(
@@ -72,12 +74,18 @@ class CandleCollector:
         for name, given, have in (("obs_dim", obs_dim, spec.obs_dim), ("n_actions", n_actions, spec.n_actions)):
             if given is not None and given != have:
                 raise ValueError(f"CandleCollector: {name} must be {have} for {env_id}, got {given}")
+        if (found := difference("acting", self._collector)) is not None:
+            raise ValueError(
+                f"CandleCollector: its kernel must act as rlox.DiscretePolicy does: {found}; undo that, or collect by "
+                "rlox.RolloutCollector and a policy"
+            )
         self.n_steps = n_steps
         self._policy = NativePolicy.make(spec, config, Rng(seed, Stream.INIT))
         self._weights = self._policy.net.parameters.copy()  # the last ones synced
         # Each `recv` orders the rollout after the one it returns, so that at most one is ready. An order is the weights
         # to act by; None ends the thread.
-        self._ready: queue.SimpleQueue[dict[str, np.ndarray] | BaseException] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[dict[str, np.ndarray], tuple] | BaseException] = queue.SimpleQueue()
+        self._reached: tuple[dict[str, int], dict[str, np.ndarray] | None] = (self._collector.rng.get_state(), None)
         self._orders: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -115,7 +123,16 @@ class CandleCollector:
             if isinstance(found, BaseException):
                 self._failure = found
                 raise RuntimeError(f"CandleCollector.recv: the collection failed: {found}") from found
-            return found
+            rollout, self._reached = found
+            return rollout
+
+    def reached(self) -> tuple[dict[str, int], dict[str, np.ndarray] | None]:
+        """State of the actions' generator and of the environments at the end of the rollout that `recv` gave last.
+
+        The thread is ahead of it. Before the first `recv`: the generator as it starts, and None.
+        """
+        with self._lock:
+            return self._reached
 
     def sync_weights(self, params: Any) -> None:
         """Act by these weights from the next rollout on that is not begun: see the class.
@@ -170,13 +187,13 @@ def _work(
     ready: queue.SimpleQueue,
 ) -> None:
     """The thread; it holds no reference to the `CandleCollector`, which may therefore be forgotten without `stop`."""
-    names = {name: name for name in ("actions", "rewards", "log_probs", "values", "advantages", "returns")}
+    names = {name: name for name in ("actions", "rewards", "dones", "log_probs", "values", "advantages", "returns")}
     try:
         while (weights := orders.get()) is not None:
             policy.net.parameters[:] = weights
             batch = collector.collect(policy, n_steps)
             rollout = {key: batch.array(name) for key, name in {"observations": "obs", **names}.items()}
-            ended = {name: getattr(batch, name) for name in ("dones", "episode_returns", "episode_lengths")}
-            ready.put({**rollout, **ended})
+            ended = {name: getattr(batch, name) for name in ("episode_returns", "episode_lengths")}
+            ready.put(({**rollout, **ended}, (collector.rng.get_state(), collector.state())))
     except BaseException as e:  # whatever it is, `recv` waits for it
         ready.put(e)

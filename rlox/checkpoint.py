@@ -123,17 +123,26 @@ def _digest(header: str, flat: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
+def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: Any) -> None:
     """Write `checkpoint` so that `path` always holds a whole one: the old until the new is on disk, then the new.
+
+    `header` takes the place of values of its header, or joins them.
 
     Raises
     ------
     OSError
         If the folder cannot be written or the disk is full; `path` is then as it was.
     ValueError
-        If the header is larger than `load_checkpoint` would read.
+        If the header is larger than `load_checkpoint` would read, or `path` names no file.
+    TypeError
+        If `path` is none.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"save_checkpoint: path must be a file's path, got {one_line(repr(path), 80)}")
     path = Path(path)
+    # What is renamed to a device's name would take its place.
+    if not path.name or "\0" in str(path) or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise ValueError(f"save_checkpoint: path must name a file, got {one_line(repr(str(path)), 80)}")
     flat = {
         f"{section}/{name}": np.asarray(array, order="C")
         for section, arrays in checkpoint.tensors.items()
@@ -146,6 +155,7 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
             section: sorted(checkpoint.tensors.get(section, {})) for section in (*TENSOR_SECTIONS, *checkpoint.tensors)
         },
         **checkpoint.header,
+        **header,
     }
     # default=str: an odd value among env_kwargs must not cost the training its checkpoint.
     text = json.dumps(header, allow_nan=False, default=str)
@@ -178,7 +188,8 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
         partial.unlink(missing_ok=True) if path.parent.is_dir() else None
         raise OSError(
             e.errno,
-            f"save_checkpoint: cannot write ({e.strerror}); an earlier checkpoint there is untouched",
+            f"save_checkpoint: cannot write ({e.strerror}); "
+            + ("the earlier checkpoint there is untouched" if path.is_file() else "there was no earlier one"),
             str(path),
         ) from e
     _sync_folder(path.parent)
@@ -359,6 +370,8 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) 
     """
     from safetensors import SafetensorError, safe_open
 
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"load_checkpoint: path must be a file's path, got {one_line(repr(path), 80)}")
     path = Path(path)
     if path.is_dir():
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +13,7 @@ import numpy as np
 from rlox.batch import FrameStacks, RolloutBatch
 from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.exploration import ActionNoise
+from rlox.failures import Diverged, blame
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
@@ -35,6 +38,8 @@ def sign(obs: np.ndarray, actions: np.ndarray, raw_rewards: np.ndarray) -> np.nd
 
 REWARDS = {"sign": sign}
 
+_LARGEST = 1e150  # that a running variance can take in
+
 # In the state of foreign environments: the observations that the next actions answer.
 _OBS = "env_obs"
 
@@ -43,6 +48,13 @@ def reward_name(reward_fn: Callable[..., np.ndarray]) -> str:
     """What a checkpoint calls `reward_fn`: one of `REWARDS` by ``rlox:NAME``, which no function's own name can be."""
     ours = next((name for name, found in REWARDS.items() if found is reward_fn), None)
     return env_name(reward_fn) if ours is None else f"rlox:{ours}"
+
+
+def all_finite(numbers: np.ndarray) -> bool:
+    """Whether there is neither NaN nor infinity; a fraction of a microsecond for a few numbers."""
+    flat = numbers.reshape(-1)
+    # Both show in the sum of squares, which overflows before they do.
+    return flat.dtype.kind != "f" or math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
@@ -151,12 +163,47 @@ class _Collector:
         # (N, *obs_shape), where the next step starts, as the environment says it.
         self._raw: np.ndarray | None = None
         self._lost: str | None = None  # why a checkpoint's episodes did not go on here, though such ones can
+        self.env_steps = 0  # over all environments together; a training sets it to its own count
 
     def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
-        shaped = np.asarray(self.reward_fn(obs, actions, raw))
+        obs, actions = obs.view(), actions.view()
+        # What is learned from must not be changed under way.
+        obs.flags.writeable = actions.flags.writeable = False
+        try:
+            shaped = np.asarray(self.reward_fn(obs, actions, raw))
+        except Exception as e:
+            blame(e, f"reward_fn {reward_name(self.reward_fn)} on {self._name}")
+            raise
+        if shaped.dtype.kind not in "fiub":
+            raise TypeError(f"{self._where}: reward_fn must return numbers, got an array of dtype {shaped.dtype}")
         if shaped.shape != raw.shape:
             raise ValueError(f"{self._where}: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}")
         return shaped
+
+    def _refuse_numbers(self, what: str, numbers: np.ndarray, step: int, said: str = "") -> None:
+        """Raise for observations (N, *obs_shape), or rewards (N,), that are not finite after `step`.
+
+        The episodes that run are given up, so that no checkpoint holds them.
+        """
+        bad = tuple(np.argwhere(~(np.abs(numbers) < (_LARGEST if said else np.inf)))[0])
+        at = f" in {self.spec.part(int(np.ravel_multi_index(bad[1:], numbers.shape[1:])))}" if len(bad) > 1 else ""
+        remedy = "set env.reward_fn" if what == "rewards" else "cut it off by a wrapper"
+        if what == "rewards" and self.reward_fn is not None:
+            what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "mend that function"
+        self._raw = None
+        raise FloatingPointError(
+            f"{self._where}: {self._name}: {what} must be finite{said}, got {numbers[bad]}{at} from environment "
+            f"{bad[0]} at step {step:,}; mend the environment, or {remedy}"
+        )
+
+    def _refuse_policy(self, e: Exception, actions: np.ndarray | None) -> None:
+        """Raise `Diverged` from `e` if `actions` are why the environments raised it."""
+        if actions is not None and not all_finite(actions):
+            raise Diverged(
+                f"{self._where}: the policy's actions on {self._name} became {actions[~np.isfinite(actions)][0]} about "
+                f"step {self.env_steps:,}, where observations were finite: its weights have diverged. Try a lower "
+                "learning_rate or max_grad_norm"
+            ) from e
 
     def _refuse_action(self, action: np.ndarray) -> None:
         raise ValueError(
@@ -272,9 +319,10 @@ class RolloutCollector(_Collector):
         Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
     reward_fn : callable or PyCapsule, optional
         ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
-        arrays in the environment's own units; what it returns replaces the rewards that are learned from. Episode
-        statistics stay the environment's. Or a PyCapsule ``rlox.reward.v1`` (rlox_native.h): one call of C a step. Or
-        ``"sign"`` for that of the rewards, as is usual for Atari.
+        arrays in the environment's own units; actions are those that were executed, clipped to their bounds. What it
+        returns replaces the rewards that are learned from. Episode statistics stay the environment's. Or a PyCapsule
+        ``rlox.reward.v1`` (rlox_native.h): one call of C a step. Or ``"sign"`` for that of the rewards, as is usual for
+        Atari.
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     device : str
@@ -332,7 +380,6 @@ class RolloutCollector(_Collector):
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
         native = isinstance(policy, NativePolicy)
-        acting = _NativeRollout(policy, self.rng, n_steps, n) if native else self._by_module(policy, n_steps)
         normalize_obs = normalizer is not None and normalizer.obs
         stacked = spec.n_stacked > 1
         # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
@@ -345,13 +392,16 @@ class RolloutCollector(_Collector):
             truncated = np.empty((n_steps, n), np.bool_)
             episode_return = np.empty((n_steps, n))
             episode_length = np.empty((n_steps, n), np.int64)
-        except MemoryError as e:
+        except (MemoryError, ValueError, OverflowError) as e:  # NumPy's, by how far it is too much
             raise ValueError(
                 f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
             ) from e
+        acting = _NativeRollout(policy, self.rng, n_steps, n) if native else self._by_module(policy, n_steps)
 
         if self._raw is None:
             self._raw = self.env.reset_all()
+            if not all_finite(self._raw):
+                self._refuse_numbers("observations", self._raw, self.env_steps)
             if normalizer is not None:
                 normalizer.update(self._raw)
         obs[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
@@ -359,14 +409,21 @@ class RolloutCollector(_Collector):
         results = (rewards, terminated, truncated, episode_return, episode_length)
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
         if native and self.native and compiled and normalizer is None:
-            limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
+            try:
+                limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
+            except BaseException:
+                self._raw = self.env.observe()  # stopped in the middle, the environments have moved on
+                raise
             self._raw = obs[n_steps].copy()
             if self.reward_fn is not None:
                 for t in range(n_steps):
-                    self.reward_fn.apply_(obs[t], actions[t], rewards[t])
+                    self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
         else:
             limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
 
+        rewards_f32 = rewards.astype(np.float32)
+        self._require_finite(obs, limits, reached, rewards_f32)
+        self.env_steps += n_steps * n
         last = obs[n_steps % kept]
         seen = obs[:n_steps].reshape(-1, *spec.obs_shape) if frames is None else frames.rows(self.device)
         flat_actions = actions.reshape(-1, *spec.action_shape)
@@ -374,7 +431,6 @@ class RolloutCollector(_Collector):
         seen, flat_actions, log_probs, values, after_values = columns
         next_values = np.zeros((n_steps, n), np.float32)
         next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
-        rewards_f32 = rewards.astype(np.float32)
         values_np = values if native else values.cpu().numpy()
         advantages, returns = compute_gae_batched_f32(
             rewards_f32,
@@ -398,8 +454,33 @@ class RolloutCollector(_Collector):
             rewards=acting.place(rewards_f32.reshape(-1)),
             episode_returns=episode_return[ended],
             episode_lengths=episode_length[ended],
-            dones=ended.reshape(-1),
+            dones=acting.place(ended.reshape(-1)),
         )
+
+    def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
+        """Raise for what is not finite in a rollout: its observations, those `reached` where time limits cut, its
+        rewards."""
+        if all_finite(obs) and all_finite(reached) and all_finite(rewards):
+            return
+        said = "" if self.normalizer is None else " after normalisation"
+        for t, row in enumerate(rewards):
+            step = self.env_steps + (t + 1) * self.n_envs
+            # What one step has led to; observations of stacked images are whole numbers.
+            if len(obs) > len(rewards) and not all_finite(obs[t + 1]):
+                self._refuse_numbers("observations", obs[t + 1], step, said)
+            if not all_finite(row):
+                self._refuse_numbers("rewards", row, step, said)
+            at_limit = np.zeros((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+            at_limit[limits[limits[:, 0] == t, 1]] = reached[limits[:, 0] == t]
+            if not all_finite(at_limit):
+                self._refuse_numbers("observations", at_limit, step, said)
+
+    def _refuse_row(self, rewards: np.ndarray, step: int) -> None:
+        """Raise if the observations that one step has led to, or its rewards, are none to normalise by."""
+        if not all_finite(self._raw):
+            self._refuse_numbers("observations", self._raw, step)
+        if not np.abs(rewards).max() < _LARGEST:
+            self._refuse_numbers("rewards", rewards, step, " and have a finite square")
 
     def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:
         from rlox.acting import ModuleRollout
@@ -425,6 +506,7 @@ class RolloutCollector(_Collector):
         normalize_obs = normalizer is not None and normalizer.obs
         final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
         limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
+        t, action = 0, None
         try:
             with acting.context():
                 for t in range(len(actions)):
@@ -432,9 +514,10 @@ class RolloutCollector(_Collector):
                     if action.shape != actions.shape[1:]:
                         self._refuse_action(action)
                     actions[t] = action
-                    taken, after = actions[t], obs[(t + 1) % kept]
+                    # The log-probability is of the action that was sampled; what is executed is clipped.
+                    taken, after = spec.clip(actions[t]), obs[(t + 1) % kept]
                     self.env.step_all(
-                        spec.clip(taken),
+                        taken,
                         {
                             "obs": after,
                             "rewards": rewards[t],
@@ -451,18 +534,26 @@ class RolloutCollector(_Collector):
                     elif self.reward_fn is not None:
                         rewards[t] = self._shaped(before, taken, rewards[t])
                     if normalizer is not None:
+                        # Its statistics would never be finite again.
+                        flat, row = self._raw.reshape(-1), rewards[t]
+                        if not math.isfinite(np.dot(flat, flat)) or not np.dot(row, row) < _LARGEST**2:
+                            self._refuse_row(row, self.env_steps + (t + 1) * self.n_envs)
                         normalizer.update(self._raw)
-                        rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
+                        rewards[t] = normalizer.normalize_rewards(row, terminated[t] | truncated[t])
                         if normalize_obs:
                             after[:] = normalizer.normalize(self._raw)
                     if frames is not None:
                         frames.append(after, terminated[t] | truncated[t])
-                    if truncated[t].any():
+                    if b"\1" in truncated[t].tobytes():
                         which = np.flatnonzero(truncated[t])
                         states = final_obs[which]
                         limits.append(np.stack([np.full_like(which, t), which], 1))
                         reached.append(normalizer.normalize(states) if normalize_obs else states)
-        except RuntimeError as e:
+        except (RuntimeError, ValueError) as e:
+            # Such observations make such actions.
+            if normalizer is None:
+                self._require_finite(obs[: t + 1], np.concatenate(limits), np.concatenate(reached), rewards[:t])
+            self._refuse_policy(e, action)
             if "mat1 and mat2" not in str(e):
                 raise
             raise ValueError(
@@ -506,7 +597,10 @@ class ReplayCollector(_Collector):
             "episode_return": np.empty(n),
             "episode_length": np.empty(n, np.int64),
         }
+        self._final, self._floats = self._out["final_obs"].reshape(-1), spec.obs_dtype == np.float32
         self._noise: np.ndarray | None = None
+        self.n_step = 1  # of the returns that the memory makes
+        self._fed: tuple[Any, int | None] | None = None  # the memory of the last step, and how much was pushed to it
         self.normalizer: VecNormalize | None = None  # of what the policy sees; learns its statistics on the way
         self.action_noise: ActionNoise | None = None  # added to what the policy chooses, not to random actions
 
@@ -538,7 +632,11 @@ class ReplayCollector(_Collector):
         actions = self.spec.clip(
             self.spec.random_actions(self.rng, self.n_envs) if random else self._explore(policy, obs)
         )
-        self.env.step_all(actions, out)
+        try:
+            self.env.step_all(actions, out)
+        except ValueError as e:
+            self._refuse_policy(e, actions)
+            raise
         self._raw, out["obs"] = out["obs"], obs
         rewards = out["rewards"]
         if isinstance(self.reward_fn, NativeReward):
@@ -547,26 +645,95 @@ class ReplayCollector(_Collector):
             # It may keep what it is given, and these arrays are used again.
             rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
+        self.env_steps += n
+        # The memory, which is saved, must not hold them. Faster than `all_finite`, which is asked where this says no.
+        flat, rewards = self._final, rewards.astype(np.float32)
+        if self._floats and not math.isfinite(np.dot(flat, flat)) and not all_finite(flat):
+            self._refuse_numbers("observations", out["final_obs"], self.env_steps)
+        if not math.isfinite(np.dot(rewards, rewards)) and not all_finite(rewards):
+            self._refuse_numbers("rewards", rewards, self.env_steps)
+        self.follow_on(buffer)
         buffer.push_batch(
             obs.reshape(n, -1),
             out["final_obs"].reshape(n, -1),
             actions.reshape(n, -1).astype(np.float32, copy=False),
-            rewards.astype(np.float32),
+            rewards,
             terminated,
             truncated,
         )
-        self._see(self._raw)
+        self.has_fed(buffer)
         ended = terminated | truncated
+        returns, lengths = out["episode_return"][ended], out["episode_length"][ended]
+        if len(returns) and not all_finite(self._raw):
+            self._refuse_numbers("observations", self._raw, self.env_steps)
+        self._see(self._raw)
         if self.action_noise is not None:
             self.action_noise.end(ended)
-        return out["episode_return"][ended], out["episode_length"][ended]
+        return returns, lengths
+
+    def follow_on(self, buffer: Any) -> None:
+        """Cut the memory's n-step returns, unless its newest transitions are those of this collector's last step.
+
+        Raises
+        ------
+        TypeError
+            If the memory makes n-step returns and has no ``cut``.
+        """
+        if self._fed is not None and self._fed[0] is buffer and self._fed[1] == getattr(buffer, "n_pushed", None):
+            return
+        if hasattr(buffer, "cut"):
+            buffer.cut()
+        elif max(self.n_step, getattr(buffer, "n_step", 1)) > 1 and len(buffer):
+            raise TypeError(
+                f"{self._where}: a buffer of n-step returns must define cut() where environments start afresh, "
+                f"{type(buffer).__name__} does not; see rlox.buffers.Buffer, or take n_step=1"
+            )
+
+    def has_fed(self, buffer: Any) -> None:
+        """Note that the memory's newest transitions led to where the environments are."""
+        self._fed = (buffer, getattr(buffer, "n_pushed", None))
+
+    def forget(self) -> None:
+        """Note that no memory's newest transitions led to where the environments are."""
+        self._fed = None
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        super().set_state(state)
+        self.forget()
+
+    def position(self) -> str | None:
+        """A digest of where the environments are; None before they have started."""
+        return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()
 
     def observe(self) -> np.ndarray:
         """Where the environments are, (N, *obs_shape); they start when this is first asked for. Not a copy."""
         if self._raw is None:
             self._raw = self.env.reset_all()
+            if not all_finite(self._raw):
+                self._refuse_numbers("observations", self._raw, self.env_steps)
             self._see(self._raw)
         return self._raw
+
+    def require_finite_rows(self, rows: np.ndarray) -> None:
+        """Raise for transitions (M, …) of the memory, the newest last, whose numbers are not finite.
+
+        Parameters
+        ----------
+        rows : array
+            f32; D numbers of the observation, D of the next one, A of the action, then the reward. One of each
+            environment in turn.
+        """
+        d, n = self.spec.obs_dim, self.n_envs
+        reward = 2 * d + max(1, math.prod(self.spec.action_shape))
+        if all_finite(rows[:, : reward + 1]):
+            return
+        for first in range(0, len(rows), n):
+            some, step = rows[first : first + n], self.env_steps - len(rows) + first + n
+            for what, numbers in (("observations", some[:, d : 2 * d]), ("rewards", some[:, reward])):
+                if not all_finite(numbers):
+                    self._refuse_numbers(what, numbers, step)
+            if not all_finite(some[:, :d]):
+                self._refuse_numbers("observations", some[:, :d], step - n)
 
     def _see(self, obs: np.ndarray) -> None:
         if self.normalizer is not None:

@@ -7,12 +7,17 @@ Free of PyTorch and Hydra, so that help, completion and validation answer at onc
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import numbers
+import os
 import re
 import types
 import typing
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 SCHEDULES = ("constant", "linear")
@@ -20,10 +25,15 @@ POLICY_SCHEDULES = ("constant", "cosine")
 ACTIVATIONS = ("tanh", "relu")
 OPTIMIZERS = ("adam", "rmsprop")
 Q_LOSSES = ("huber", "mse")
+WEIGHT_NORMS = ("batch", "memory", "none")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "native", "torch")
-WANDB_MODES = ("online", "offline")
+WANDB_MODES = ("online", "offline", "disabled")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool")
+LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: what is larger ends no training
+MOST_AT_ONCE = 1_000_000  # rows of one batch, steps or updates of one round, units of one layer
+MOST_NOISE = 100  # deviation of noise on actions in [-1, 1]: with so much, every action is at a bound
+FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 # Where a sweep looks, in Hydra's grammar: the ranges that rl-zoo3 searches, less what only diverges.
 LEARNING_RATES = "tag(log, interval(1e-5, 1e-2))"
@@ -31,6 +41,16 @@ DISCOUNTS = "0.9,0.95,0.98,0.99,0.995,0.999"
 TRACE_DECAYS = "0.8,0.9,0.95,0.98,1.0"
 ENTROPY_WEIGHTS = "tag(log, interval(1e-8, 0.1))"
 TARGET_SHARES = "tag(log, interval(1e-3, 0.08))"
+
+
+def usual_settings(env_id: Any) -> dict[str, Any]:
+    """`reward_fn` and hyper-parameters that are usual in an environment, for where nothing else is asked for.
+
+    In ``ALE/…`` games signs of rewards are learned from, and the network of Mnih et al. 2015 has no layer behind its
+    features.
+    """
+    game = isinstance(env_id, str) and env_id.startswith("ALE/")
+    return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -69,6 +89,77 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
+def shown(value: Any) -> str:
+    """`value` for a message: one line of at most 200 characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of more digits than Python prints, or a broken __repr__
+        text = f"one of type {type(value).__name__} that cannot be printed"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def require(where: str, name: str, value: Any, kind: Any) -> None:
+    """Raise a TypeError unless `value` has the annotated type `kind`; an int serves as a float, a bool never as a
+    number."""
+    if not _is_a(value, kind):
+        raise TypeError(f"{where}: {name} must be of type {_type_name(kind)}, got {shown(value)}")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a float is a number to count by, such as 1e6."""
+    return type(value) is float and 1 <= value <= 2**53 and value.is_integer()
+
+
+def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """`value` as an int; NumPy's integers serve too, and whole numbers such as 1e6.
+
+    Raises
+    ------
+    TypeError
+        For what is no integer; a bool is none.
+    ValueError
+        For one outside [`least`, `most`].
+    """
+    if _is_whole(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{where}: {name} must be an integer, got {shown(value)}")
+    if not least <= value <= most:
+        bounds = f"be >= {least}" if value < least else f"be at most {most}"
+        raise ValueError(f"{where}: {name} must {bounds}, got {shown(value)}")
+    return int(value)
+
+
+def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """`value`, one of `choices`; else a ValueError that names the nearest."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{where}: {name} must be one of {', '.join(choices)}, got {shown(value)}; {nearest(shown(value), choices)}"
+        )
+    return value
+
+
+def _unfit(value: Any, kind: Any, most: int) -> str | None:
+    """The rule that a number breaks wherever it stands, since kernels hold no such number; None for all others."""
+    if isinstance(value, (list, tuple)):
+        rules = (_unfit(item, typing.get_args(kind)[0], most) for item in value) if typing.get_args(kind) else ()
+        return next((rule for rule in rules if rule is not None), None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if float not in (kind, *typing.get_args(kind)):
+        return f"lie between -{most:,} and {most:,}" if isinstance(value, int) and abs(value) > most else None
+    if value != value:
+        return "be a number"
+    if isinstance(value, float) and math.isinf(value):
+        return None  # off, where a field's own rule allows it
+    return f"be at most {FLOAT32_MAX:.1e} in size, which float32 holds" if abs(value) > FLOAT32_MAX else None
+
+
+def _vanishes(value: Any) -> bool:
+    """Whether a number that is not 0 becomes 0 as float32 has it."""
+    return isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN
+
+
 def searched(default: Any, space: str) -> Any:
     """A field that sweeps may search: its default, and the range in Hydra's grammar, which stands in its metadata."""
     metadata = {"search": space}
@@ -82,18 +173,35 @@ class Config:
     """Base of all configurations: checks types, then the rules that `rules` yields."""
 
     uses_dataset: ClassVar[str] = "never"  # whether an algorithm learns from a dataset: never, may, or must
+    largest: ClassVar[int] = 2**63 - 1  # no whole number is larger
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        where, hints = type(self).__name__, typing.get_type_hints(type(self))
         for item in fields(self):
-            value = getattr(self, item.name)
-            if not _is_a(value, hints[item.name]):
-                raise TypeError(
-                    f"{type(self).__name__}: {item.name} must be of type {_type_name(hints[item.name])}, got {value!r}"
-                )
+            value, kind = getattr(self, item.name), hints[item.name]
+            if isinstance(value, tuple):
+                setattr(self, item.name, value := list(value))  # as a file has it
+            if _is_whole(value) and not _is_a(value, kind) and _is_a(int(value), kind):
+                setattr(self, item.name, value := int(value))  # 1e6 is a whole number
+            try:
+                require(where, item.name, value, kind)
+            except TypeError as e:
+                from rlox.migration import answers
+
+                theirs = answers(item.name, hints, value=value)
+                raise TypeError(f"{e}{f'; {theirs}' if theirs else ''}") from None
+            rule = _unfit(value, kind, self.largest)
+            if rule is not None:
+                raise ValueError(f"{where}: {item.name} must {rule}, got {shown(value)}")
         for name, holds, rule in self.rules():
             if not holds:
-                raise ValueError(f"{type(self).__name__}: {name} must {rule}, got {getattr(self, name)!r}")
+                raise ValueError(f"{where}: {name} must {rule}, got {shown(getattr(self, name))}")
+        for name in [item.name for item in fields(self) if _vanishes(getattr(self, item.name))]:
+            try:
+                replace(self, **{name: 0.0})
+            except ValueError as e:
+                least = f"{name} must be at least {FLOAT32_MIN:.1e}, which float32 holds"
+                raise ValueError(f"{where}: {least}, got {shown(getattr(self, name))}") from e
 
     def rules(self) -> Iterable[tuple[str, bool, str]]:
         """Yield (field, whether it holds, "be > 0") for every rule a value must obey."""
@@ -101,20 +209,94 @@ class Config:
 
     @classmethod
     def from_kwargs(cls, owner: str, **values: Any) -> Config:
-        """Build from keyword arguments; an unknown name is a TypeError that names the nearest field."""
+        """Build from keyword arguments; an unknown name is a TypeError that names the nearest field, or says what the
+        keyword of another trainer is here."""
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
-                raise TypeError(f"{owner}: unknown hyper-parameter {name!r}; {nearest(name, known)}")
+                from rlox.migration import answers
+
+                raise TypeError(
+                    f"{owner}: unknown hyper-parameter {name!r}; {answers(name, known) or nearest(name, known)}"
+                )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields by name, configurations within it as dicts too."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """What `to_dict` returned, or a part of it, as a configuration.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an unknown field (with the nearest name), a value of another type, or one that breaks a rule.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"{cls.__name__}: a configuration must map fields to values, got {shown(values)}")
+        hints, given = typing.get_type_hints(cls), dict(values)
+        for name, value in values.items():
+            kinds = [kind for kind in (hints.get(name), *typing.get_args(hints.get(name))) if isinstance(kind, type)]
+            inner = next((kind for kind in kinds if issubclass(kind, Config)), None)
+            if inner is not None and isinstance(value, Mapping):
+                given[name] = inner.from_dict(value)
+        return cls.from_kwargs(cls.__name__, **given)
+
+    def to_yaml(self, path: str | os.PathLike) -> None:
+        """Write the fields to a YAML file, from which `from_yaml` makes an equal configuration."""
+        import yaml
+
+        # By JSON, which turns tuples and NumPy's floats into what YAML knows.
+        Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False))
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike) -> Config:
+        """Read a YAML file of fields; what it lacks has its default. Numbers such as ``3e-4`` are numbers.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        TypeError, ValueError
+            As `from_dict`; and for a file that is no YAML.
+        """
+        import yaml
+
+        class Loader(yaml.SafeLoader):
+            """YAML 1.1 takes 3e-4, which has no dot, for a text."""
+
+        Loader.add_implicit_resolver(
+            "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
+        )
+        try:
+            return cls.from_dict(yaml.load(Path(path).read_text(), Loader) or {})
+        except yaml.YAMLError as e:
+            raise ValueError(f"{cls.__name__}.from_yaml: {path} must be a YAML file: {' '.join(str(e).split())}") from e
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in `value`, which may hold lists and mappings, is NaN or infinite."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _width_rules(widths: list[int]) -> Iterable[tuple[str, bool, str]]:
+    yield "hidden_sizes", all(width >= 1 for width in widths), "hold widths >= 1"
+    yield "hidden_sizes", all(width <= MOST_AT_ONCE for width in widths), f"hold widths of at most {MOST_AT_ONCE:,}"
+    few = all(one * other <= 2**30 for one, other in pairwise(widths))
+    yield "hidden_sizes", few, "need at most 2**30 weights between two layers"
 
 
 @dataclass
 class OnPolicyConfig(Config):
     """What every on-policy actor-critic shares."""
+
+    largest = LARGEST_COUNT
 
     n_steps: int = searched(128, "32,64,128,256,512,1024,2048")  # steps per environment in one rollout
     learning_rate: float = searched(2.5e-4, LEARNING_RATES)  # step size of the optimiser at the start
@@ -153,7 +335,7 @@ class OnPolicyConfig(Config):
             self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
             "be > 0 and finite, or null",
         )
-        yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
+        yield from _width_rules(self.hidden_sizes)
         yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
         yield "clip_obs", self.clip_obs > 0, "be > 0"
         yield "clip_rewards", self.clip_rewards > 0, "be > 0"
@@ -168,7 +350,7 @@ class PPOConfig(OnPolicyConfig):
     batch_size: int = searched(256, "32,64,128,256,512")  # transitions per gradient step
     clip_eps: float = searched(0.2, "0.1,0.2,0.3,0.4")  # the probability ratio is clipped to [1 - eps, 1 + eps]
     clip_eps_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
-    clip_vf: float | None = None  # clip value changes to this distance, in units of return; null: off
+    clip_vf: float | None = None  # value changes are clipped to this, as Stable-Baselines3's (no maximum); null: off
     target_kl: float | None = (
         None  # stop the epochs once the KL to the old policy passes 1.5 times this, nats; null: off
     )
@@ -183,8 +365,8 @@ class PPOConfig(OnPolicyConfig):
             self.clip_eps_schedule in SCHEDULES,
             f"be one of {', '.join(SCHEDULES)}",
         )
-        yield "clip_vf", self.clip_vf is None or self.clip_vf > 0, "be > 0 or null"
-        yield "target_kl", self.target_kl is None or self.target_kl > 0, "be > 0 or null"
+        yield "clip_vf", self.clip_vf is None or 0 < self.clip_vf < math.inf, "be > 0 and finite, or null"
+        yield "target_kl", self.target_kl is None or 0 < self.target_kl < math.inf, "be > 0 and finite, or null"
 
 
 @dataclass
@@ -203,6 +385,8 @@ class A2CConfig(OnPolicyConfig):
 class BatchConfig(Config):
     """What every algorithm shares that learns from samples of stored transitions."""
 
+    largest = LARGEST_COUNT
+
     learning_rate: float = searched(1e-4, LEARNING_RATES)  # step size of the optimiser at the start
     learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
     batch_size: int = searched(64, "32,64,128,256,512")  # transitions per update
@@ -219,12 +403,13 @@ class BatchConfig(Config):
             f"be one of {', '.join(SCHEDULES)}",
         )
         yield "batch_size", self.batch_size >= 1, "be >= 1"
+        yield "batch_size", self.batch_size <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
         yield (
             "max_grad_norm",
             self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
             "be > 0 and finite, or null",
         )
-        yield "hidden_sizes", all(width >= 1 for width in self.hidden_sizes), "hold widths >= 1"
+        yield from _width_rules(self.hidden_sizes)
         yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
 
 
@@ -245,7 +430,9 @@ class OffPolicyConfig(BatchConfig):
         yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
         yield "learning_starts", self.learning_starts >= 0, "be >= 0"
         yield "train_freq", self.train_freq >= 1, "be >= 1"
+        yield "train_freq", self.train_freq <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
         yield "gradient_steps", self.gradient_steps >= 1 or self.gradient_steps == -1, "be >= 1, or -1"
+        yield "gradient_steps", self.gradient_steps <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
 
 
 @dataclass
@@ -291,7 +478,7 @@ class TwinCriticConfig(OffPolicyConfig):
         yield from super().rules()
         yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
         yield "dataset_share", 0 < self.dataset_share < 1, "be in (0, 1)"
-        yield "exploration_noise", 0 <= self.exploration_noise < math.inf, "be >= 0 and finite"
+        yield "exploration_noise", 0 <= self.exploration_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
         yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"
         correlated = self.noise_correlation > 0
         yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 where noise_correlation is"
@@ -325,8 +512,8 @@ class DelayConfig(Config):
     def rules(self):
         yield from super().rules()
         yield "policy_delay", self.policy_delay >= 1, "be >= 1"
-        for name in ("target_noise", "noise_clip"):
-            yield name, 0 <= getattr(self, name) < math.inf, "be >= 0 and finite"
+        yield "target_noise", 0 <= self.target_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
+        yield "noise_clip", 0 <= self.noise_clip < math.inf, "be >= 0 and finite"
 
 
 @dataclass
@@ -429,6 +616,7 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
         yield "cql_alpha", 0 <= self.cql_alpha < math.inf, "be >= 0 and finite"
         yield "cql_alpha", self.cql_alpha > 0 or not self.auto_alpha, "be > 0 where auto_alpha is true"
         yield "n_random_actions", self.n_random_actions >= 1, "be >= 1"
+        yield "n_random_actions", self.n_random_actions <= 1000, "be at most 1,000"
         yield "cql_target_value", math.isfinite(self.cql_target_value), "be finite"
 
 
@@ -474,11 +662,15 @@ class PrioritizedBufferConfig(BufferConfig):
     name: str = "prioritized"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     alpha: float = searched(0.6, "interval(0.3, 0.9)")  # exponent of the priorities: 0 draws uniformly, 1 in proportion
     beta: float = 0.4  # exponent of the importance weights at the start; it rises to 1 at total_timesteps, linearly
+    eps: float = 1e-2  # smallest priority: a TD error below it counts as it, so that no transition is lost
+    weight_norm: str = "none"  # importance weights are divided by the largest of: batch, memory; none: by nothing
 
     def rules(self):
         yield from super().rules()
         yield "alpha", 0 <= self.alpha <= 1, "be in [0, 1]"
         yield "beta", 0 <= self.beta <= 1, "be in [0, 1]"
+        yield "eps", 0 <= self.eps < math.inf, "be >= 0 and finite"
+        yield "weight_norm", self.weight_norm in WEIGHT_NORMS, f"be one of {', '.join(WEIGHT_NORMS)}"
 
 
 @dataclass
@@ -486,17 +678,22 @@ class MmapBufferConfig(BufferConfig):
     """Uniform; the newest transitions in memory, older ones in a file."""
 
     name: str = "mmap"  # which one (`rlox ls buffers`); chosen by buffer=NAME
-    hot_size: int = 10_000  # transitions held in memory
+    hot_size: int | None = None  # transitions held in memory; null: 10_000, or size where that is smaller
     folder: str | None = None  # folder of the file; null: the run's (library: a temporary one)
 
     frame_stacks = False
 
     def rules(self):
         yield from super().rules()
-        yield "hot_size", 1 <= self.hot_size <= self.size, f"be between 1 and size ({self.size})"
+        yield "hot_size", 1 <= self.n_hot <= self.size, f"be between 1 and size ({self.size}), or null"
+
+    @property
+    def n_hot(self) -> int:
+        """`hot_size`, or what null stands for."""
+        return min(10_000, self.size) if self.hot_size is None else self.hot_size
 
     def arguments(self):
-        return {"hot_capacity": self.hot_size, "total_capacity": self.size, "cold_path": self.folder}
+        return {"hot_capacity": self.n_hot, "total_capacity": self.size, "cold_path": self.folder}
 
 
 @dataclass
@@ -533,6 +730,7 @@ class EnvConfig(Config):
         yield "id", bool(self.id), "not be empty"
         yield "reward_fn", self.reward_fn != "", "be module:NAME, the name of an installed reward, or null"
         yield "n_envs", self.n_envs >= 1, "be >= 1"
+        yield "kwargs", _is_finite(self.kwargs), "hold no NaN and no infinity, which checkpoints cannot store"
         yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
         yield "backend", self.backend in ENV_BACKENDS, f"be one of {', '.join(ENV_BACKENDS)}"
         pool = self.backend == "envpool"
@@ -549,9 +747,13 @@ class EvalConfig(Config):
     seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
     stop_at: float | None = None  # stop training once the mean return reaches this; null: off
     patience: int | None = None  # stop training after this many evaluations without a better one; null: off
+    max_steps: int | None = None  # steps at which an episode is cut; null: 108,000, or the env's own limit if higher
+    workers: int = -1  # processes that evaluate beside training; 0: none; -1: where a core is free and it takes long
 
     def rules(self):
         yield "n_points", self.n_points >= 0, "be >= 0"
+        yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
+        yield "workers", self.workers >= -1, "be >= 0, or -1"
         stops = self.stop_at is not None or self.patience is not None
         yield "n_points", self.n_points >= 1 or not stops, "be >= 1 where stop_at or patience is set"
         yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
@@ -597,7 +799,7 @@ class WandbConfig(Config):
 
     project: str = "rlox"  # project the run is filed under
     entity: str | None = None  # team or user; null: your default
-    mode: str = "online"  # online, or offline: files under the run folder, for `wandb sync`
+    mode: str | None = None  # online; offline: files in the run folder; disabled; null: WANDB_MODE, else online
     run_name: str | None = None  # name shown in the UI; null: the run folder's name
     group: str | None = None  # group of runs, a sweep for example
     tags: list[str] = field(default_factory=list)  # tags of the run
@@ -605,7 +807,24 @@ class WandbConfig(Config):
 
     def rules(self):
         yield "project", bool(self.project), "not be empty"
-        yield "mode", self.mode in WANDB_MODES, f"be one of {', '.join(WANDB_MODES)}"
+        yield "mode", self.mode in (None, *WANDB_MODES), f"be one of {', '.join(WANDB_MODES)}, or null for WANDB_MODE"
+
+    @property
+    def in_effect(self) -> str:
+        """`mode`, or what the environment variable WANDB_MODE says where that is null.
+
+        Raises
+        ------
+        ValueError
+            If the variable says something else than a mode.
+        """
+        if self.mode is not None:
+            return self.mode
+        said = os.environ.get("WANDB_MODE") or "online"
+        found = {"dryrun": "offline", "run": "online"}.get(said, said)  # W&B's own older names
+        if found not in WANDB_MODES:
+            raise ValueError(f"WandbConfig: WANDB_MODE must be one of {', '.join(WANDB_MODES)}, got {said!r}")
+        return found
 
 
 @dataclass
@@ -644,7 +863,7 @@ class RunConfig(Config):
 
     seed: int = 0  # decides initialisation, environments, sampling and shuffling
     total_timesteps: int = 100_000  # environment steps, over all environments together; offline: updates
-    schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, as it was at the start
+    schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, also once raised
     max_time: str | None = None  # stop after this long, saved and evaluated: 90s, 30m, 2h; null: off
     init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
     imports: list[str] = field(default_factory=list)  # modules to import first, for environments of your own (--import)
@@ -715,7 +934,7 @@ def tuned(algo: str, env: str) -> dict[str, Any]:
     if ".." in env.split("/") or not path.is_file():
         have = ", ".join(f"{a}/{e}" for a, e in tuned_pairs()) or "none"
         raise ValueError(f"tuned: no settings ship for {algo}/{env}; there are: {have}")
-    return yaml.safe_load(path.read_text())
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def tuned_pairs() -> list[tuple[str, str]]:

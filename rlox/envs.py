@@ -6,12 +6,12 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from rlox.config import ENV_BACKENDS, nearest
+from rlox.config import ENV_BACKENDS, integer, nearest
 from rlox.gym_registration import announce, gym_id
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.envs.vec_env import native_ids, register_native
@@ -35,16 +35,27 @@ class EnvSpec:
     obs_shape: tuple[int, ...]  # (D,), or (C, H, W) for images
     obs_dtype: type = np.float32  # np.float32, or np.uint8 for images
     n_stacked: int = 1  # frames in an image that moves on by one frame a step (gymnasium's FrameStackObservation)
+    obs_bytes: tuple[int, ...] | None = None  # shape of a uint8 Box that is no image: its numbers are taken as they are
     n_actions: int | None = None  # Discrete: how many actions
     n_choices: tuple[int, ...] | None = None  # MultiDiscrete: how many choices each of the K components has
     act_dim: int | None = None  # Box: length A of an action
     act_low: np.ndarray | None = None  # (A,) f32, -inf where unbounded
     act_high: np.ndarray | None = None  # (A,) f32, inf where unbounded
+    # What an observation of several parts is made of: the key of each, and how many numbers it has.
+    parts: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EnvSpec) and all(
-            np.array_equal(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)
+            np.array_equal(getattr(self, item.name), getattr(other, item.name)) for item in fields(self) if item.compare
         )
+
+    def part(self, i: int) -> str:
+        """Where number `i` of an observation comes from: the key of its part and the place in there."""
+        for key, size in self.parts:
+            if i < size:
+                return f"number {i} of {key!r}"
+            i -= size
+        return f"number {i}"
 
     @property
     def obs_dim(self) -> int:
@@ -225,9 +236,9 @@ def make_vec_env(
         For an id that gymnasium does not know either, a space that no policy serves, an unknown backend, or wrappers
         or workers with ``envpool``.
     """
-    if n_envs < 1:
-        raise ValueError(f"make_vec_env: n_envs must be >= 1, got {n_envs}")
-    if not 0 <= workers <= n_envs:
+    n_envs = integer("make_vec_env", "n_envs", n_envs, 1)
+    seed = integer("make_vec_env", "seed", seed, 0, 2**64 - 1)
+    if not 0 <= integer("make_vec_env", "workers", workers, 0) <= n_envs:
         raise ValueError(f"make_vec_env: workers must be between 0 and n_envs ({n_envs}), got {workers}")
     if backend not in ENV_BACKENDS:
         raise ValueError(

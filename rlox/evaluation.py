@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlox.collectors import all_finite
+from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
+from rlox.gym_answers import NO_ANSWERS, UNANSWERED, blame_env
 from rlox.gym_vec_env import SpaceAdapter, checked_actions, make_fresh_gym_env
 from rlox.kernels.rng import Rng
 from rlox.native import NativeActor
@@ -19,9 +23,15 @@ from rlox.streams import Stream
 if TYPE_CHECKING:
     from torch import nn
 
+    from rlox.exploration import ActionNoise
+
 # Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
 # of another shape round differently.
 _SIDE_BY_SIDE = 100
+
+# An episode of an evaluation is cut after so many steps, or the environment's own limit where that is more. No game of
+# Atari's is longer, not in frames.
+MAX_STEPS = 108_000
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,7 @@ class Evaluation:
     lengths: np.ndarray  # (E,) int64
     seed: int
     deterministic: bool
+    n_cut: int = 0  # episodes that were cut at the limit of steps
 
     def summary(self) -> dict[str, float | int]:
         """``mean_return std_return min_return max_return mean_length n_episodes``; std is over episodes (ddof 0)."""
@@ -96,6 +107,8 @@ def evaluate(
     transform: Callable[[np.ndarray], np.ndarray] | None = None,
     frames: Callable[[np.ndarray], None] | None = None,
     render: bool = False,
+    max_steps: int | None = None,
+    noise: Callable[[int], ActionNoise | None] | None = None,
 ) -> Evaluation:
     """Play `n_episodes` episodes of one fresh environment seeded `seed`.
 
@@ -123,16 +136,23 @@ def evaluate(
         too.
     render : bool
         Show the episodes in a window, likewise in gymnasium's environment.
+    max_steps : int, optional
+        Steps after which an episode is cut, as if truncated, with a RuntimeWarning; None: 108,000, or the environment's
+        own time limit where that is more.
+    noise : callable, optional
+        Given a number of environments, the noise that is added to their actions where they are sampled; None for none.
 
     Raises
     ------
     TypeError
-        If `deterministic` and the policy has no ``mode``.
+        If `n_episodes` or `seed` is no integer, or `deterministic` and the policy has no ``mode``.
     ValueError
-        If `n_episodes` < 1, the environment is unknown, or it cannot be rendered as asked for.
+        If `n_episodes` or `max_steps` < 1, the environment is unknown, or it cannot be rendered as asked for.
     """
-    if n_episodes < 1:
-        raise ValueError(f"evaluate: n_episodes must be >= 1, got {n_episodes}")
+    n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
+    max_steps = None if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
+    seed = integer("evaluate", "seed", seed, 0)
+    require("evaluate", "deterministic", deterministic, bool)
     if render and frames is not None:
         raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
     actor = policy
@@ -148,17 +168,53 @@ def evaluate(
         seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
         return actor.mode(seen) if deterministic else actor.sample(seen, rng)
 
+    def exploring(n: int) -> _Exploring:
+        return _Exploring(act, None if deterministic or noise is None else noise(n), rng)
+
     native = is_native(env_id)
     if native and not (env_kwargs or wrappers or render or frames is not None):
-        returns, lengths = _play_native(act, env_id, n_episodes, seed)
+        played = _play_native(exploring, env_id, n_episodes, seed, max_steps)
     else:
         mode_name = "human" if render else None if frames is None else "rgb_array"
-        returns, lengths = _play_gym(act, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames)
-    return Evaluation(returns, lengths, seed, deterministic)
+        played = _play_gym(exploring, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, max_steps)
+    returns, lengths, n_cut = played
+    if not all_finite(returns):
+        bad = int(np.argmin(np.isfinite(returns)))
+        raise FloatingPointError(
+            f"evaluate: {env_name(env_id)}: rewards must be finite, got a return of {returns[bad]} in episode {bad}, "
+            f"{lengths[bad]} steps long; mend the environment"
+        )
+    return Evaluation(returns, lengths, seed, deterministic, n_cut)
 
 
-def _play_native(act, env_id, n_episodes, seed) -> tuple[np.ndarray, np.ndarray]:
-    returns, lengths = np.empty(n_episodes), np.empty(n_episodes, np.int64)
+def warn_of_cut(env_id: Any, limit: int) -> None:
+    """Say that an episode did not end by itself."""
+    warnings.warn(
+        f"evaluate: an episode of {env_name(env_id)} did not end within {limit:,} steps and was cut there; give it a "
+        "time limit, such as env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}], or cut earlier: eval.max_steps",
+        RuntimeWarning,
+        2,
+    )
+
+
+class _Exploring:
+    """How N environments are acted in: by `act`, with noise where there is some."""
+
+    def __init__(self, act: Callable[[np.ndarray], np.ndarray], noise: ActionNoise | None, rng: Rng):
+        self._act, self._noise, self._rng = act, noise, rng
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        actions = self._act(obs)
+        return actions if self._noise is None else actions + self._noise.draw(self._rng)
+
+    def end(self, ended: np.ndarray) -> None:
+        """These environments' episodes have `ended`, (N,) bool."""
+        if self._noise is not None:
+            self._noise.end(ended)
+
+
+def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.ndarray, np.ndarray, int]:
+    returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
     for first in range(0, n_episodes, _SIDE_BY_SIDE):
         n = min(_SIDE_BY_SIDE, n_episodes - first)
         env = make_vec_env(env_id, n, seed)
@@ -170,24 +226,37 @@ def _play_native(act, env_id, n_episodes, seed) -> tuple[np.ndarray, np.ndarray]
         state["episodes"][:] = np.arange(first, first + n)
         env.set_state(state)
         obs = env.reset_all()
-        running = np.ones(n, bool)
+        running, act = np.ones(n, bool), exploring(n)
+        limit, t = max_steps or max(MAX_STEPS, env.max_episode_steps or 0), 0
         while running.any():
+            t += 1
             actions = act(obs)
             step = env.step_all(spec.clip(actions))
-            ended = running & (step["terminated"] | step["truncated"])
+            over = step["terminated"] | step["truncated"]
+            act.end(over)
+            ended = running & over
+            if t == limit and not ended[running].all():
+                warn_of_cut(env_id, limit)
+                n_cut += int((running & ~ended).sum())
+                ended = running
             at = first + np.flatnonzero(ended)
             returns[at] = step["episode_return"][ended]
             lengths[at] = step["episode_length"][ended]
             running &= ~ended
             obs = step["obs"]
-    return returns, lengths
+    return returns, lengths, n_cut
 
 
-def _play_gym(act, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames) -> tuple[np.ndarray, np.ndarray]:
+def _play_gym(
+    exploring, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps
+) -> tuple[np.ndarray, np.ndarray, int]:
     if render_mode is not None:
         kwargs = {**(kwargs or {}), "render_mode": render_mode}
     env = make_fresh_gym_env(env_id, kwargs, wrappers)
-    returns, lengths = np.zeros(n_episodes), np.zeros(n_episodes, np.int64)
+    returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
+    own_limit = getattr(env.unwrapped.spec, "max_episode_steps", None)
+    limit = max_steps or max(MAX_STEPS, own_limit or 0)
+    hook, answer, action = "reset", UNANSWERED, None
     try:
         if env.render_mode != render_mode and render_mode is not None:
             modes = env.metadata.get("render_modes") or ["none"]
@@ -195,25 +264,47 @@ def _play_gym(act, env_id, n_episodes, seed, kwargs, wrappers, render_mode, fram
                 f"evaluate: {env_name(env_id)} must offer the render mode {render_mode}, it has {', '.join(modes)}"
             )
         adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
-        spec = adapter.spec
+        spec, act = adapter.spec, exploring(1)
 
         def show(episode: int) -> None:
             if frames is not None and episode == 0:
                 frames(np.asarray(env.render()))
 
         for i in range(n_episodes):
-            raw, _ = env.reset(seed=seed % 2**31 if i == 0 else None)
+            hook, answer = "reset", UNANSWERED
+            answer = env.reset(seed=seed % 2**31 if i == 0 else None)
+            raw, _ = answer
             show(i)
             over = False
             while not over:
                 # A copy, whose rows the policy may keep; an environment may use its array again.
-                obs = np.array(adapter.observe(raw), spec.obs_dtype, order="C")[None]
+                obs = np.array(adapter.row(raw), spec.obs_dtype, order="C")[None]
+                if not all_finite(obs):
+                    at = spec.part(int(np.argmin(np.isfinite(obs).ravel())))
+                    raise FloatingPointError(
+                        f"evaluate: {env_name(env_id)}: observations must be finite, got "
+                        f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; mend the "
+                        "environment, or cut it off by a wrapper"
+                    )
                 actions = checked_actions(spec, spec.clip(act(obs)), 1, "evaluate")
-                raw, reward, terminated, truncated, _ = env.step(adapter.to_env(actions[0]))
+                hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])
+                answer = env.step(action)
+                raw, reward, terminated, truncated, _ = answer
+                if not NO_ANSWERS.isdisjoint(map(type, answer[1:4])):
+                    raise TypeError("step must return a number and two flags")
                 show(i)
                 returns[i] += float(reward)
                 lengths[i] += 1
                 over = terminated or truncated
+                if not over and lengths[i] == limit:
+                    warn_of_cut(env_id, limit)
+                    n_cut += 1
+                    break
+            act.end(np.ones(1, bool))
+    except (Exception, SystemExit) as e:
+        # What the policy, or the drawing of pictures, has raised has no answer of the environment's before it.
+        blame_env(e, env, hook, answer, "evaluate", f"evaluation on {env_name(env_id)}: {hook}", action=action)
+        raise
     finally:
         env.close()
-    return returns, lengths
+    return returns, lengths, n_cut

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from rlox import env_state
 from rlox.config import nearest
 from rlox.envs import EnvSpec, env_name, foreign_id, native_env_ids
+from rlox.failures import blame, frames_of
+from rlox.gym_answers import NO_ANSWERS, UNANSWERED, blame_env, described
 from rlox.kernels.rng import Rng
 from rlox.streams import Stream
 
@@ -74,10 +77,20 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
     TypeError
         If `env` or a wrapper is nothing of the above.
     """
-    import gymnasium
-
     if isinstance(wrappers, (str, Mapping)):
         raise TypeError(f"make_gym_env: wrappers must be a list, got {wrappers!r}")
+    try:
+        return _made(env, kwargs, wrappers)
+    except Exception as e:
+        # What is refused here, and a package that is missing, name what is at fault themselves.
+        if frames_of(e.__traceback__)[-1].module != "rlox" and not isinstance(e, ImportError):
+            blame(e, f"making environment {env_name(env)}")
+        raise
+
+
+def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
+    import gymnasium
+
     if isinstance(env, gymnasium.Env):
         if kwargs:
             raise ValueError(
@@ -147,7 +160,8 @@ def _from_id(env: str, kwargs: dict[str, Any]):
     except error.Error as e:
         if isinstance(e, error.DependencyNotInstalled) or isinstance(e.__cause__, ImportError):
             raise _missing(env, f"{e} {e.__cause__ or ''}") from e
-        if isinstance(e, error.UnregisteredEnv):
+        # One that is registered may itself make others that are not.
+        if isinstance(e, error.UnregisteredEnv) and env.rpartition(":")[2] not in gymnasium.registry:
             raise ValueError(f"make_gym_env: env must be a registered id, got {env!r}; {_nearest_id(env)}") from e
         raise ValueError(f"make_gym_env: {env} cannot be made: {e}") from e
     except TypeError as e:
@@ -242,25 +256,28 @@ class SpaceAdapter:
     """
 
     def __init__(self, obs_space, act_space, where: str = "SpaceAdapter"):
+        self._where = where
         obs_shape, obs_dtype, self.observe = _observer(obs_space, where)
+        unscaled = _bytes_shape(obs_space)
         from gymnasium import spaces
 
         if isinstance(act_space, spaces.Discrete):
             first = int(act_space.start)
-            self.spec = EnvSpec(obs_shape, obs_dtype, n_actions=int(act_space.n))
+            self.spec = EnvSpec(obs_shape, obs_dtype, n_actions=int(act_space.n), obs_bytes=unscaled)
             self.to_env: Callable[[Any], Any] = lambda action: int(action) + first
         elif isinstance(act_space, (spaces.MultiDiscrete, spaces.MultiBinary)):
             shape, dtype = act_space.shape, act_space.dtype
             multi = isinstance(act_space, spaces.MultiDiscrete)
             choices = act_space.nvec.ravel().tolist() if multi else [2] * math.prod(shape)
             start = act_space.start if multi else 0
-            self.spec = EnvSpec(obs_shape, obs_dtype, n_choices=tuple(choices))
+            self.spec = EnvSpec(obs_shape, obs_dtype, n_choices=tuple(choices), obs_bytes=unscaled)
             self.to_env = lambda action: (action.reshape(shape) + start).astype(dtype)
         elif isinstance(act_space, spaces.Box) and act_space.dtype.kind == "f":
             shape, dtype = act_space.shape, act_space.dtype
             with np.errstate(over="ignore"):
                 low, high = (bound.ravel().astype(np.float32) for bound in (act_space.low, act_space.high))
-            self.spec = EnvSpec(obs_shape, obs_dtype, act_dim=low.size, act_low=low, act_high=high)
+            bounds = {"act_low": low, "act_high": high}
+            self.spec = EnvSpec(obs_shape, obs_dtype, act_dim=low.size, **bounds, obs_bytes=unscaled)
             # A copy: an environment may keep or change what it is given.
             self.to_env = lambda action: action.reshape(shape).astype(dtype)
         else:
@@ -269,6 +286,39 @@ class SpaceAdapter:
                 f"{act_space}; pass a callable that wraps the environment in "
                 "gymnasium.wrappers.TransformAction(env, func, action_space), or name a wrapper of your own"
             )
+        self.spec = replace(self.spec, parts=tuple(_parts(obs_space)))
+        self._plain_shape = None if self.spec.image else obs_shape
+
+    def row(self, obs: Any) -> Any:
+        """`observe`, where assigning the result to a row of an array could not bend it, or lose a part of it, silently.
+
+        Raises
+        ------
+        ValueError
+            For another shape, and for an image of floats.
+        """
+        obs, spec = self.observe(obs), self.spec
+        if type(obs) is np.ndarray and obs.shape == self._plain_shape and obs.dtype.kind in "fiub":
+            return obs
+        array = np.asarray(obs)
+        if array.shape != spec.obs_shape or array.dtype.kind not in ("iub" if spec.image else "fiub"):
+            raise ValueError(
+                f"{self._where}: observations must have shape {spec.obs_shape} and dtype {np.dtype(spec.obs_dtype)}, "
+                f"as the space says, got {described(obs)}"
+            )
+        return obs
+
+
+def _parts(space, key: str = "") -> Iterator[tuple[str, int]]:
+    """The keys of a Dict's or Tuple's parts, a part's own parts behind a dot, with the numbers that each becomes."""
+    from gymnasium import spaces
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for name, part in items:
+            yield from _parts(part, f"{key}.{name}" if key else str(name))
+    elif key:
+        yield key, spaces.flatdim(space)
 
 
 def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
@@ -303,6 +353,14 @@ def _is_image(space) -> bool:
     from gymnasium import spaces
 
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (3, 4)
+
+
+def _bytes_shape(space) -> tuple[int, ...] | None:
+    """Shape of a Box of bytes that is no image; None for any other space."""
+    from gymnasium import spaces
+
+    whole = isinstance(space, spaces.Box) and space.dtype == np.uint8 and not _is_image(space)
+    return space.shape if whole and space.high.max(initial=0) == 255 else None
 
 
 def _holds_image(space) -> bool:
@@ -380,12 +438,26 @@ class EnvGroup:
         How many.
     where : str
         Whom errors name.
+    first : int
+        The number of the first one, as errors count them.
+    process : str
+        Which process steps them, where it is another than that of the training.
     """
 
-    def __init__(self, env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any], n: int, where: str):
+    def __init__(
+        self,
+        env: Any,
+        kwargs: dict[str, Any] | None,
+        wrappers: Sequence[Any],
+        n: int,
+        where: str,
+        first: int = 0,
+        process: str = "",
+    ):
         from gymnasium.wrappers import FrameStackObservation
 
-        self.where = f"{where}: {env_name(env)}"
+        self.where, self._first = f"{where}: {env_name(env)}", first
+        self._name = ", ".join(filter(None, [env_name(env), process]))
         self.at = 0  # the environment that is being made, reset or stepped
         self.envs: list[Any] = []
         for self.at in range(n):
@@ -402,6 +474,8 @@ class EnvGroup:
             self.adapter.spec = replace(self.adapter.spec, n_stacked=self.envs[0].stack_size)
         self._returns = [0.0] * n
         self._lengths = [0] * n
+        self.return_queue: deque[float] = deque(maxlen=100)  # of the last episodes that ended, undiscounted
+        self.length_queue: deque[int] = deque(maxlen=100)  # steps
         self.stacks = [env_state.stack_of(e) for e in self.envs]
         self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)  # why they cannot be restored
 
@@ -446,44 +520,75 @@ class EnvGroup:
             self._start(self.at, seed, obs_out)
 
     def _start(self, i: int, seed: int | None, obs_out: np.ndarray | None) -> None:
-        obs = self.adapter.observe(self.envs[i].reset(seed=seed)[0])
-        if np.shape(obs) != self.adapter.spec.obs_shape:
-            # Assigned into the row it might be broadcast, without a word.
-            raise ValueError(
-                f"{self.where}: reset must return observations of shape {self.adapter.spec.obs_shape}, as its space "
-                f"says, got {np.shape(obs)}"
-            )
+        answer = UNANSWERED
+        try:
+            answer = self.envs[i].reset(seed=seed)
+            obs, _ = answer
+            obs = self.adapter.row(obs)
+            if obs_out is not None:
+                obs_out[i] = obs
+        except (Exception, SystemExit) as e:
+            self._blame("reset", e, answer)
+            raise
         self._returns[i], self._lengths[i] = 0.0, 0
-        if obs_out is not None:
-            obs_out[i] = obs
 
     def step(self, actions: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         """Take one step each; fill those arrays of `step_arrays` that `out` holds."""
-        observe, to_env = self.adapter.observe, self.adapter.to_env
+        row_of, to_env = self.adapter.row, self.adapter.to_env
         obs_out, final_out = out.get("obs"), out.get("final_obs")
         numbers = [out.get(key) for key in ("rewards", "terminated", "truncated", "episode_return", "episode_length")]
-        for i, env in enumerate(self.envs):
-            self.at = i
-            obs, reward, terminated, truncated, _ = env.step(to_env(actions[i]))
-            reward = float(reward)
-            self._returns[i] += reward
-            self._lengths[i] += 1
-            row = (reward, terminated, truncated, self._returns[i], self._lengths[i])
-            for array, value in zip(numbers, row, strict=True):
-                if array is not None:
-                    array[i] = value
-            # Written before the reset, which may reuse the environment's own array.
-            obs = observe(obs)
-            if final_out is not None:
-                final_out[i] = obs
-            if terminated or truncated:
-                self._start(i, None, obs_out)
-            elif obs_out is not None:
-                obs_out[i] = obs
+        answer = UNANSWERED
+        try:
+            for i, env in enumerate(self.envs):
+                self.at, answer = i, UNANSWERED
+                answer = env.step(to_env(actions[i]))
+                obs, reward, terminated, truncated, _ = answer
+                if not NO_ANSWERS.isdisjoint((type(reward), type(terminated), type(truncated))):
+                    raise TypeError("step must return a number and two flags")
+                reward = float(reward)
+                self._returns[i] += reward
+                self._lengths[i] += 1
+                row = (reward, terminated, truncated, self._returns[i], self._lengths[i])
+                for array, value in zip(numbers, row, strict=True):
+                    if array is not None:
+                        array[i] = value
+                # Written before the reset, which may reuse the environment's own array.
+                obs = row_of(obs)
+                if final_out is not None:
+                    final_out[i] = obs
+                if terminated or truncated:
+                    self.return_queue.append(self._returns[i])
+                    self.length_queue.append(self._lengths[i])
+                    self._start(i, None, obs_out)
+                elif obs_out is not None:
+                    obs_out[i] = obs
+        except (Exception, SystemExit) as e:
+            self._blame("step", e, answer, actions[self.at])
+            raise
+
+    def _blame(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
+        at, action = self.at, None if action is None else self.adapter.to_env(action)
+        blame_env(
+            e,
+            self.envs[at],
+            hook,
+            answer,
+            self.where,
+            f"environment {self._first + at} ({self._name}): {hook}",
+            f"{self._lengths[at] + 1} of its episode" if hook == "step" else "",
+            action,
+        )
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+class Count(int):
+    """A number that can be called as well: ``num_envs`` is gymnasium's attribute and the documents' method."""
+
+    def __call__(self) -> int:
+        return int(self)
 
 
 class ForeignVecEnv:
@@ -512,6 +617,11 @@ class ForeignVecEnv:
 
     def __len__(self) -> int:
         return self.n_envs
+
+    @property
+    def num_envs(self) -> Count:
+        """`n_envs` by gymnasium's word."""
+        return Count(self.n_envs)
 
     def __enter__(self):
         return self
@@ -655,6 +765,15 @@ class GymVecEnv(ForeignVecEnv):
     wrappers : sequence
         See `make_gym_env`.
 
+    Attributes
+    ----------
+    observation_space, action_space : gymnasium.Space
+        Of one environment, also by gymnasium's names ``single_observation_space`` and ``single_action_space``; what
+        `reset_all` and `step_all` give and take are arrays that `spec` describes.
+    return_queue, length_queue : deque
+        Undiscounted returns and steps of the last 100 episodes that ended, by gymnasium's names; `episode_rewards` and
+        `episode_lengths` are the same as lists.
+
     Raises
     ------
     ValueError
@@ -680,8 +799,21 @@ class GymVecEnv(ForeignVecEnv):
             )
         self._group = EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv")
         self.envs = self._group.envs
+        self.observation_space = self.single_observation_space = self.envs[0].observation_space
+        self.action_space = self.single_action_space = self.envs[0].action_space
+        self.return_queue, self.length_queue = self._group.return_queue, self._group.length_queue
         self.spec = self._group.adapter.spec
         self.why_not, self._stacks = self._group.why_not, self._group.stacks
+
+    @property
+    def episode_rewards(self) -> list[float]:
+        """Undiscounted returns of the last 100 episodes that ended."""
+        return list(self.return_queue)
+
+    @property
+    def episode_lengths(self) -> list[int]:
+        """Steps of the last 100 episodes that ended."""
+        return list(self.length_queue)
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
         found, self.why_not = self._group.get_state(), self._group.why_not

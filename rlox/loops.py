@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlox.config import integer
+from rlox.failures import Diverged
+
 if TYPE_CHECKING:
     import torch
+
+    from rlox.config import Config
+
+
+MOST_STEPS = 2**62 - 1  # of a training, since kernels add to them
 
 
 def _mean(recent: deque[float] | deque[int]) -> float:
@@ -29,10 +40,12 @@ class Counters:
     episodes: int = 0  # episodes completed
     horizon_start: int = 0  # steps (by the clock) at which the current training began
     horizon_steps: int = 0  # steps it was asked for
-    schedule_steps: int = 0  # steps after which its schedules end; another number where it was extended
+    schedule_steps: int = 0  # steps after which its schedules end; another number where it was asked for
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))  # undiscounted, of whole episodes
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=100))  # steps
     clock: str = "env_steps"  # the counter that a training's length is measured by; offline: updates
+    # Steps of the rollout or round that is being learned from, offline of the last update; 0 while it is collected.
+    in_round: int = field(default=0, compare=False)
 
     @property
     def steps(self) -> int:
@@ -46,8 +59,12 @@ class Counters:
 
     @property
     def progress(self) -> float:
-        """Fraction of the schedules' length that is done, in [0, 1]."""
-        return min(1.0, (self.steps - self.horizon_start) / max(1, self.schedule_steps))
+        """Fraction of the schedules' length that was done when the current rollout or round began, in [0, 1].
+
+        Its own steps do not count when it is learned from, so that the last update has a step size above 0, as in
+        CleanRL.
+        """
+        return min(1.0, (self.steps - self.in_round - self.horizon_start) / max(1, self.schedule_steps))
 
     @property
     def end(self) -> int:
@@ -59,22 +76,30 @@ class Counters:
     ) -> None:
         """Set the end of the training and of its schedules, as ``train`` is asked to; `name` is its word for `length`.
 
+        Schedules are stretched to an end that `until` moves, unless `schedule_timesteps` says where they end.
+
         Raises
         ------
+        TypeError
+            For what is no integer.
         ValueError
-            For a number below 1, both `length` and `until`, or neither where nothing was begun.
+            For a number below 1, both `length` and `until`, neither where nothing was begun, or an `until` that is
+            already past.
         """
-        for key, value in {name: length, "until": until, "schedule_timesteps": schedule_timesteps}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{where}: {key} must be >= 1, got {value}")
+        given = {name: length, "until": until, "schedule_timesteps": schedule_timesteps}
+        length, until, schedule_timesteps = (
+            None if value is None else integer(where, key, value, 1, MOST_STEPS) for key, value in given.items()
+        )
         if length is not None and until is not None:
             raise ValueError(f"{where}: {name} must not stand beside until; the first begins a new training")
         if length is None and not self.horizon_steps:
             raise ValueError(f"{where}: {name} must be given, for there is no training to go on with")
         if length is not None:
             self.horizon_start, self.horizon_steps, self.schedule_steps = self.steps, length, length
-        if until is not None:
-            self.horizon_steps = until - self.horizon_start
+        if until is not None and until != self.end:
+            if until < self.steps:
+                raise ValueError(f"{where}: until must be >= the {self.steps} {self.unit} that are done, got {until}")
+            self.horizon_steps = self.schedule_steps = until - self.horizon_start
         if schedule_timesteps is not None:
             self.schedule_steps = schedule_timesteps
 
@@ -99,7 +124,7 @@ class Counters:
 
     def scalars(self) -> dict[str, int]:
         """The integers alone, for a checkpoint's header."""
-        return {name: value for name, value in asdict(self).items() if isinstance(value, int)}
+        return {n: value for n, value in asdict(self).items() if isinstance(value, int) and n != "in_round"}
 
 
 @dataclass(frozen=True)
@@ -130,6 +155,99 @@ def scheduled(value: float, schedule: str, progress: float) -> float:
 def interpolated(start: float, end: float, progress: float, fraction: float) -> float:
     """From `start` to `end`, linearly over the first `fraction` of the horizon; `end` from then on."""
     return end if progress >= fraction else start + (end - start) * progress / fraction
+
+
+def schedule_values(config: Config, progress: float) -> dict[str, float]:
+    """The learning rate, and what else in `config` a schedule moves, at `progress`."""
+    found = {}
+    for name, kind in _with_schedule(type(config)):
+        schedule = getattr(config, kind)
+        if schedule != "constant" or name == "learning_rate":
+            found[name] = scheduled(getattr(config, name), schedule, progress)
+    return found
+
+
+@cache
+def _with_schedule(kind: type[Config]) -> list[tuple[str, str]]:
+    """The fields that have another one for their schedule, and that one; looked up once."""
+    names = [field.name for field in fields(kind)]
+    return [(name, f"{name}_schedule") for name in names if f"{name}_schedule" in names]
+
+
+def plan(algorithm: Any, name: str, length: int | None, until: int | None, schedule_timesteps: int | None) -> None:
+    """Set the end of a training and of its schedules, as ``train`` is asked to; `name` is its word for `length`.
+
+    Warns
+    -----
+    RuntimeWarning
+        Where the schedules of a training that is gone on with get another end, with their values before and after; and
+        where a learning rate is 0 in all that is left, as it was planned before.
+
+    Raises
+    ------
+    ValueError
+        As `Counters.plan`; also where a learning rate would be 0 in all that is left. The plan is what it was then.
+    """
+    c, where = algorithm.counters, f"{type(algorithm).__name__}.train"
+    if algorithm._trains:
+        raise ValueError(
+            f"{where}: it must not be called while this algorithm trains, by a callback or another thread; return "
+            "False from on_step to end that training, and call train after it"
+        )
+    c.in_round = 0
+    kept, old_end = c.scalars(), c.horizon_start + c.schedule_steps
+    before = algorithm.schedule_values(c.progress)
+    c.plan(where, name, length, until, schedule_timesteps)
+    if length is not None:
+        return
+    end, after = c.horizon_start + c.schedule_steps, algorithm.schedule_values(c.progress)
+    frozen = [key for key, value in after.items() if key.endswith("learning_rate") and value == 0.0]
+    if frozen and c.steps < c.end and c.scalars() == kept:
+        warnings.warn(
+            f"train: {frozen[0]} is 0 in all that is left, since schedules ended at {c.unit[:-1]} {end:,}; "
+            f"schedule_timesteps={c.horizon_steps} stretches them to the end",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return
+    if frozen and c.steps < c.end:
+        c.restore(kept)
+        raise ValueError(
+            f"{where}: schedule_timesteps must be more than the {c.steps - c.horizon_start:,} {c.unit} that are done, "
+            f"got {schedule_timesteps:,}: {frozen[0]} would be 0 in all that is left; leave it out (null on the "
+            "command line) to stretch the schedules to the new end, or name a later one"
+        )
+    if moved := [f"{key} {old:.3g} -> {after[key]:.3g}" for key, old in before.items() if old != after[key]]:
+        warnings.warn(
+            f"train: schedules now end at {c.unit[:-1]} {end:,}, not {old_end:,}: {', '.join(moved)}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+@contextmanager
+def running(algorithm: Any) -> Iterator[None]:
+    """Around a training: no other one begins within it, and callbacks hear of the exception that ends it early."""
+    algorithm._trains = True
+    try:
+        yield
+    except Exception as e:
+        algorithm.callbacks.on_training_error(algorithm=algorithm, error=e)
+        raise
+    finally:
+        algorithm._trains = False
+
+
+def warn_if_done(counters: Counters) -> None:
+    """A RuntimeWarning where a training that is gone on with has nothing left to do."""
+    c = counters
+    if c.steps >= c.end:
+        warnings.warn(
+            f"train: nothing is left to train, all {c.horizon_steps:,} {c.unit} are done; train(until=...) with more "
+            f"than {c.end} goes on, train(number) begins a new training",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def to_floats(metrics: dict[str, torch.Tensor | float]) -> dict[str, float]:
@@ -178,18 +296,24 @@ def on_policy(algorithm) -> dict[str, float]:
     c, callbacks = algorithm.counters, algorithm.callbacks
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     native = algorithm.backend == "native"
+    algorithm.collector.env_steps = c.env_steps
     go_on = callbacks.on_training_start(algorithm=algorithm)
+    algorithm.check_kernel("train", functions=True)
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
-        started, cpu = time.perf_counter(), time.process_time()
+        started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
+        algorithm.check_kernel("train")
         try:
             batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
+        except Diverged:
+            raise
         except Exception as e:
             # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
             callbacks.on_collection_error(algorithm=algorithm, error=e)
             raise
         collected = time.perf_counter()
         c.env_steps += len(batch)
+        c.in_round = len(batch)
         c.ended(batch.episode_returns, batch.episode_lengths)
         callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
@@ -201,6 +325,7 @@ def on_policy(algorithm) -> dict[str, float]:
             "mean_reward": c.mean_reward,
             "mean_length": c.mean_length,
             **losses,
+            **algorithm.schedule_values(c.progress),
             "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
             "time/collect_s": collected - started,
             "time/update_s": now - updating,
@@ -209,6 +334,7 @@ def on_policy(algorithm) -> dict[str, float]:
         go_on = callbacks.on_step(step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics, algorithm=algorithm)
         # Evaluation and saving are not the training's speed.
         since += time.perf_counter() - now
+    algorithm.check_kernel("train", functions=True)
     callbacks.on_training_end(algorithm=algorithm)
     return metrics
 
@@ -235,13 +361,18 @@ def off_policy(algorithm) -> dict[str, float]:
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
+    collector.env_steps = c.env_steps
     go_on = callbacks.on_training_start(algorithm=algorithm)
+    algorithm.check_kernel("train", functions=True)
     fused = algorithm.fused()
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
-        started, round_start = clock(), c.env_steps
+        started, round_start, c.in_round = clock(), c.env_steps, 0
+        algorithm.check_kernel("train")
         if fused:
             done = algorithm.rounds(min(tell_every - (c.env_steps - c.horizon_start) % tell_every, end - c.env_steps))
+            collector.env_steps = c.env_steps
+            algorithm.require_finite_memory(len(done))
             c.ended(done.episode_returns, done.episode_lengths)
             if done.metrics:
                 history.append(done.metrics)
@@ -259,6 +390,9 @@ def off_policy(algorithm) -> dict[str, float]:
                     if len(ended_returns):
                         returns += ended_returns.tolist()
                         lengths += ended_lengths.tolist()
+            except Diverged:
+                _require_finite(_means(history), algorithm)
+                raise
             except Exception as e:
                 # A policy that is not finite any more acts so, and its weights are not worth keeping.
                 _require_finite(_means(history), algorithm)
@@ -266,6 +400,7 @@ def off_policy(algorithm) -> dict[str, float]:
                 callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
             done = Episodes(c.env_steps - round_start, np.asarray(returns), np.asarray(lengths, np.int64))
+            c.in_round = len(done)
             c.ended(done.episode_returns, done.episode_lengths)
             callbacks.on_rollout_end(algorithm=algorithm, batch=done)
             collected = clock()
@@ -286,7 +421,7 @@ def off_policy(algorithm) -> dict[str, float]:
             "mean_reward": c.mean_reward,
             "mean_length": c.mean_length,
             **losses,
-            **algorithm.exploration(),
+            **algorithm.schedule_values(c.progress),
             "time/steps_per_second": (c.env_steps - since_steps) / (clock() - since),
             "time/collect_s": collect_s,
             "time/update_s": update_s,
@@ -298,6 +433,7 @@ def off_policy(algorithm) -> dict[str, float]:
         # Evaluation and saving are not the training's speed.
         since += clock() - now
         cpu = time.process_time()
+    algorithm.check_kernel("train", functions=True)
     callbacks.on_training_end(algorithm=algorithm)
     return metrics
 
@@ -319,10 +455,12 @@ def offline(algorithm) -> dict[str, float]:
     tell_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
     go_on = callbacks.on_training_start(algorithm=algorithm)
+    algorithm.check_kernel("train", functions=True)
     since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
         history: list[dict[str, Any]] = []
-        started, drawing_s = clock(), 0.0
+        started, drawing_s, c.in_round = clock(), 0.0, 0
+        algorithm.check_kernel("train")
         n = min(tell_every - (c.updates - c.horizon_start) % tell_every, c.end - c.updates)
         for _ in range(n):
             drawing = clock()
@@ -330,11 +468,13 @@ def offline(algorithm) -> dict[str, float]:
             drawing_s += clock() - drawing
             history.append(update(batch))
             c.updates += 1
+        c.in_round = 1  # the last update
         losses = _means(history)
         update_s = clock() - started - drawing_s
         _require_finite(losses, algorithm)
         metrics = {
             **losses,
+            **algorithm.schedule_values(c.progress),
             **to_floats(algorithm.compare_with_data()),
             "time/updates_per_second": (c.updates - since_updates) / (clock() - since),
             "time/collect_s": drawing_s,
@@ -346,5 +486,6 @@ def offline(algorithm) -> dict[str, float]:
         # Evaluation and saving are not the training's speed.
         since += clock() - now
         cpu = time.process_time()
+    algorithm.check_kernel("train", functions=True)
     callbacks.on_training_end(algorithm=algorithm)
     return metrics

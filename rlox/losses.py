@@ -69,8 +69,10 @@ def value_loss(
 ) -> torch.Tensor:
     """Mean squared error of the values, without the factor 1/2 that some write; all arguments (B,).
 
-    With `clip_vf` the values move at most that far from `old_values` (PPO2 in OpenAI Baselines; see
-    https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details, detail 9). It depends on the scale of
+    With `clip_vf` the values move at most that far from `old_values`, and the loss is of the clipped values alone, as
+    in Stable-Baselines3: where a value has moved further it has no gradient, in either direction. OpenAI Baselines'
+    PPO2 takes the greater of this loss and the unclipped one instead
+    (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details, detail 9). It depends on the scale of
     returns.
     """
     if clip_vf is not None:
@@ -107,7 +109,7 @@ class PPOLoss:
     vf_coef, ent_coef : float
         Weights of the value loss (`value_loss`, no factor 1/2) and of the entropy bonus.
     clip_vf : float, optional
-        Clip range of value changes; None: off.
+        Clip range of value changes, as Stable-Baselines3 clips them (see `value_loss`); None: off.
     """
 
     def __init__(

@@ -6,7 +6,10 @@ parameters, so that both always see the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,12 +154,128 @@ def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, 
         return "the policy's parameters are not float32 on the CPU"
     if not all(p.requires_grad for _, p in parameters):
         return "some of the policy's parameters are frozen"
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(part, name, None) for part in module.modules() for name in hooks):
-        return "the policy has hooks, which a kernel does not call"
-    if any(p._backward_hooks or p._post_accumulate_grad_hooks for _, p in parameters):
-        return "the policy's parameters have hooks, which a kernel does not call"
-    return None
+    return ModuleWatch("policy", module).altered()
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class ModuleWatch:
+    """Notices where a module is no longer what it was, so that a kernel on its memory would compute something else.
+
+    Parameters
+    ----------
+    what : str
+        Its name, for messages.
+    module : nn.Module
+        Its parameters lie where they are to stay.
+    """
+
+    def __init__(self, what: str, module: nn.Module):
+        self._what = what
+        self._parts = [
+            (part, type(part), _members(part), len(vars(part)), _functions(part)) for part in module.modules()
+        ]
+        # Those would not be called, and go before the methods of the class.
+        self._own = next((name for part, kind, *_, own in self._parts for name in own if hasattr(kind, name)), None)
+        self._parameters = [(p, p.data_ptr(), p.requires_grad) for p in module.parameters()]
+
+    def altered(self) -> str | None:
+        """What has changed; None: nothing that counts. It takes some microseconds."""
+        from torch.nn.modules.module import _has_any_global_hook
+
+        what = self._what
+        if self._own is not None:
+            return f"the {what} has a method of its own, {self._own}"
+        for part, kind, members, size, functions in self._parts:
+            held = vars(part)
+            if type(part) is not kind or _members(part) != members:
+                return f"the {what}'s networks are not those it was made with"
+            if any(held.get(name) is not own for name, own in functions.items()) or (
+                len(held) != size and _functions(part) != functions
+            ):
+                return f"a method of the {what} was replaced"
+            if any(held[name] for name in _HOOKS):
+                return f"the {what} has hooks, which a kernel does not call"
+        if _has_any_global_hook():
+            return "all modules have hooks, which a kernel does not call"
+        for p, address, learns in self._parameters:
+            if p.data_ptr() != address:
+                return f"the {what}'s parameters were moved or converted"
+            if p.requires_grad is not learns:
+                return f"some of the {what}'s parameters were frozen, or made to learn"
+            if p._backward_hooks or p._post_accumulate_grad_hooks:
+                return f"the {what}'s parameters have hooks, which a kernel does not call"
+        return None
+
+
+def _members(part: nn.Module) -> list[int]:
+    held = vars(part)
+    return [*map(id, held["_modules"].values()), *map(id, held["_parameters"].values())]
+
+
+def _functions(part: nn.Module) -> dict[str, Any]:
+    """What can be called among the attributes of the object itself."""
+    return {name: value for name, value in vars(part).items() if callable(value)}
+
+
+class Watch:
+    """Notices where an algorithm no longer holds what its kernel computes on: networks and optimisers.
+
+    Parameters
+    ----------
+    owner : object
+        The algorithm, complete.
+    actor : NativeActor, optional
+        What acts for it.
+    """
+
+    def __init__(self, owner: object, actor: NativeActor | None = None):
+        kinds: tuple[type, ...] = (NativeOptimizer, NativeAdam)
+        if "torch" in sys.modules:
+            from torch import nn
+
+            kinds = (*kinds, nn.Module, nn.Parameter)
+        self._actor = actor
+        self._next_look = self._next_difference = 0.0
+        self._owner = type(owner).__name__
+        self._attributes = vars(owner)
+        self._held = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
+        self._modules = [
+            ModuleWatch(name.lstrip("_").replace("_", " "), value)
+            for name, value in self._held.items()
+            if hasattr(value, "named_modules")
+        ]
+        self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
+
+    def require(self, where: str, functions: bool, difference: Callable[[], str | None]) -> None:
+        """A ValueError where something has changed, or where there is a `difference` between functions.
+
+        For a difference is looked where `functions` says so, and every second. A training's rounds, which may take less
+        than a look does, are looked at every 5 ms.
+        """
+        now = time.monotonic()
+        if where == "train" and not functions and now < self._next_look:
+            return
+        self._next_look = now + 0.005
+        found = self._altered() or (None if self._actor is None else self._actor.altered())
+        if found is None and (functions or now > self._next_difference):
+            found = difference()
+            self._next_difference = now + 1.0
+        if found is not None:
+            raise ValueError(
+                f"{self._owner}.{where}: a native run must stay as it was made: {found}; change it before "
+                f"{self._owner} is made, or make it with backend='torch'"
+            )
+
+    def _altered(self) -> str | None:
+        replaced = next((name for name, value in self._held.items() if self._attributes.get(name) is not value), None)
+        if replaced is None:
+            moved = (name for name, address in self._addresses.items() if self._held[name].data_ptr() != address)
+            replaced = next(moved, None)
+        if replaced is not None:
+            return f"{replaced.lstrip('_')} of this {self._owner} was replaced"
+        return next((found for module in self._modules if (found := module.altered()) is not None), None)
 
 
 def _activation(*nets: nn.Module) -> str:
@@ -202,8 +321,17 @@ def _attach(module: nn.Module, parameters: dict[str, np.ndarray], gradients: dic
         parameter.data = torch.from_numpy(parameters[name])
         if gradients is None:
             parameter.requires_grad_(False)
-        else:
-            parameter.grad = torch.from_numpy(gradients[name])
+    if gradients is not None:
+        _attach_gradients(module, gradients)
+
+
+def _attach_gradients(module: nn.Module, gradients: dict[str, np.ndarray]) -> None:
+    import torch
+
+    for name, parameter in module.named_parameters():
+        array = gradients[name]
+        if parameter.grad is None or parameter.grad.data_ptr() != array.ctypes.data:
+            parameter.grad = torch.from_numpy(array)
 
 
 def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:
@@ -218,6 +346,8 @@ def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str 
 class NativeActor:
     """What acts by a kernel, from NumPy arrays to NumPy arrays; the base of the kinds below.
 
+    Pickled, it is a copy that acts as it does; what it learned by, such as an optimiser's moments, is not part of it.
+
     Attributes
     ----------
     net : kernel
@@ -231,6 +361,7 @@ class NativeActor:
         self.parameters = _views(net.parameters, shapes)
         self._gradients = _views(net.gradient, shapes)
         self._module: nn.Module | None = None
+        self._watched: list[ModuleWatch] = []  # the modules that were given out
 
     def _set_initial(self, net: Perceptron, gain: float, orthogonal: bool, rng: Rng) -> None:
         if len(net.widths) > 1:
@@ -238,12 +369,14 @@ class NativeActor:
                 self.parameters[f"{net.name}.{2 * i}.weight"][:] = weight
                 self.parameters[f"{net.name}.{2 * i}.bias"][:] = bias
 
-    def _take_over(self, module: nn.Module) -> None:
-        """Start from the module's parameters, which become views of the block."""
-        for name, parameter in module.named_parameters():
-            self.parameters[name][:] = parameter.detach().numpy()
+    def _take_over(self, module: nn.Module, keep: bool = True) -> None:
+        """Make the module's parameters views of the block; to `keep` them, the block starts from them."""
+        if keep:
+            for name, parameter in module.named_parameters():
+                self.parameters[name][:] = parameter.detach().numpy()
         _attach(module, self.parameters, self._gradients)
         self._module = module
+        self._watched.append(ModuleWatch("policy", module))
 
     def _make_module(self) -> nn.Module:
         """The module that computes the same; its parameters are replaced."""
@@ -252,9 +385,16 @@ class NativeActor:
     def module(self) -> nn.Module:
         """The PyTorch module that computes the same; its parameters and gradients are views of the kernel's."""
         if self._module is None:
-            self._module = self._make_module()
-            _attach(self._module, self.parameters, self._gradients)
+            self._take_over(self._make_module(), keep=False)
         return self._module
+
+    def attach_gradients(self) -> None:
+        """Make the module's gradients views of the kernel's again, which ``zero_grad`` or another optimiser ended."""
+        _attach_gradients(self.module(), self._gradients)
+
+    def altered(self) -> str | None:
+        """Why the kernel may not compute for the modules that were given out; None: it may."""
+        return next((found for module in self._watched if (found := module.altered()) is not None), None)
 
     def weights(self) -> dict[str, np.ndarray]:
         """All parameters by their ``state_dict`` names, copies."""
@@ -320,7 +460,11 @@ class NativePolicy(NativeActor):
         super().__init__(
             NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer), shapes
         )
-        self._addresses: list[int] = []
+
+    def __reduce__(self):
+        obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
+        block = np.array(self.net.parameters)
+        return NativePolicy, (obs_dim, n_outputs, hidden, gaussian, activation, "adam", block)
 
     @classmethod
     def make(cls, spec: EnvSpec, config: OnPolicyConfig, rng: Rng) -> NativePolicy:
@@ -351,12 +495,8 @@ class NativePolicy(NativeActor):
     def beside(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
         """What acts as a module that PyTorch trains, whose parameters are views of `block` in their order."""
         policy = cls._of(module, spec, config.optimizer, block)
-        policy._addresses = [array.ctypes.data for array in policy.parameters.values()]
+        policy._watched.append(ModuleWatch("policy", module))
         return policy
-
-    def still_beside(self, module: ActorCritic, spec: EnvSpec) -> bool:
-        """Whether the module is still what `beside` was given: same parameters in the same place, no hooks."""
-        return _foreign(spec, module)[0] is None and self._addresses == [p.data_ptr() for p in module.parameters()]
 
     def _make_module(self) -> ActorCritic:
         from rlox.policies import ContinuousPolicy, DiscretePolicy
@@ -397,6 +537,9 @@ class NativeQPolicy(NativeActor):
         self.target_parameters = _views(self.net.target, shapes)
         self._target: QPolicy | None = None
         self._epsilon = 0.0
+
+    def __reduce__(self):
+        return _acting_q, (self._sizes, np.array(self.net.parameters), self._epsilon)
 
     @classmethod
     def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
@@ -444,6 +587,7 @@ class NativeQPolicy(NativeActor):
         if self._target is None:
             self._target = self._make_module()
             _attach(self._target, self.target_parameters, None)
+            self._watched.append(ModuleWatch("target", self._target))
         return self._target
 
     def target_weights(self) -> dict[str, np.ndarray]:
@@ -465,6 +609,13 @@ class NativeQPolicy(NativeActor):
         return self.net.act(obs, noise, self._epsilon)
 
 
+def _acting_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> NativeQPolicy:
+    policy = NativeQPolicy(*sizes)
+    policy.net.parameters[:] = block
+    policy.epsilon = epsilon
+    return policy
+
+
 class NativeBoundedPolicy(NativeActor):
     """A policy of bounded actions whose module's parameters already lie in the kernel's block.
 
@@ -476,13 +627,22 @@ class NativeBoundedPolicy(NativeActor):
     Attributes
     ----------
     net : NativeSAC or NativeTD3
-        Given when the critics and their optimisers are there, too.
+        There after `use`, which is called when the critics and their optimisers are there, too.
     """
 
     net: NativeSAC | NativeTD3
 
     def __init__(self, module: BoundedPolicy):
         self._module = module
+        self._watched = []  # by `Watch`, which sees it among the algorithm's networks
+
+    def use(self, kernel: type, blocks: dict[str, np.ndarray], **sizes: Any) -> None:
+        """Act by a `kernel` on the memory of the networks; `blocks` and `sizes` in its constructor's words."""
+        self.net = kernel(**blocks, **sizes)
+        self._made_by = (kernel, {name: len(block) for name, block in blocks.items()}, sizes)
+
+    def __reduce__(self):
+        return _acting_bounded, (copy.deepcopy(self._module), np.array(self.net.parameters["policy"]), *self._made_by)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -508,6 +668,15 @@ class NativeBoundedPolicy(NativeActor):
 
     def mode(self, obs: np.ndarray) -> np.ndarray:
         return self._to_env(self.net.mode(obs))
+
+
+def _acting_bounded(
+    module: BoundedPolicy, block: np.ndarray, kernel: type, lengths: dict[str, int], sizes: dict[str, Any]
+) -> NativeBoundedPolicy:
+    policy = NativeBoundedPolicy(module)
+    blocks = {name: np.zeros(length, np.float32) for name, length in lengths.items()}
+    policy.use(kernel, {**blocks, "policy": block}, **sizes)
+    return policy
 
 
 class NativeAdam:
@@ -559,6 +728,8 @@ class NativeOptimizer:
         Step size.
     """
 
+    actor: NativeActor | None = None  # that of the net; the algorithm sets it
+
     def __init__(self, net: NativeActorCritic | NativeQ, learning_rate: float):
         self._net = net
         self.learning_rate = learning_rate
@@ -570,6 +741,8 @@ class NativeOptimizer:
         """
         import torch
 
+        if self.actor is not None:
+            self.actor.attach_gradients()
         self._net.gradient.fill(0.0)
         loss.backward()
         return torch.tensor(self._net.apply(self.learning_rate, max_grad_norm), dtype=torch.float32)

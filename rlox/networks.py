@@ -246,9 +246,9 @@ def polyak_update(source: nn.Module, target: nn.Module, tau: float = 0.005) -> N
 
 
 def __getattr__(name: str) -> Any:
-    # The documents import it from here; it lives with what acts, which imports this module.
-    if name == "SquashedGaussianPolicy":
-        from rlox.policies import SquashedGaussianPolicy
+    # The documents import them from here; they live with what acts, which imports this module.
+    if name in ("DeterministicPolicy", "SquashedGaussianPolicy"):
+        from rlox import policies
 
-        return SquashedGaussianPolicy
+        return getattr(policies, name)
     raise AttributeError(f"module 'rlox.networks' has no attribute {name!r}")

@@ -128,3 +128,11 @@ class FlatOptimizer:
                 )
         for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))
+
+
+def holds_all(optimizer: FlatOptimizer) -> bool:
+    """Whether all parameters still are views of the flat block that the optimiser moves."""
+    flat = optimizer.flat
+    return all(
+        p.dtype == flat.dtype and p.data_ptr() == part.data_ptr() for p, part in _views(flat, optimizer.parameters)
+    )

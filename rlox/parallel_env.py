@@ -24,12 +24,15 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from rlox.envs import EnvSpec, env_name, foreign_id
+from rlox.failures import blame, failure_of, frames_of
 from rlox.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
+from rlox.plugins import worker_imports
 
 _ALIVE_EVERY = 0.5  # seconds between two looks at whether the others still live
 _CLOSE_WITHIN = 3.0  # seconds that environments have to close, before their worker is killed
@@ -38,6 +41,13 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NU
 _STEP, _RESET, _SAVE, _RESTORE, _SETTLE, _DONE, _DATA, _FAILED = b"s", b"r", b"g", b"p", b"=", b".", b"d", b"!"
 _WITH_FRAME = (_DATA, _FAILED)  # replies that a pickled value follows
 _NO_SEED = -1
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception in a worker, as Python prints it there; what the exception is raised from here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 @dataclass
@@ -74,7 +84,10 @@ class ParallelGymVecEnv(ForeignVecEnv):
     ValueError, TypeError, ImportError
         As `GymVecEnv` does.
     RuntimeError
-        If an environment fails (with its traceback) or a worker dies. All workers are stopped then.
+        If a worker dies. All workers are stopped then.
+    Exception
+        What an environment raised, from a `WorkerTraceback`; a RuntimeError in place of one that cannot be sent. All
+        workers are stopped then.
     """
 
     def __init__(
@@ -91,6 +104,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
             raise ValueError(f"ParallelGymVecEnv: workers must be between 1 and n_envs ({n_envs}), got {workers}")
         orders = _orders(env_id, n_envs, kwargs, wrappers, workers)
         self._workers: list[_Worker] = []
+        self._failed = False  # whether a worker died or raised
         self._unsettled = False  # whether replies may be outstanding, because an exception came before they were read
         # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
         self._owner = os.getpid()
@@ -143,13 +157,16 @@ class ParallelGymVecEnv(ForeignVecEnv):
         """Let every worker do it, each with its one of `frames`; return what they answer when all have."""
         self._require_open()
         try:
+            self._failed = False
             if self._unsettled:
                 self._exchange(_SETTLE, _SETTLE)
             self._unsettled = True
             answers = self._exchange(command, reply, frames)
             self._unsettled = False
-        except RuntimeError:
-            self._stop_after_failure()
+        except Exception as e:
+            # A state that does not fit leaves the environments as they were, and so does a signal handler's exception.
+            if self._failed and not (command == _RESTORE and isinstance(e, ValueError)):
+                self._stop_after_failure()
             raise
         return answers
 
@@ -174,7 +191,8 @@ class ParallelGymVecEnv(ForeignVecEnv):
             while got != reply:
                 # Anything else answers a command before an interrupt.
                 if got == _FAILED:
-                    self._raise_failure(worker, *value)
+                    self._failed = True
+                    raise_packed(*value)
                 got, value = self._message(worker)
             answers.append(value)
         return answers
@@ -182,17 +200,8 @@ class ParallelGymVecEnv(ForeignVecEnv):
     def _hello(self, worker: _Worker) -> tuple[EnvSpec, str | None, list[list[str]]]:
         got, value = self._message(worker)
         if got == _FAILED:
-            self._raise_failure(worker, *value)
+            raise_packed(*value)
         return value
-
-    def _raise_failure(self, worker: _Worker, kind: type | None, message: str, row: int, trace: str) -> None:
-        where = (
-            f"ParallelGymVecEnv: environment {worker.rows.start + row} ({env_name(self.env_id)}) failed in worker "
-            f"{worker.index} (pid {worker.process.pid}):\n{trace}"
-        )
-        if kind is None:
-            raise RuntimeError(where)
-        raise kind(message) from RuntimeError(where)
 
     def _message(self, worker: _Worker) -> tuple[bytes, Any]:
         """The next reply and the value that comes with it; an interrupt meanwhile takes no part of it away."""
@@ -225,6 +234,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
             worker.unread += part
 
     def _death(self, worker: _Worker) -> RuntimeError:
+        self._failed = True
         try:
             code = worker.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -238,6 +248,8 @@ class ParallelGymVecEnv(ForeignVecEnv):
         )
 
     def _close(self) -> None:
+        if self._unsettled:  # stopped while workers step: who is asked to stop at once need not wait for them
+            self._stop_after_failure()
         self._finalizer()
 
     def _stop_after_failure(self) -> None:
@@ -262,9 +274,11 @@ def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, byte
         registered = sys.modules["gymnasium"].registry.get(env_id)
     ends = [n_envs * i // workers for i in range(workers + 1)]
     try:
+        # What they name can be unpickled once the modules are imported.
+        made = cloudpickle.dumps((env_id, kwargs, wrappers, n_envs, registered))
         return [
-            (slice(first, end), cloudpickle.dumps((env_id, kwargs, wrappers, n_envs, slice(first, end), registered)))
-            for first, end in itertools.pairwise(ends)
+            (slice(*pair), cloudpickle.dumps((worker_imports, made, slice(*pair), index)))
+            for index, pair in enumerate(itertools.pairwise(ends))
         ]
     except Exception as e:
         raise TypeError(
@@ -375,9 +389,7 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
                     _send(sock, pickle.dumps((group.get_state(), group.why_not)), _DATA)
                     continue
             except Exception as e:
-                # A state that does not fit is what the caller must hear of; the rest is told with its traceback.
-                kind = ValueError if command == _RESTORE and isinstance(e, ValueError) else None
-                _send(sock, pickle.dumps((kind, str(e), group.at, traceback.format_exc())), _FAILED)
+                _send(sock, packed(e), _FAILED)
             else:
                 sock.sendall(_SETTLE if command == _SETTLE else _DONE)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -404,18 +416,20 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
         If the parent has gone, or let go of us after it read what went wrong here.
     """
     try:
-        env, kwargs, wrappers, n, rows, registered = pickle.loads(_receive(sock))
+        imports, made, rows, index = pickle.loads(_receive(sock))
+        for name in imports:
+            import_module(name)
+        env, kwargs, wrappers, n, registered = pickle.loads(made)
         if registered is not None:
             import gymnasium
 
             gymnasium.registry.setdefault(registered.id, registered)
-        group = EnvGroup(env, kwargs, wrappers, rows.stop - rows.start, "ParallelGymVecEnv")
+        process = f"worker {index}, pid {os.getpid()}"
+        group = EnvGroup(env, kwargs, wrappers, rows.stop - rows.start, "ParallelGymVecEnv", rows.start, process)
     except EOFError:
         raise
     except Exception as e:
-        # What is wrong with the arguments is raised as in this process; the rest with its traceback.
-        kind = next((kind for kind in (ValueError, TypeError, ImportError) if isinstance(e, kind)), None)
-        _send(sock, pickle.dumps((kind, str(e), 0, traceback.format_exc())), _FAILED)
+        _send(sock, packed(e), _FAILED)
         _receive(sock)
         raise EOFError from e
     spec = group.adapter.spec
@@ -428,6 +442,33 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
     arrays = _arrays(mmap.mmap(memory_fd, _size(spec, n)), spec, n)
     os.close(memory_fd)
     return group, {key: array[rows] for key, array in arrays.items()}
+
+
+def packed(e: BaseException) -> bytes:
+    """What the parent needs to raise `e` there: pickled, the arguments of `raise_packed`."""
+    import cloudpickle
+
+    try:
+        # By value where its class is defined in the parent's main script, and then the same class again there.
+        sent = cloudpickle.dumps(e)
+        pickle.loads(sent)
+    except Exception:  # as classes whose constructors want other arguments than the message
+        sent = None
+    message, what = f"{type(e).__name__}: {e}", failure_of(e).what
+    return pickle.dumps((sent, message, what, frames_of(e.__traceback__), traceback.format_exc()))
+
+
+def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any], trace: str) -> None:
+    """Raise what a worker has sent of an exception there."""
+    try:
+        e = RuntimeError(message) if sent is None else pickle.loads(sent)
+    except Exception:  # its class is the user's, and may not be importable here
+        e = RuntimeError(message)
+    found = failure_of(e)
+    found.frames, found.trace = frames, trace
+    if what:
+        blame(e, what)
+    raise e from WorkerTraceback(trace)
 
 
 def _receive(sock: socket.socket) -> bytes:

@@ -15,6 +15,8 @@ from typing import Any
 ENV_GROUP = "rlox.envs"
 REWARD_GROUP = "rlox.rewards"
 
+worker_imports: list[str] = []  # modules that processes of `env_workers` import first: those of ``--import``
+
 
 @functools.cache
 def offers(group: str) -> dict[str, EntryPoint]:

@@ -49,9 +49,8 @@ class Actor(nn.Module):
         """The most likely action."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def sample(self, obs: torch.Tensor) -> torch.Tensor:
-        """Sampled actions; ``torch.manual_seed`` decides the noise."""
+        """Sampled actions, differentiable where `act` is; ``torch.manual_seed`` decides the noise."""
         noise = torch.empty(self.noise_shape(len(obs)), dtype=torch.float32)
         self.fill_noise(rng_from_torch(), noise.numpy())
         return self.act(obs, noise.to(obs.device))
@@ -115,8 +114,19 @@ class ActorCritic(Actor):
         return self.distribution(self.actor(self.features(obs)), actions)
 
     @torch.no_grad()
+    def sample(self, obs: torch.Tensor) -> torch.Tensor:
+        """Sampled actions; ``torch.manual_seed`` decides the noise.
+
+        They are constants to a gradient, which a policy-gradient loss takes of their log-probability alone: through the
+        sample of a Gaussian as well, that of the mean would cancel.
+        """
+        return super().sample(obs)
+
     def get_action_and_logprob(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sampled actions and their log-probabilities (B,); ``torch.manual_seed`` decides the noise."""
+        """Sampled actions, and their log-probabilities (B,) with a gradient; ``torch.manual_seed`` decides the noise.
+
+        Collectors switch gradients off; a loop of your own does so by ``torch.no_grad()`` where it needs none.
+        """
         actions = self.sample(obs)
         return actions, self.get_logprob_and_entropy(obs, actions)[0]
 

@@ -51,6 +51,9 @@ class VideoWriter:
         self.path = Path(path)
         if self.path.suffix not in KINDS:
             raise ValueError(f"VideoWriter: path must end in {' or '.join(KINDS)}, got {str(path)!r}")
+        folder = self.path.parent
+        if self.path.is_dir() or (folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK))):
+            raise ValueError(f"VideoWriter: path must be a file in a folder that can be written to, got {str(path)!r}")
         if fps < 1:
             raise ValueError(f"VideoWriter: fps must be >= 1, got {fps}")
         try:
@@ -80,6 +83,7 @@ class VideoWriter:
         """Append one frame, (H, W, 3) uint8."""
         if self._writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._partial.touch()  # its error names the file; ffmpeg's is a broken pipe
             self._writer = self._imageio.get_writer(self._partial, mode="I", **self._options())
         self._writer.append_data(frame)
         self.n_frames += 1

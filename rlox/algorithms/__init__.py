@@ -26,7 +26,7 @@ ALGORITHMS: dict[str, Entry] = {
     "td3_bc": Entry("rlox.algorithms.td3_bc:TD3BC", "rlox.config:TD3BCConfig"),
 }
 
-_CLASSES = {entry.cls.split(":")[1]: entry.cls for entry in ALGORITHMS.values()}
+_CLASSES = {path.split(":")[1]: path for entry in ALGORITHMS.values() for path in entry}
 
 __all__ = ["ALGORITHMS", "resolve", *sorted(_CLASSES)]
 

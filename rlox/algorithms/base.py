@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,18 @@ from rlox import loops
 from rlox.callbacks import Callback, CallbackList
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint, versions
 from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector, reward_name
-from rlox.config import BACKENDS, DEVICES, Config, nearest
+from rlox.config import (
+    BACKENDS,
+    DEVICES,
+    ENV_BACKENDS,
+    MOST_AT_ONCE,
+    Config,
+    choice,
+    integer,
+    require,
+    shown,
+    usual_settings,
+)
 from rlox.envpool_env import evaluation_kwargs
 from rlox.envs import env_name
 from rlox.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
@@ -23,7 +34,8 @@ from rlox.gym_vec_env import whole_games
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
-from rlox.native import NativeActor, NativeOptimizer
+from rlox.native import NativeActor, NativeOptimizer, Watch
+from rlox.shadows import update_difference
 from rlox.streams import Stream
 from rlox.vec_normalize import VecNormalize
 
@@ -34,7 +46,10 @@ if TYPE_CHECKING:
 
     from rlox.acting import ModuleActor
     from rlox.envs import EnvSpec
+    from rlox.exploration import ActionNoise
     from rlox.optimizers import FlatOptimizer
+
+MOST_THREADS = 1024  # of PyTorch's
 
 # Below this many parameters a GPU's launch latency costs more than its arithmetic saves.
 CUDA_PAYS_FROM = 1_000_000
@@ -65,8 +80,10 @@ class OnlineAlgorithm:
         ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
     backend : str
         ``torch``; ``native``: a kernel collects and updates what the PyTorch `update` defines; ``auto``: native
-        wherever that is exact for what is asked, whatever callbacks and loggers there are. A native run calls no hooks
-        that are put on `policy` later. The attribute holds which one it is, `backend_reason` why.
+        wherever that is exact for what is asked, whatever callbacks and loggers there are. A function of `update` that
+        was edited, replaced or overridden is learned by in PyTorch (see `rlox.shadows`); one that is replaced when a
+        native run is already made is an error, and so is a `policy` that was converted, frozen or given hooks. The
+        attribute holds which one it is, `backend_reason` why.
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     compile : bool
@@ -74,7 +91,8 @@ class OnlineAlgorithm:
     env_kwargs : dict, optional
         Keyword arguments of ``gymnasium.make``.
     reward_fn : callable or str, optional
-        Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`).
+        Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`). ``auto``: their signs in
+        ``ALE/…`` games, where ``hidden_sizes`` is empty by default too, elsewhere none. None: none anywhere.
     env_wrappers : sequence, optional
         gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
     env_workers : int
@@ -100,7 +118,9 @@ class OnlineAlgorithm:
     collector: RolloutCollector | ReplayCollector
     optimizer: FlatOptimizer | NativeOptimizer
     native: NativeActor | None = None  # what the kernel computes, where the backend is native
+    _watch: Watch | None = None
     normalizer: VecNormalize | None = None
+    _trains = False  # whether `train` is running
     _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights that are to be restored
 
     def __init__(
@@ -117,36 +137,45 @@ class OnlineAlgorithm:
         threads: int = 1,
         compile: bool = False,
         env_kwargs: dict[str, Any] | None = None,
-        reward_fn: RewardFn | None = None,
+        reward_fn: RewardFn | None = "auto",
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
         env_backend: str = "auto",
         **config: Any,
     ):
         where = type(self).__name__
+        usual = usual_settings(env_id)
+        usual_reward = usual.pop("reward_fn", None)
+        if isinstance(reward_fn, str) and reward_fn == "auto":
+            reward_fn = usual_reward
+        fields = self.Config.__dataclass_fields__
+        config = {**{name: value for name, value in usual.items() if name in fields}, **config}
         self.config = self.Config.from_kwargs(where, **config)
         self.env_id = env_id
-        self.n_envs = n_envs
-        self.seed = seed
-        self.threads = threads
+        self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
+        self.seed = integer(where, "seed", seed, 0)
+        self.threads = integer(where, "threads", threads, 0, MOST_THREADS)
+        require_env_arguments(where, env_kwargs, env_wrappers)
         if not isinstance(compile, bool):
-            raise TypeError(f"{where}: compile must be true or false, got {compile!r}")
+            raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
         self.compile = compile
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.env_kwargs = dict(env_kwargs or {})
-        self.callbacks = CallbackList([*(callbacks or ()), *([logger] if logger is not None else ())])
+        self.callbacks = callback_list(where, callbacks, logger)
         self.counters = loops.Counters()
         self.env_wrappers = list(env_wrappers)
-        self.env_workers = env_workers
-        self.env_backend = env_backend
+        self.env_workers = integer(where, "env_workers", env_workers, 0, self.n_envs)
+        self.env_backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
+        choice(where, "device", device, DEVICES)
+        choice(where, "backend", backend, BACKENDS)
         self.collector = self._make_collector(
             env_id,
-            n_envs,
-            seed,
+            self.n_envs,
+            self.seed,
             reward_fn=reward_fn,
             env_kwargs=self.env_kwargs,
             env_wrappers=self.env_wrappers,
-            env_workers=env_workers,
+            env_workers=self.env_workers,
             env_backend=env_backend,
         )
         self.spec = self.collector.spec
@@ -164,8 +193,6 @@ class OnlineAlgorithm:
         self.eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
         self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
         self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
-        if device not in DEVICES:
-            raise ValueError(f"{where}: device must be one of {', '.join(DEVICES)}, got {device!r}")
         self._require_saved_sizes()
         self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
         self._make_policy(policy)
@@ -173,8 +200,11 @@ class OnlineAlgorithm:
         self.collector.device = self.device
         if self.native is None:
             self.policy.to(self.device)
-        self.rng = Rng(seed, self.stream)
+        self.rng = Rng(self.seed, self.stream)
         self._setup()
+        if isinstance(self.optimizer, NativeOptimizer):
+            self.optimizer.actor = self.native
+        self._watch = None if self.native is None else Watch(self, self.native)
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector | ReplayCollector:
         raise NotImplementedError
@@ -191,8 +221,6 @@ class OnlineAlgorithm:
     def _choose_backend(self, backend: str, policy: nn.Module | None, device: str) -> tuple[str, str]:
         """``native`` or ``torch``, and why."""
         where = type(self).__name__
-        if backend not in BACKENDS:
-            raise ValueError(f"{where}: backend must be known, got {backend!r}; {nearest(backend, BACKENDS)}")
         if backend == "torch":
             return "torch", "as asked"
         obstacle = "compile is for PyTorch" if self.compile else self._native_obstacle(policy, device)
@@ -212,12 +240,25 @@ class OnlineAlgorithm:
         if "update_native" not in vars(definer):
             return f"{definer.__name__} has an update of its own"
         found = self._kernel_obstacle(policy)
+        if found is None:
+            found = self._update_difference()
         if found is None and device == "auto" and self._kernel_size() >= CUDA_PAYS_FROM:
             import torch
 
             if torch.cuda.is_available():
                 return "so large a policy is faster on the GPU"
         return found
+
+    def check_kernel(self, where: str, functions: bool = False) -> None:
+        """A ValueError where a kernel would no longer compute what Python says: something was changed since.
+
+        The loops call it before each round. The `functions` are looked at where that is asked for, and every second.
+        """
+        if self._watch is not None:
+            self._watch.require(where, functions, partial(self._update_difference, reread=False))
+
+    def _update_difference(self, reread: bool = True) -> str | None:
+        return update_difference(self, self.collector, self.counters, reread=reread)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         """Why the kernel cannot compute this policy exactly; None where it can."""
@@ -279,6 +320,17 @@ class OnlineAlgorithm:
         """One update; scalar metrics, still tensors."""
         raise NotImplementedError
 
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        """The learning rate, and all else that a schedule moves, by their metrics' names, as they stand at `progress`
+        in [0, 1]."""
+        return loops.schedule_values(self.config, progress)
+
+    def plan(
+        self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+    ) -> None:
+        """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
+        loops.plan(self, "total_timesteps", total_timesteps, until, schedule_timesteps)
+
     def train(
         self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> dict[str, float]:
@@ -293,41 +345,47 @@ class OnlineAlgorithm:
             A new training of so many steps.
         until : int, optional
             Another end for the training that is gone on with, in environment steps since the algorithm was made. Its
-            schedules end where they would have ended.
+            schedules are stretched to the new end, so that a learning rate that had fallen rises again.
         schedule_timesteps : int, optional
             Steps after which schedules (learning rate, exploration, …) have come to their end, counted from the
-            training's beginning; by default `total_timesteps`.
+            training's beginning; by default `total_timesteps`, or what `until` says.
 
         Returns
         -------
         dict
             The last metrics; ``mean_reward`` is the mean undiscounted return of the last 100 completed
-            episodes, NaN if none has ended.
+            episodes, NaN if none has ended; ``learning_rate``, and every other value that a schedule moves, are those
+            of the last update.
+
+        Warns
+        -----
+        RuntimeWarning
+            Where schedules get another end: it has their values before and after. Where nothing is left to train.
 
         Raises
         ------
         FloatingPointError
             If a loss or gradient is no longer finite.
         ValueError
-            For a number below 1, both `total_timesteps` and `until`, or neither where nothing was begun.
+            For a number below 1, both `total_timesteps` and `until`, neither where nothing was begun, an `until` that
+            is already past, or a `schedule_timesteps` that leaves a learning rate of 0 for all that is left.
         """
         if self._lost_reward_fn is not None:
             raise ValueError(
                 f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
                 "a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
             )
-        self.counters.plan(
-            f"{type(self).__name__}.train", "total_timesteps", total_timesteps, until, schedule_timesteps
-        )
-        with torch_threads(self.threads), unchecked_distributions():
-            try:
-                return type(self).loop(self)
-            except Exception as e:
-                self.callbacks.on_training_error(algorithm=self, error=e)
-                raise
+        self.plan(total_timesteps, until=until, schedule_timesteps=schedule_timesteps)
+        loops.warn_if_done(self.counters)
+        require_laid_out(self)
+        with torch_threads(self.threads), unchecked_distributions(), loops.running(self):
+            return type(self).loop(self)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise uncopied(self)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Action for one observation (D,), or actions for a batch (B, D).
+        """Action for one observation (D,), or actions for a batch (B, D); without what `make_noise` adds in training.
 
         Returns
         -------
@@ -337,11 +395,12 @@ class OnlineAlgorithm:
         Raises
         ------
         ValueError
-            If the observation has another size.
+            If the observation has another size, or holds what is not finite.
         TypeError
-            If `deterministic` and the policy is a user's module without ``mode``.
+            For what is no array of numbers; if `deterministic` and the policy is a user's module without ``mode``.
         """
         where = f"{type(self).__name__}.predict"
+        self.check_kernel("predict")
         actor = self.native
         if actor is None:
             from rlox.acting import ModuleActor, require_mode
@@ -352,27 +411,44 @@ class OnlineAlgorithm:
         transform = None if self.normalizer is None else self.normalizer.normalize
         return predicted(where, self.spec, actor, obs, deterministic, transform)
 
+    def make_noise(self, n_envs: int) -> ActionNoise | None:
+        """The noise that training adds to the actions in `n_envs` environments, new; None beyond the policy's own."""
+        return None
+
+    def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
+        """Actions (B, …) for observations (B, …) as training takes them: sampled, with the next step's `noise` (of
+        `make_noise`, drawn from `rng`) added, and clipped."""
+        actions = self.predict(obs, deterministic=False)
+        return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
+
     def evaluate(
         self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
     ) -> Evaluation:
         """Play whole episodes on a fresh environment, without disturbing training; statistics are frozen.
 
-        `seed` None stands for 10_000 + the algorithm's own; `options` go to `rlox.evaluation.evaluate`.
+        Not `deterministic`: as training acts, with its exploration noise. `seed` None stands for 10_000 + the
+        algorithm's own; `options` go to `rlox.evaluation.evaluate`.
         """
-        seed = 10_000 + self.seed if seed is None else seed
+        require(f"{type(self).__name__}.evaluate", "deterministic", deterministic, bool)
         with torch_threads(self.threads):
-            return evaluate(
-                self.actor,
-                self.env_id,
-                n_episodes,
-                seed,
-                deterministic,
-                self.eval_kwargs,
-                self.device,
-                wrappers=whole_games(self.env_wrappers),
-                transform=None if self.normalizer is None else self.normalizer.normalize,
-                **options,
-            )
+            if not deterministic:
+                options["noise"] = self.make_noise
+            return evaluate(**self.evaluation_arguments(n_episodes, seed, deterministic), **options)
+
+    def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+        """What `evaluate` gives `rlox.evaluation.evaluate`, beside its options."""
+        self.check_kernel("evaluate")
+        return {
+            "policy": self.actor,
+            "env_id": self.env_id,
+            "n_episodes": n_episodes,
+            "seed": 10_000 + self.seed if seed is None else seed,
+            "deterministic": deterministic,
+            "env_kwargs": self.eval_kwargs,
+            "device": self.device,
+            "wrappers": whole_games(self.env_wrappers),
+            "transform": None if self.normalizer is None else self.normalizer.normalize,
+        }
 
     def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
         """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header.
@@ -390,6 +466,7 @@ class OnlineAlgorithm:
         return partial(save_checkpoint, path, self._checkpoint(**header))
 
     def _checkpoint(self, **header: Any) -> Checkpoint:
+        self.check_kernel("save")
         c = self.counters
         generators = {"action": self.collector.rng.get_state(), self.stream.name.lower(): self.rng.get_state()}
         reward_fn = self.collector.reward_fn
@@ -479,7 +556,7 @@ class OnlineAlgorithm:
         policy : nn.Module, optional
             Needed, with the same parameters, where the checkpoint holds a user's own policy.
         backend : str, optional
-            By default the one that ran, where the device can.
+            By default the one that ran, where it can.
         reward_fn : callable, optional
             Needed to train on, where the checkpoint was trained with one.
         env_wrappers : sequence, optional
@@ -495,6 +572,11 @@ class OnlineAlgorithm:
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
             or a state of the environments that is damaged.
         """
+        if fixed := {"n_envs", "seed", "env_kwargs"} & arguments.keys():
+            raise TypeError(
+                f"{cls.__name__}.from_checkpoint: {min(fixed)} must be the checkpoint's, got "
+                f"{shown(arguments[min(fixed)])}; leave it out, or make a new {cls.__name__} and call init_from(path)"
+            )
         checkpoint = load_checkpoint(path)
         header = checkpoint.header
         if header["algorithm"] != cls.name:
@@ -555,8 +637,8 @@ class OnlineAlgorithm:
 
     @staticmethod
     def _saved_backend(header: dict[str, Any], device: str) -> str:
-        # One written before there was a choice was trained by PyTorch.
-        return "torch" if device == "cuda" else header.get("backend", "torch")
+        # One written before there was a choice was trained by PyTorch. What was native is so again where it is exact.
+        return "auto" if device != "cuda" and header.get("backend") == "native" else "torch"
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -595,13 +677,22 @@ class OnlineAlgorithm:
         FileNotFoundError, ValueError
             See `rlox.checkpoint.load_checkpoint`; also if the policy or the observations have another shape.
         """
-        tensors = load_checkpoint(path).tensors
+        checkpoint = load_checkpoint(path)
+        tensors, theirs = checkpoint.tensors, checkpoint.header["algorithm"]
         if "obs_std" in tensors["normalization"]:
             raise ValueError(
                 f"{type(self).__name__}: init_from {path}: its policy must see observations as they are, got one that "
                 "sees them normalised by its dataset's statistics; train it with normalize_obs=false"
             )
-        self._load_weights(self._fitted(tensors["policy"]), f"init_from {path}")
+        try:
+            self._load_weights(self._fitted(tensors["policy"]), f"init_from {path}")
+        except ValueError as e:
+            if theirs == self.name:
+                raise
+            raise ValueError(
+                f"{type(self).__name__}: init_from {path}: the policy must have the networks of {self.name}, got "
+                f"that of {one_line(theirs, 40)}, which has others; start from a checkpoint of {self.name}"
+            ) from e
         if self.normalizer is not None and tensors["normalization"]:
             self.normalizer.set_state(tensors["normalization"], returns=False)
 
@@ -616,6 +707,58 @@ class OnlineAlgorithm:
             self.native.load(arrays, what)
         else:
             load_weights_(self.policy, arrays, what)
+
+
+def require_laid_out(algorithm: Any) -> None:
+    """A ValueError where parameters have left the memory that their optimiser moves, and would no longer learn."""
+    if algorithm.backend == "native":
+        return
+    from rlox.optimizers import FlatOptimizer, holds_all
+
+    for optimizer in vars(algorithm).values():
+        if isinstance(optimizer, FlatOptimizer) and not holds_all(optimizer):
+            raise ValueError(
+                f"{type(algorithm).__name__}.train: the networks' parameters must stay where they were laid out, got "
+                "others: they were moved, converted or replaced, and would no longer learn. Copy numbers into them, "
+                "by load_state_dict or copy_, or pass the module as policy= to a new algorithm"
+            )
+
+
+def uncopied(algorithm: object) -> TypeError:
+    """For what would copy an algorithm: its networks and optimisers share memory, which a copy would not."""
+    where = type(algorithm).__name__
+    return TypeError(
+        f"{where}: it must not be copied or pickled; write it with save(path), and {where}.from_checkpoint(path) is "
+        "another one. copy.deepcopy(algorithm.policy) copies the policy alone"
+    )
+
+
+def callback_list(where: str, callbacks: Iterable[Callback] | None, logger: Callback | None) -> CallbackList:
+    """`callbacks` and the `logger` behind them; a TypeError for what is none."""
+    if logger is not None and not isinstance(logger, Callback):
+        raise TypeError(f"{where}: logger must be a LoggerCallback or another Callback, got {shown(logger)}")
+    try:
+        given = [] if callbacks is None else [*callbacks]
+    except TypeError:
+        given = [callbacks]
+    if not all(isinstance(item, Callback) for item in given):
+        raise TypeError(f"{where}: callbacks must be a list of rlox.callbacks.Callback, got {shown(callbacks)}")
+    return CallbackList([*given, *([logger] if logger is not None else ())])
+
+
+def require_env_arguments(where: str, env_kwargs: Any, env_wrappers: Any) -> None:
+    """A TypeError unless these are such as every algorithm's constructor takes."""
+    if env_kwargs is not None and not (
+        isinstance(env_kwargs, Mapping) and all(isinstance(key, str) for key in env_kwargs)
+    ):
+        raise TypeError(f"{where}: env_kwargs must be a dict of keyword arguments, got {shown(env_kwargs)}")
+    if not isinstance(env_wrappers, (list, tuple)):
+        raise TypeError(f"{where}: env_wrappers must be a list, got {shown(env_wrappers)}")
+    for item in env_wrappers:
+        if not isinstance(item, (str, Mapping)):
+            raise TypeError(
+                f"{where}: env_wrappers must hold names or {{name: {{argument: value}}}}, got {shown(item)}"
+            )
 
 
 def _require_counts(checkpoint: Checkpoint, where: str, trusted: bool) -> None:
@@ -667,12 +810,22 @@ def predicted(
 
     `transform` is what observations go through before the `actor` sees them.
     """
-    rows = np.asarray(obs, spec.obs_dtype)
+    require(where, "deterministic", deterministic, bool)
+    try:
+        given = np.asarray(obs)
+        if given.dtype.kind not in "biufO":
+            raise TypeError(f"it holds {given.dtype}")
+        with np.errstate(over="ignore"):
+            rows = np.asarray(given, spec.obs_dtype)
+    except (OverflowError, TypeError, ValueError) as e:
+        raise TypeError(f"{where}: obs must be an array of numbers, got {shown(obs)}") from e
     single = rows.ndim == len(spec.obs_shape)
     rows = rows[None] if single else rows
     if rows.shape[1:] != spec.obs_shape:
         shape = ", ".join(map(str, spec.obs_shape))
         raise ValueError(f"{where}: obs must have shape ({shape}) or (B, {shape}), got {np.shape(obs)}")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{where}: obs must hold finite numbers, as float32 has them, got {shown(obs)}")
     if transform is not None:
         rows = transform(rows)
     actions = spec.clip(actor.mode(rows) if deterministic else actor.sample(rows))

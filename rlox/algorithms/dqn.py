@@ -86,13 +86,14 @@ class DQN(OffPolicyAlgorithm):
         return self._target if self.native is None else self.native.target()
 
     def explore(self) -> None:
-        c = self.config
-        self.actor.epsilon = interpolated(
-            c.exploration_initial_eps, c.exploration_final_eps, self.counters.progress, c.exploration_fraction
-        )
+        self.actor.epsilon = self._epsilon(self.counters.progress)
 
-    def exploration(self) -> dict[str, float]:
-        return {"exploration/epsilon": self.actor.epsilon}
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        return {**super().schedule_values(progress), "exploration/epsilon": self._epsilon(progress)}
+
+    def _epsilon(self, progress: float) -> float:
+        c = self.config
+        return interpolated(c.exploration_initial_eps, c.exploration_final_eps, progress, c.exploration_fraction)
 
     def _prepare(self) -> None:
         """What an update finds: the step size of this moment, and a target network that has moved if it was due."""
@@ -132,7 +133,7 @@ class DQN(OffPolicyAlgorithm):
         grad_norm = self.optimizer.step(loss, c.max_grad_norm)
         td_errors = metrics.pop("td_errors")
         if batch.indices is not None:
-            self.buffer.update_priorities(batch.indices, td_errors.double().cpu().numpy())
+            self._tell_priorities(batch, td_errors.cpu().numpy())
         return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
@@ -147,8 +148,7 @@ class DQN(OffPolicyAlgorithm):
             loss=c.loss,
             max_grad_norm=c.max_grad_norm,
         )
-        if batch.indices is not None:
-            self.buffer.update_priorities(batch.indices, td_errors.astype(np.float64))
+        self._tell_priorities(batch, td_errors)
         return metrics
 
     def rounds(self, n_steps: int) -> Rounds:
@@ -163,6 +163,7 @@ class DQN(OffPolicyAlgorithm):
         counters.env_steps += taken - self.n_envs
         self.explore()
         counters.env_steps += self.n_envs
+        counters.in_round = self.round_steps
         counters.updates += len(table)
         metrics = dict(zip(METRICS, table.T, strict=True)) if len(table) else {}
         return Rounds(taken, returns, lengths, metrics, update_s)

@@ -29,10 +29,12 @@ class _Ahead:
         self.collector.sync_weights(policy.net.parameters)
         found = self.collector.recv()
         found["obs"] = found.pop("observations")
+        self.rng.set_state(self.collector.reached()[0])
         return RolloutBatch(**found)
 
-    def state(self) -> None:
-        return None  # the thread is one rollout ahead: what could be said is not what is learned from
+    def state(self) -> dict[str, np.ndarray] | None:
+        # The thread is one rollout ahead. What it collects then is not learned from yet, and is collected again.
+        return self.collector.reached()[1]
 
     def close(self) -> None:
         self.collector.stop()
@@ -96,7 +98,7 @@ class HybridPPO:
         return self.algorithm.evaluate(*args, **kwargs)
 
     def save(self, path: str) -> None:
-        """Write a checkpoint, of PPO; `PPO.from_checkpoint` restores it, with fresh episodes."""
+        """Write a checkpoint, of PPO; `PPO.from_checkpoint` goes on where the last rollout learned from has ended."""
         self.algorithm.save(path)
 
     def timing_summary(self) -> dict[str, float]:

@@ -21,6 +21,11 @@ from rlox.networks import mlp
 from rlox.policies import TanhMeanPolicy
 
 
+def _cosine(progress: float) -> float:
+    """What the policy's step size is multiplied by: from 1 down to 0."""
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
 class IQL(OfflineAlgorithm):
     """IQL for bounded continuous actions; see `rlox.config.IQLConfig`.
 
@@ -51,10 +56,16 @@ class IQL(OfflineAlgorithm):
             self._use(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                       target=self._target_block)  # fmt: skip
 
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        found = super().schedule_values(progress)
+        if self.config.policy_schedule == "constant":
+            return found
+        return {**found, "policy_learning_rate": found["learning_rate"] * _cosine(progress)}
+
     def _follow_schedule(self) -> None:
         super()._follow_schedule()
         if self.config.policy_schedule == "cosine":
-            self.optimizer.learning_rate *= 0.5 * (1.0 + math.cos(math.pi * self.counters.progress))
+            self.optimizer.learning_rate *= _cosine(self.counters.progress)
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of V, of the critics, of the policy, and of the target; metrics as tensors ()."""

@@ -18,12 +18,14 @@ from rlox.algorithms.base import OnlineAlgorithm
 from rlox.batch import TransitionBatch
 from rlox.buffers import Buffer, buffer_class, buffer_config, buffer_names, make_buffer
 from rlox.callbacks import Callback
-from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
 from rlox.collectors import ReplayCollector
-from rlox.config import BufferConfig, MmapBufferConfig
+from rlox.config import BufferConfig, MmapBufferConfig, integer, require
+from rlox.envs import env_name
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.logging import LoggerCallback
 from rlox.loops import Rounds
+from rlox.shadows import difference
 from rlox.streams import Stream
 
 if TYPE_CHECKING:
@@ -78,11 +80,19 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         prioritized: bool | None = None,
         **arguments: Any,
     ):
+        where = type(self).__name__
+        if buffer_size is not None:
+            buffer_size = integer(where, "buffer_size", buffer_size, 1)
+        if n_step is not None:
+            n_step = integer(where, "n_step", n_step, 1)
+        if prioritized is not None:
+            require(where, "prioritized", prioritized, bool)
         self._default_buffer = buffer is None
         self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
         self._folder: tempfile.TemporaryDirectory | None = None
         self._files: replay_files.ReplayFiles | None = None
         self._saved_memory: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
+        self._goes_on = False  # whether the environments are where that memory's newest transitions led to
         self._buffer: Buffer | None = None
         self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
@@ -90,8 +100,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             self._buffer = buffer
             if not (buffer_size is n_step is prioritized is None):
                 raise ValueError(
-                    f"{type(self).__name__}: buffer_size, n_step and prioritized must not stand beside a buffer that "
-                    "is made already"
+                    f"{where}: buffer_size, n_step and prioritized must not stand beside a buffer that is made already"
                 )
         else:
             self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
@@ -101,11 +110,13 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             why = self._step_by_step()
             self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
         c = self.config
-        if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, n_envs):
+        if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, self.n_envs):
             raise ValueError(
-                f"{type(self).__name__}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
-                f"({n_envs}), got {self.buffer_config.size}"
+                f"{where}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
+                f"({self.n_envs}), got buffer_size={self.buffer_config.size}"
             )
+        if self.buffer_config is not None:
+            self.collector.n_step = self.buffer_config.n_step
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> ReplayCollector:
         return ReplayCollector(*args, **kwargs)
@@ -129,12 +140,19 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             if isinstance(config, MmapBufferConfig) and config.folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
-            self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+            try:
+                self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+            except MemoryError as e:
+                raise ValueError(
+                    f"{type(self).__name__}: buffer_size must fit in memory, got {config.size:,}: {e}"
+                ) from e
         if self._saved_memory is not None:
             saved, self._saved_memory = self._saved_memory, None
             folder, entry = saved.folder / _MEMORY, saved.header["memory"]
             replay_files.load(self._buffer, folder, entry, saved.tensors.get("memory", {}))
             self._files = replay_files.ReplayFiles(folder, entry, self._buffer)
+            if self._goes_on:
+                self.collector.has_fed(self._buffer)
         return self._buffer
 
     def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
@@ -156,9 +174,19 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
     def explore(self) -> None:
         """Set the policy's exploration as it stands at this step; called before each step of the environments."""
 
-    def exploration(self) -> dict[str, float]:
-        """Metrics of it."""
-        return {}
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        found, beta = super().schedule_values(progress), self._beta(progress)
+        return found if beta is None else {**found, "beta": beta}
+
+    def _beta(self, progress: float) -> float | None:
+        """Exponent of the importance weights; None where the memory has none."""
+        beta = getattr(self.buffer_config, "beta", None)
+        return None if beta is None else loops.interpolated(beta, 1.0, progress, 1.0)
+
+    @property
+    def round_steps(self) -> int:
+        """Environment steps of a round, over all environments."""
+        return -(-self.config.train_freq // self.n_envs) * self.n_envs
 
     def _step_by_step(self) -> str | None:
         """Why Python must see each step, whoever listens; None where `rounds` can do without."""
@@ -175,7 +203,10 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             return "observations are normalised"
         if self.collector.action_noise is not None:
             return "Python adds the exploration noise"
-        return None if kind is ReplayBuffer else "the memory is not the uniform one"
+        if kind is not ReplayBuffer:
+            return "the memory is not the uniform one"
+        definer = next(cls for cls in type(self).__mro__ if "rounds" in vars(cls))
+        return difference("rounds", self, self.collector) if definer.__module__.startswith("rlox.") else None
 
     def fused(self) -> bool:
         """Whether the loop may call `rounds`: nothing of Python's must see the single steps."""
@@ -194,15 +225,17 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
     def _kernel_rounds(self, n_steps: int, names: Iterable[str], **arguments: Any) -> tuple:
         """What the kernel's ``rounds`` returns, given `arguments` and the hyper-parameters `names`."""
         c, counters, collector = self.config, self.counters, self.collector
-        per_round = -(-c.train_freq // self.n_envs) * self.n_envs
+        per_round = self.round_steps
         per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
         # The kernel has room for the metrics of all updates before it begins.
         n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
         obs = collector.observe()  # which starts the environments, where it is the first to ask
+        buffer = self.buffer
+        collector.follow_on(buffer)
         names = ("train_freq", "gradient_steps", "batch_size", "learning_starts", "learning_rate", "gamma", *names)
-        return self.native.net.rounds(
+        found = self.native.net.rounds(
             collector.env.stepper(),
-            self.buffer.access(),
+            buffer.access(),
             collector.rng,
             self.rng,
             obs,
@@ -215,6 +248,14 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             **{name: getattr(c, name) for name in names},
             **arguments,
         )
+        collector.has_fed(buffer)
+        return found
+
+    def require_finite_memory(self, n: int) -> None:
+        """Raise if the newest `n` transitions of a plain float32 memory are not finite, naming the environment."""
+        count = self.buffer.get_state(since=2**62)["count"]
+        rows = self.buffer.get_state(since=max(0, count - n))["rows"]
+        self.collector.require_finite_rows(rows.view(np.float32))
 
     def sample(self) -> TransitionBatch:
         """The next update's transitions."""
@@ -226,10 +267,19 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
     def _rows(self, n: int) -> Mapping[str, np.ndarray]:
         """`n` transitions as `rlox.buffers.Buffer.sample` returns them."""
-        beta = getattr(self.buffer_config, "beta", None)
+        beta = self._beta(self.counters.progress)
         if beta is not None:
-            self.buffer.set_beta(loops.interpolated(beta, 1.0, self.counters.progress, 1.0))
+            self.buffer.set_beta(beta)
         return self.buffer.sample(n, self.rng.integers(2**63))
+
+    def _tell_priorities(self, batch: TransitionBatch, td_errors: np.ndarray) -> None:
+        """Tell the memory the errors (B,) of its rows, which are a batch's first, where it wants to know them.
+
+        Not where one is NaN or infinite: then the loss is too, and the loop says so.
+        """
+        indices = batch.array("indices")
+        if indices is not None and np.isfinite(errors := td_errors[: len(indices)]).all():
+            self.buffer.update_priorities(indices, errors.astype(np.float64))
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         config = self.buffer_config
@@ -254,7 +304,17 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         if self._default_buffer:
             self._lost_buffer = checkpoint.header["buffer"]["name"]
         entry = checkpoint.header.get("memory")
-        if entry is None or self._own_state()[0]["buffer"] != checkpoint.header["buffer"] or self._buffer is not None:
+        if entry is None or self._buffer is not None:
+            return exact
+        if not self._same_buffer(saved := checkpoint.header["buffer"]):
+            own = self._own_state()[0]["buffer"]
+            differs = ", ".join(f"{k}={own.get(k)} not {v}" for k, v in saved.items() if own.get(k) != v)
+            warnings.warn(
+                "from_checkpoint: the replay memory starts empty, for it is configured otherwise than the one that was "
+                f"saved ({differs})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
             return exact
         own = getattr(self.buffer_config, "folder", None)
         if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, own):
@@ -264,8 +324,17 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 stacklevel=4,
             )
             return exact
-        self._saved_memory, self.memory_start = checkpoint, entry["start"]
+        self._saved_memory, self.memory_start, self._goes_on = checkpoint, entry["start"], exact
         return exact
+
+    def _same_buffer(self, saved: dict[str, Any]) -> bool:
+        """Whether a header's memory holds what this one does; what rlox 0.6.0 did not know is as it is here."""
+        own = self.buffer_config
+        if own is None or saved.get("name") != own.name:
+            return self._own_state()[0]["buffer"] == saved
+        here = {"folder": own.folder} if isinstance(own, MmapBufferConfig) else {}
+        theirs = buffer_config({**own.to_dict(), **saved, **here})
+        return (theirs.n_step, theirs.arguments()) == (own.n_step, own.arguments())
 
     def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
         if not memory:
@@ -297,6 +366,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         header = {
             "memory": self._own_state()[0]["buffer"],
             "memory_start": self.memory_start,
+            "env_id": env_name(self.env_id),
+            "position": self.collector.position(),
             "values": {name: value for name, value in state.items() if name not in arrays},
         }
         save_checkpoint(path, Checkpoint(header, {"memory": arrays}))
@@ -304,14 +375,27 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
     def load_buffer(self, path: str | os.PathLike) -> None:
         """Continue with the replay memory that `save_buffer` wrote.
 
+        Where the environments are not those that its newest transitions led to, no n-step return reaches across.
+
         Raises
         ------
         FileNotFoundError, ValueError
             As `rlox.checkpoint.load_checkpoint`; also where the file does not fit this memory.
         """
         saved = load_checkpoint(path, ("memory", "memory_start", "values"))
+        if (env := saved.header.get("env_id", env_name(self.env_id))) != env_name(self.env_id):
+            warnings.warn(
+                f"load_buffer: {path} holds transitions of {one_line(env, 80)}, and these environments are "
+                f"{env_name(self.env_id)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.buffer.set_state({**saved.header["values"], **saved.tensors["memory"]})
         self.memory_start = saved.header["memory_start"]
+        if saved.header.get("position") == self.collector.position() is not None:
+            self.collector.has_fed(self.buffer)
+        else:
+            self.collector.forget()
 
     def close(self) -> None:
         """End the environments' worker processes, and a memory that holds files."""

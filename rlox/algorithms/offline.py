@@ -15,30 +15,36 @@ from torch import nn
 from rlox import loops
 from rlox.acting import ModuleActor
 from rlox.algorithms.base import (
+    MOST_THREADS,
+    callback_list,
     choose_device,
     load_weights_,
     predicted,
+    require_env_arguments,
+    require_laid_out,
     require_no_code,
     require_widths,
+    uncopied,
     weights_of,
 )
 from rlox.batch import TransitionBatch
 from rlox.buffers import OfflineDataset
-from rlox.callbacks import Callback, CallbackList
+from rlox.callbacks import Callback
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint, versions
-from rlox.config import BACKENDS, OfflineConfig
+from rlox.config import BACKENDS, DEVICES, MOST_AT_ONCE, OfflineConfig, choice, integer, require, shown
 from rlox.envs import EnvSpec, env_name
 from rlox.evaluation import Evaluation, evaluate, torch_threads
 from rlox.gym_vec_env import whole_games
 from rlox.kernels.nn.learner import MAX_HIDDEN
 from rlox.kernels.rng import Rng
 from rlox.logging import LoggerCallback
-from rlox.native import NativeAdam
+from rlox.native import NativeAdam, Watch
 from rlox.networks import TwinQNetwork
 from rlox.offline.dataset import require_fit
 from rlox.optimizers import FlatOptimizer, flatten_
 from rlox.policies import Actor
 from rlox.returns import returns_to_go
+from rlox.shadows import update_difference
 from rlox.streams import Stream
 
 _COMPARED = 500  # rows of the dataset that policy and values are compared with
@@ -52,6 +58,21 @@ class _Compared(NamedTuple):
     returns: torch.Tensor  # (M,) discounted, to the end of the episode
     rest: torch.Tensor  # (M,) factor of the value of `last_obs`: 0 after a termination
     last_obs: torch.Tensor  # (M, D) what the last step led to
+
+
+def _seen(
+    where: str, shape: tuple[int, ...], statistics: tuple[np.ndarray, np.ndarray] | None, obs: np.ndarray
+) -> np.ndarray:
+    """Observations (B, D) as the networks see them; a ValueError for another size."""
+    if obs.shape[1:] != shape:
+        raise ValueError(
+            f"{where}: the environment's observations must be those of the dataset, {shape[0]} numbers, got shape "
+            f"{obs.shape[1:]}"
+        )
+    if statistics is None:
+        return obs
+    mean, std = statistics
+    return ((obs - mean) / std).astype(np.float32)
 
 
 class OfflineAlgorithm:
@@ -107,6 +128,7 @@ class OfflineAlgorithm:
     loop: ClassVar[Callable[[OfflineAlgorithm], dict[str, float]]] = staticmethod(loops.offline)
     stream: ClassVar[Stream] = Stream.REPLAY
     actions: ClassVar[tuple[str, ...]] = ("continuous",)  # what it can learn to take
+    _trains = False  # whether `train` is running
 
     policy: Actor
     optimizer: FlatOptimizer | NativeAdam
@@ -138,12 +160,16 @@ class OfflineAlgorithm:
         if hidden is not None and "hidden_sizes" in config:
             raise TypeError(f"{where}: hidden must not stand beside hidden_sizes, which it is short for")
         if hidden is not None:
-            config["hidden_sizes"] = [hidden, hidden]
+            config["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
         self.config = self.Config.from_kwargs(where, **config)
-        if backend not in BACKENDS:
-            raise ValueError(f"{where}: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        self.seed = seed
-        self.threads = threads
+        choice(where, "device", device, DEVICES)
+        choice(where, "backend", backend, BACKENDS)
+        self.seed = integer(where, "seed", seed, 0)
+        self.threads = integer(where, "threads", threads, 0, MOST_THREADS)
+        require_env_arguments(where, env_kwargs, env_wrappers)
+        require(where, "continuous", continuous, bool)
+        if not (env_id is None or isinstance(env_id, str) or callable(env_id) or hasattr(env_id, "step")):
+            raise TypeError(f"{where}: env_id must be an id, a callable or an environment, got {shown(env_id)}")
         self.env_id = env_id
         self.env_kwargs = dict(env_kwargs or {})
         self.env_wrappers = list(env_wrappers)
@@ -153,7 +179,7 @@ class OfflineAlgorithm:
         self._compared: _Compared | None = None
         if dataset is not None:
             self._take(dataset)
-        self.callbacks = CallbackList([*(callbacks or ()), *([logger] if logger is not None else ())])
+        self.callbacks = callback_list(where, callbacks, logger)
         self.counters = loops.Counters(clock="updates")
         rng = Rng(seed, Stream.INIT)
         self.policy = self._make_policy(rng)
@@ -166,6 +192,7 @@ class OfflineAlgorithm:
         ] = {}  # what a checkpoint holds beside policy and optimizer
         self._optimizers: list[FlatOptimizer | NativeAdam] = []
         self._setup(rng)
+        self._watch = Watch(self) if self.backend == "native" else None
 
     def _choose_backend(self, backend: str, device: str) -> tuple[str, str]:
         """``native`` or ``torch``, and why."""
@@ -180,6 +207,8 @@ class OfflineAlgorithm:
             obstacle = "it runs on the CPU, and device is cuda"
         elif len(self.config.hidden_sizes) > MAX_HIDDEN:
             obstacle = f"the kernel takes at most {MAX_HIDDEN} hidden layers"
+        elif (found := update_difference(self, self.counters)) is not None:
+            obstacle = found
         elif backend == "auto" and choose_device(device, self.policy, type(self).__name__) == "cuda":
             obstacle = "so large a policy is faster on the GPU"
         else:
@@ -188,27 +217,30 @@ class OfflineAlgorithm:
             raise ValueError(f"{type(self).__name__}: backend must be auto or torch here, got 'native': {obstacle}")
         return "torch", obstacle
 
+    def check_kernel(self, where: str, functions: bool = False) -> None:
+        """As `rlox.algorithms.base.OnlineAlgorithm.check_kernel`."""
+        if self._watch is not None:
+            self._watch.require(where, functions, partial(update_difference, self, self.counters, reread=False))
+
     def _make_spec(self, obs_dim: int, act_dim: int, continuous: bool, act_low: Any, act_high: Any) -> EnvSpec:
         where = type(self).__name__
-        for name, value in (("obs_dim", obs_dim), ("act_dim", act_dim)):
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{where}: {name} must be an integer >= 1, got {value!r}")
+        obs_dim = integer(where, "obs_dim", obs_dim, 1, MOST_AT_ONCE)
+        act_dim = integer(where, "act_dim", act_dim, 1, MOST_AT_ONCE)
         kind = "continuous" if continuous else "discrete"
         if kind not in self.actions:
-            raise ValueError(f"{where}: actions must be {' or '.join(self.actions)}, got {kind} ones; BC learns those")
+            raise ValueError(
+                f"{where}: actions must be {' or '.join(self.actions)}, got {kind} ones; BC learns those "
+                f"(continuous={continuous})"
+            )
         if not continuous:
-            return EnvSpec((int(obs_dim),), n_actions=int(act_dim))
-        high = np.asarray(act_high, np.float32)
-        low = -high if act_low is None else np.asarray(act_low, np.float32)
-        try:
-            low, high = (np.broadcast_to(bound, (act_dim,)).copy() for bound in (low, high))
-        except ValueError as e:
-            raise ValueError(f"{where}: act_high must be a number, or one for each of {act_dim} components") from e
+            return EnvSpec((obs_dim,), n_actions=act_dim)
+        high = _bound(where, "act_high", act_high, act_dim)
+        low = -high if act_low is None else _bound(where, "act_low", act_low, act_dim)
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise ValueError(
                 f"{where}: act_low must lie below act_high, both finite, got {low.tolist()} and {high.tolist()}"
             )
-        return EnvSpec((int(obs_dim),), act_dim=int(act_dim), act_low=low, act_high=high)
+        return EnvSpec((obs_dim,), act_dim=act_dim, act_low=low, act_high=high)
 
     def _take(self, dataset: OfflineDataset) -> None:
         """Check the dataset against the sizes, and take its statistics where they are to be used."""
@@ -325,19 +357,21 @@ class OfflineAlgorithm:
 
     def _seen(self, obs: np.ndarray) -> np.ndarray:
         """Observations (B, D) as the networks see them; a ValueError for another size."""
-        if obs.shape[1:] != self.spec.obs_shape:
-            raise ValueError(
-                f"{type(self).__name__}: the environment's observations must be those of the dataset, "
-                f"{self.spec.obs_dim} numbers, got shape {obs.shape[1:]}"
-            )
-        if self._statistics is None:
-            return obs
-        mean, std = self._statistics
-        return ((obs - mean) / std).astype(np.float32)
+        return _seen(type(self).__name__, self.spec.obs_shape, self._statistics, obs)
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One update; scalar metrics, still tensors."""
         raise NotImplementedError
+
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        """What schedules move, the learning rate first, by metrics' names, at `progress` in [0, 1]."""
+        return loops.schedule_values(self.config, progress)
+
+    def plan(
+        self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+    ) -> None:
+        """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
+        loops.plan(self, "n_updates", n_updates, until, schedule_timesteps)
 
     def train(
         self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
@@ -352,9 +386,10 @@ class OfflineAlgorithm:
         n_updates : int, optional
             A new training of so many updates.
         until : int, optional
-            Another end for the training that is gone on with, in updates since the algorithm was made.
+            Another end for the training that is gone on with, in updates since the algorithm was made. Its schedules
+            are stretched to the new end, so that a learning rate that had fallen rises again.
         schedule_timesteps : int, optional
-            Updates after which schedules have come to their end; by default `n_updates`.
+            Updates after which schedules have come to their end; by default `n_updates`, or what `until` says.
 
         Returns
         -------
@@ -364,21 +399,30 @@ class OfflineAlgorithm:
             ``dataset/mse``; and of the critics: ``dataset/q`` and ``dataset/return``, mean values of these actions
             and the discounted returns that followed them. Behind a time limit a return goes on with what the critics
             say of the policy there, as the updates have it; that part shrinks with the steps before it.
+            ``learning_rate``, and every other value that a schedule moves, are those of the last update.
+
+        Warns
+        -----
+        RuntimeWarning
+            Where schedules get another end, with their values before and after; where nothing is left to train.
 
         Raises
         ------
         FloatingPointError
             If a loss is no longer finite.
         ValueError
-            For a number below 1, both `n_updates` and `until`, neither where nothing was begun, or without a dataset.
+            For a number below 1, both `n_updates` and `until`, neither where nothing was begun, an `until` that is
+            already past, a `schedule_timesteps` that leaves a learning rate of 0 for all that is left, or without a
+            dataset.
         """
-        self.counters.plan(f"{type(self).__name__}.train", "n_updates", n_updates, until, schedule_timesteps)
-        with torch_threads(self.threads):
-            try:
-                return type(self).loop(self)
-            except Exception as e:
-                self.callbacks.on_training_error(algorithm=self, error=e)
-                raise
+        self.plan(n_updates, until=until, schedule_timesteps=schedule_timesteps)
+        loops.warn_if_done(self.counters)
+        require_laid_out(self)
+        with torch_threads(self.threads), loops.running(self):
+            return type(self).loop(self)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise uncopied(self)
 
     @torch.no_grad()
     def compare_with_data(self) -> dict[str, torch.Tensor]:
@@ -454,21 +498,25 @@ class OfflineAlgorithm:
         ValueError
             If the algorithm was given no `env_id`, or its observations are not the dataset's.
         """
+        require(f"{type(self).__name__}.evaluate", "deterministic", deterministic, bool)
+        with torch_threads(self.threads):
+            return evaluate(**self.evaluation_arguments(n_episodes, seed, deterministic), **options)
+
+    def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+        """What `evaluate` gives `rlox.evaluation.evaluate`, beside its options."""
         if self.env_id is None:
             raise ValueError(f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' when made")
-        with torch_threads(self.threads):
-            return evaluate(
-                self.policy,
-                self.env_id,
-                n_episodes,
-                10_000 + self.seed if seed is None else seed,
-                deterministic,
-                self.env_kwargs,
-                self.device,
-                wrappers=whole_games(self.env_wrappers),
-                transform=self._seen,
-                **options,
-            )
+        return {
+            "policy": self.policy,
+            "env_id": self.env_id,
+            "n_episodes": n_episodes,
+            "seed": 10_000 + self.seed if seed is None else seed,
+            "deterministic": deterministic,
+            "env_kwargs": self.env_kwargs,
+            "device": self.device,
+            "wrappers": whole_games(self.env_wrappers),
+            "transform": partial(_seen, type(self).__name__, self.spec.obs_shape, self._statistics),
+        }
 
     def save(self, path: str | os.PathLike, **header: Any) -> None:
         """Write a checkpoint (see `rlox.checkpoint`) without the dataset; `header` adds JSON values to its header."""
@@ -575,7 +623,7 @@ class OfflineAlgorithm:
                     "device": device,
                     "seed": header["seed"],
                     "threads": header["threads"],
-                    "backend": "torch" if device == "cuda" else header.get("backend", "torch"),
+                    "backend": "auto" if device != "cuda" and header.get("backend") == "native" else "torch",
                     "env_id": env["id"] if env_id is None else env_id,
                     "env_kwargs": env["kwargs"],
                     "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
@@ -642,6 +690,20 @@ class OfflineAlgorithm:
 
     def close(self) -> None:
         """Nothing is held that would have to be ended."""
+
+
+def _bound(where: str, name: str, value: Any, act_dim: int) -> np.ndarray:
+    """A bound of the actions as an array (A,)."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(value, np.float32)
+        if np.asarray(value).dtype.kind not in "fiu":
+            raise TypeError("no numbers")
+        return np.broadcast_to(array, (act_dim,)).copy()
+    except (OverflowError, TypeError, ValueError) as e:
+        raise ValueError(
+            f"{where}: {name} must be a number, or one for each of {act_dim} components, got {shown(value)}"
+        ) from e
 
 
 def _fields(cls: type[OfflineAlgorithm], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rlox.collectors import RolloutCollector
 from rlox.kernels.nn.learner import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativePolicy, obstacle
+from rlox.shadows import difference
 from rlox.streams import Stream
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
     def actor(self) -> nn.Module | NativePolicy:
         """What acts in collection and evaluation."""
         beside = self._beside
-        return beside if beside is not None and beside.still_beside(self._policy, self.spec) else super().actor
+        return beside if beside is not None and beside.altered() is None else super().actor
+
+    def check_kernel(self, where: str, functions: bool = False) -> None:
+        super().check_kernel(where, functions)
+        if functions and self._beside is not None and difference("acting", self.collector, reread=False) is not None:
+            self._beside = None
 
     def update_native(self, batch: RolloutBatch) -> dict[str, float]:
         """What ``update`` defines, by the kernel."""
@@ -73,6 +79,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         from rlox.optimizers import FlatOptimizer
 
         self.optimizer = FlatOptimizer(self.policy.parameters(), c.learning_rate, kind=c.optimizer)
-        if self.device == "cpu" and obstacle(self.spec, c, self._policy) is None:
+        exact = self.device == "cpu" and obstacle(self.spec, c, self._policy) is None
+        if exact and difference("acting", self.collector) is None:
             self._beside = NativePolicy.beside(self._policy, self.spec, c, self.optimizer.flat.detach().numpy())
             self.backend_reason += "; a kernel collects"

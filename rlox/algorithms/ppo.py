@@ -1,7 +1,8 @@
 """Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347), with the details of
 https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details that Stable-Baselines3 has too.
 
-Departures: the value loss has no factor 1/2, as in Stable-Baselines3; time limits bootstrap and are no terminations.
+Departures: the value loss has no factor 1/2, and value changes are clipped without a maximum
+(`rlox.losses.value_loss`), both as in Stable-Baselines3; time limits bootstrap and are no terminations.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ import torch
 
 from rlox.algorithms.twin_critic import TwinCriticAlgorithm
 from rlox.batch import TransitionBatch
-from rlox.config import TD3Config
+from rlox.config import TD3Config, require
+from rlox.exploration import ActionNoise
 from rlox.kernels.nn.ac_learner import NativeTD3
+from rlox.kernels.rng import Rng
 from rlox.loops import Rounds
 from rlox.losses import deterministic_policy_loss, smoothed_targets
 from rlox.networks import polyak_update
@@ -86,8 +88,15 @@ class TD3(TwinCriticAlgorithm):
         return self._rounds(n_steps, names, updates=self.counters.updates)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
-        """As `OnlineAlgorithm.predict`; always without noise, whatever `deterministic` says."""
+        """As `OnlineAlgorithm.predict`; always without noise, whatever `deterministic` says (`evaluate` and `rlox
+        collect` add it)."""
+        require("TD3.predict", "deterministic", deterministic, bool)
         return super().predict(obs)
+
+    def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
+        # Independent noise is the policy's own, which its samples have.
+        actions = super().predict(obs, deterministic=False)
+        return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         super()._load_weights(arrays, where)

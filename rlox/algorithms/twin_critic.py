@@ -169,19 +169,24 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
 
     def _add_noise(self) -> None:
         """Let the collector add noise to the policy's actions, as the configuration describes it."""
+        self.collector.action_noise = self._new_noise(self.n_envs)
+
+    def _new_noise(self, n_envs: int) -> ActionNoise:
         c = self.config
-        self.collector.action_noise = ActionNoise(self.spec, self.n_envs, c.exploration_noise, c.noise_correlation)
+        return ActionNoise(self.spec, n_envs, c.exploration_noise, c.noise_correlation)
+
+    def make_noise(self, n_envs: int) -> ActionNoise | None:
+        return None if self.collector.action_noise is None else self._new_noise(n_envs)
 
     def _use(self, kernel: type, **blocks: torch.Tensor) -> None:
         """Let `kernel` compute from now on, on the memory of the networks; `blocks` in its constructor's words."""
         spec, c = self.spec, self.config
         blocks = {"policy": self.optimizer.flat, "critics": self.critic_optimizer.flat, **blocks}
         arrays = {name: block.detach().numpy() for name, block in {**blocks, "target": self._target_block}.items()}
-        net = kernel(
-            **arrays, obs_dim=spec.obs_dim, act_dim=spec.act_dim, hidden_sizes=c.hidden_sizes, activation=c.activation
-        )
-        for part in (self.native, *self._optimizers):
-            part.net = net
+        sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim, "hidden_sizes": c.hidden_sizes}
+        self.native.use(kernel, arrays, **sizes, activation=c.activation)
+        for optimizer in self._optimizers:
+            optimizer.net = self.native.net
 
     def _learn_native(self, batch: TransitionBatch, noise: np.ndarray, **options: Any) -> dict[str, float]:
         """One update by the kernel."""
@@ -201,17 +206,13 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         self._tell_priorities(batch, td_errors)
         return metrics
 
-    def _tell_priorities(self, batch: TransitionBatch, td_errors: np.ndarray) -> None:
-        """Tell the memory the errors (B,) of its rows, which are a batch's first, where it wants to know them."""
-        if batch.indices is not None:
-            self.buffer.update_priorities(batch.indices, td_errors[: len(batch.indices)].astype(np.float64))
-
     def _rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
         """As `rounds`, with what the kernel is told beside that of both algorithms."""
         taken, table, update_s, returns, lengths = self._kernel_rounds(
             n_steps, ("tau", "max_grad_norm", *names), **arguments
         )
         self.counters.env_steps += taken
+        self.counters.in_round = self.round_steps
         self.counters.updates += len(table)
         self._follow_schedule()
         # A delayed policy tells nothing of an update that was not its own; a loss that is NaN is told by the critics.

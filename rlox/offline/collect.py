@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlox.checkpoint import versions
+from rlox.config import MOST_AT_ONCE
 from rlox.envs import EnvSpec, make_vec_env, spec_of
-from rlox.exploration import ActionNoise
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
 from rlox.offline.arrow import ArrowWriter, block_rows
@@ -27,7 +30,7 @@ class Behaviour:
 
     name: str
     share: float  # of the steps; shares are relative to each other
-    algorithm: Any = None  # acts by ``predict``; None: uniformly random actions
+    algorithm: Any = None  # acts by ``predict``, or as in training by ``explored``; None: uniformly random actions
     info: dict[str, Any] = field(default_factory=dict)  # what the dataset is to say of it
 
 
@@ -49,12 +52,16 @@ class _Episodes:
         if len(block["rewards"]):
             self._open[env].append(block)
 
+    def cut(self, env: int) -> None:
+        """The episode that still runs in one environment ends where it is: what the last step led to is known."""
+        if self._open[env]:
+            self._emit(self._open[env], cut=True)
+        self._open[env] = []
+
     def finish(self) -> None:
-        """Episodes that still run are cut where they are: what the last step led to is known."""
-        for pieces in self._open:
-            if pieces:
-                self._emit(pieces, cut=True)
-        self._open = [[] for _ in self._open]
+        """As `cut`, in every environment."""
+        for env in range(len(self._open)):
+            self.cut(env)
 
     def _emit(self, pieces: list[Block], cut: bool = False) -> None:
         block = {name: np.concatenate([piece[name] for piece in pieces]) for name in COLUMNS}
@@ -105,25 +112,28 @@ def collect(
     n_envs : int
         Environments stepped side by side, whose unfinished episodes are in memory.
     deterministic : bool
-        Take the most likely actions rather than sample, with no exploration noise.
+        Take the most likely actions rather than act as in training: sampled, with its exploration noise.
     progress : callable, optional
         Told how many steps were taken since it was last called.
 
     Returns
     -------
     dict
-        The file's metadata: ``env``, ``seed``, ``policies`` (steps, episodes, returns of each), ``versions``,
+        The file's metadata: ``env``, ``seed``, ``policies`` (of each, steps, episodes, returns, whether it acted
+        deterministically, and what noise was added), ``versions``,
         ``reference_returns`` where both are known.
 
     Raises
     ------
     ValueError
-        For a number below 1, shares that leave a policy without a step, or actions that are neither discrete nor
-        continuous.
+        For a number below 1, more rows than the disk has room for, shares that leave a policy without a step, or
+        actions that are neither discrete nor continuous.
     """
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs)):
         if value < 1:
             raise ValueError(f"collect: {name} must be >= 1, got {value}")
+    if min(n_envs, n_steps) > MOST_AT_ONCE:
+        raise ValueError(f"collect: n_envs must be at most {MOST_AT_ONCE:,}, got {n_envs}")
     counts = _counts([behaviour.share for behaviour in behaviours], n_steps)
     for behaviour, count in zip(behaviours, counts, strict=True):
         if count < 1:
@@ -137,14 +147,17 @@ def collect(
                 env["id"], side_by_side, int(own_seed), env["kwargs"], env["wrappers"], 0, env.get("backend", "auto")
             )
             try:
-                rows = rows or Rows("collect", writer, **_limits(spec_of(vec)))
+                if rows is None:
+                    _require_disk(path, n_steps, spec_of(vec))
+                    rows = Rows("collect", writer, **_limits(spec_of(vec)))
                 episodes = _Episodes(rows, side_by_side)
                 returns = _act(vec, behaviour, count, int(own_seed), deterministic, episodes, progress)
             finally:
                 if hasattr(vec, "close"):
                     vec.close()
             n_cut += episodes.n_cut
-            told.append({**_told(behaviour, deterministic), "n_steps": count, **_summary(returns)})
+            acting = {**_told(behaviour), **_exploration(behaviour.algorithm, deterministic)}
+            told.append({**acting, "n_steps": count, **_summary(returns)})
         metadata = {
             "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
             "seed": seed,
@@ -158,9 +171,33 @@ def collect(
     return metadata
 
 
-def _told(behaviour: Behaviour, deterministic: bool) -> dict[str, Any]:
-    random = {"deterministic": False} if behaviour.algorithm is None else {"deterministic": deterministic}
-    return {"name": behaviour.name, **behaviour.info, **random}
+def _require_disk(path: str | os.PathLike, n_steps: int, spec: EnvSpec) -> None:
+    # Next observations are stored too; the rest of a row is small beside them, or at least 10 bytes.
+    row = 2 * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 10
+    folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if n_steps * row > free:
+        raise ValueError(
+            f"collect: n_steps must fit on the disk, got {n_steps:,}, whose rows take {n_steps * row / 2**30:,.1f} "
+            f"GiB, where {free / 2**30:,.1f} GiB are free at {folder}"
+        )
+
+
+def _told(behaviour: Behaviour) -> dict[str, Any]:
+    return {"name": behaviour.name, **behaviour.info}
+
+
+def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
+    """How the actions were chosen: whether always the most likely ones, and the noise that was added to them."""
+    if algorithm is None:
+        return {"deterministic": False}
+    from rlox.policies import DeterministicPolicy
+
+    c = getattr(algorithm, "config", None)
+    noise = 0.0 if deterministic else getattr(c, "exploration_noise", 0.0)
+    if noise:
+        return {"deterministic": False, "exploration_noise": noise, "noise_correlation": c.noise_correlation}
+    return {"deterministic": deterministic or isinstance(getattr(algorithm, "policy", None), DeterministicPolicy)}
 
 
 def _summary(returns: list[float]) -> dict[str, Any]:
@@ -209,9 +246,8 @@ def _act(
         torch.manual_seed(seed)  # what `predict` draws from
         if hasattr(algorithm, "explore"):
             algorithm.explore()
-        if getattr(getattr(algorithm, "collector", None), "action_noise", None) is not None:
-            c = algorithm.config
-            noise = ActionNoise(spec, n, c.exploration_noise, c.noise_correlation)
+        if hasattr(algorithm, "make_noise"):
+            noise = algorithm.make_noise(n)
     row_bytes = 2 * obs[0].nbytes + 4 * math.prod(spec.action_shape) + 6
     n_rows = min(-(-count // n), max(1, min(1024, block_rows(row_bytes) // n)))
     block = {
@@ -229,10 +265,10 @@ def _act(
         for t in range(used):
             if algorithm is None:
                 actions = spec.random_actions(rng, n)
+            elif not deterministic and hasattr(algorithm, "explored"):
+                actions = algorithm.explored(obs, noise, rng)
             else:
                 actions = algorithm.predict(obs, deterministic=deterministic)
-                if noise is not None:
-                    actions = spec.clip(actions + noise.draw(rng))
             block["obs"][t], block["actions"][t] = obs, actions
             step = vec.step_all(block["actions"][t])
             ended = step["terminated"] | step["truncated"]
@@ -254,6 +290,19 @@ def _act(
     return returns
 
 
+def _stretches(first: int, stop: int, size: int, seams: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `size` numbers from `first` to `stop`; none has a seam within."""
+    for start, end in pairwise([first, *(int(seam) for seam in seams if first < seam < stop), stop]):
+        for at in range(start, end, size):
+            yield at, min(end, at + size)
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of observations (T, …), which are not the same, (T,) bool; NaN is NaN."""
+    same = (a == b) | ((a != a) & (b != b))
+    return ~same.reshape(len(same), -1).all(1)
+
+
 def write_replay(
     algorithm: Any,
     path: str | os.PathLike,
@@ -261,6 +310,8 @@ def write_replay(
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Write what the replay memory of an off-policy algorithm holds, oldest first, as `collect` writes its dataset.
+
+    An episode is cut where the next transition does not follow on: where environments started afresh after a resume.
 
     Parameters
     ----------
@@ -292,13 +343,25 @@ def write_replay(
         rows = Rows("collect", writer, **_limits(spec))
         episodes = _Episodes(rows, n_envs)
         size = max(1, block_rows(8 * spec.obs_dim) // n_envs) * n_envs
-        for start in range(first, count, size):
-            stop = min(count, start + size)
+        reached: list[np.ndarray | None] = [None] * n_envs  # what the last row of each environment led to
+        for start, stop in _stretches(first, count, size, buffer.seams):
+            if start in buffer.seams:
+                episodes.finish()
             batch = buffer.gather(np.arange(start, stop) % buffer.capacity)
             block = {name: np.asarray(batch[name]) for name in COLUMNS}
             block["actions"] = block["actions"].reshape(-1, *spec.action_shape).astype(spec.action_dtype)
             for env in range(n_envs):
-                episodes.push(env, {name: column[env::n_envs].copy() for name, column in block.items()})
+                rows_of = {name: column[env::n_envs].copy() for name, column in block.items()}
+                obs, after = rows_of["obs"], rows_of["next_obs"]
+                # Memories of rlox 0.6.0 have no seams; an observation that does not follow on shows one too.
+                parts = [0, *(np.flatnonzero(_differ(after[:-1], obs[1:])) + 1), len(obs)]
+                if reached[env] is not None and len(obs) and _differ(reached[env], obs[:1])[0]:
+                    episodes.cut(env)
+                for at, end in pairwise(parts):
+                    if at:
+                        episodes.cut(env)
+                    episodes.push(env, {name: column[at:end] for name, column in rows_of.items()})
+                reached[env] = after[-1:] if len(obs) else reached[env]
             if progress is not None:
                 progress(stop - start)
         episodes.finish()

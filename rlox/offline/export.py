@@ -48,6 +48,8 @@ def check_destination(dest: str, force: bool = False) -> None:
     path = Path(dest)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{where}: its name must end in one of {', '.join(SUFFIXES)}, or be minari:ID")
+    if path.is_dir():
+        raise ValueError(f"{where}: it must be a file, and there is a folder of this name")
     if path.exists() and not force:
         raise ValueError(f"{where}: there is such a file already; --force replaces it")
     if path.suffix in (".h5", ".hdf5"):

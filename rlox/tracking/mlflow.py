@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rlox.tracking.writer import Job
 
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100  # MLflow's limits of one log_batch
+KIND = "mlflow.experimentKind"  # tag of an experiment, by which MLflow's page is laid out
+MODEL_TRAINING = "workflowType=machine_learning"  # the same in an address, which newer versions go by alone
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000  # characters
 STATUS = {
     "finished": "FINISHED",
@@ -109,6 +111,10 @@ class MlflowMirror:
                 # Without this MLflow puts artifacts under the writer's working directory.
                 beside = self.database and (self.database.parent / "mlartifacts").as_uri()
                 self._experiments[name] = self.client.create_experiment(name, beside)
+            # Of a kind that is not known the page guesses, and may open as one of traces of language models.
+            known = (found.tags if found is not None else {}).get(KIND, "")
+            if not known or known.endswith("_inferred") or known == "no_inferred_type":
+                self.client.set_experiment_tag(self._experiments[name], KIND, "custom_model_development")
         return self._experiments[name]
 
     def open(self, job: Job) -> MlflowRun:
@@ -149,7 +155,7 @@ class MlflowRun:
         self.id = job.state.remote_id = run.info.run_id
         if mirror.uri.startswith("http"):
             server = mirror.uri.rstrip("/")
-            job.state.url = f"{server}/#/experiments/{experiment}/runs/{self.id}"
+            job.state.url = f"{server}/#/experiments/{experiment}/runs/{self.id}?{MODEL_TRAINING}"
         self._params(job, run.data.params)
         if job.settings.get("artifacts", True) and "config" not in job.state.artifacts:
             self.client.log_artifact(self.id, str(job.run / "config.yaml"))

@@ -6,8 +6,8 @@
 
 (null: the value was not finite) and an event row also has ``"event"``: ``"start"`` (``run_id``, ``pid``,
 ``versions``; where a resume changed settings ``changed``), ``"checkpoint"`` (``kind``, ``file``) or ``"end"``
-(``status``, ``message``, ``may_pass`` where true). A resume opens the next *segment*; its start row's ``step`` is the
-step it resumed from.
+(``status``, ``message``, ``may_pass`` where true, ``traceback`` where a file holds one). A resume opens the next
+*segment*; its start row's ``step`` is the step it resumed from.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "status": lambda x: x in STATUSES,
     "message": lambda x: isinstance(x, str),
     "may_pass": lambda x: isinstance(x, bool),
+    "traceback": lambda x: isinstance(x, str) and is_below(x),
 }
 
 
@@ -330,18 +331,26 @@ class Record:
         if kind == "last":
             self._flush()
 
-    def end(self, step: int, status: str, message: str = "", may_pass: bool = False) -> None:
+    def end(
+        self, step: int, status: str, message: str = "", may_pass: bool = False, traceback: str | None = None
+    ) -> None:
         """Note how the run ended: ``"finished"``, ``"interrupted"`` or ``"failed"``.
 
         Parameters
         ----------
         may_pass
             Whether what failed may succeed when it is tried again: a full disk, a lost device.
+        traceback
+            The file in the run's folder that holds the whole traceback.
         """
         if status not in STATUSES:
             raise ValueError(f"Record.end: status must be one of {', '.join(STATUSES)}, got {status!r}")
-        fields = {"status": status, "message": message}
-        self._write("end", step, {**fields, "may_pass": True} if may_pass else fields)
+        fields: dict[str, Any] = {"status": status, "message": message}
+        if may_pass:
+            fields["may_pass"] = True
+        if traceback is not None:
+            fields["traceback"] = traceback
+        self._write("end", step, fields)
         self._flush()
 
     def close(self) -> None:

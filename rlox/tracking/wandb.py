@@ -90,8 +90,8 @@ class WandbRun:
                 f"or logger.wandb.mode=offline, then rlox sync {job.run}"
             ) from e
         job.state.remote_id = self._run.id
-        if not offline:
-            job.state.url = self._run.url
+        # The folder that `wandb sync` uploads, where there is no page.
+        job.state.url = str(Path(self._run.dir).parent) if offline else self._run.url
         self._artifacts = settings.get("artifacts", True)
         # The step that comes next on the server; 0 for a new run.
         self._from_step = 0 if offline else self._run.step

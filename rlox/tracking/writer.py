@@ -26,6 +26,7 @@ and a session with
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -206,17 +207,27 @@ class Logger:
         return self._mirror
 
 
+# In what HTTP clients say when there is nobody to talk to.
+_UNREACHABLE = (
+    *("Max retries exceeded", "Connection refused", "Failed to establish a new connection", "timed out"),
+    *("Name or service not known", "Temporary failure in name resolution", "Connection reset"),
+)
+
+
 def explain(error: Exception, run: Path) -> str:
     """The error in a line, and what to do; rlox's own messages say that themselves."""
     text = " ".join(str(error).split())
-    if len(text) > 600:
-        text = text[:597] + "…"
+    nothing_lost = f"nothing is lost: {run / FILE} has every row. Once the tracker answers: rlox sync {run}"
+    if any(sign in text for sign in _UNREACHABLE):
+        # urllib3 says it three times over.
+        address = re.search(r"host='([^']+)', port=(\d+)|(https?://[^\s'\"]+)", text)
+        where = "" if address is None else f" at {address[3] or f'{address[1]}:{address[2]}'}"
+        return f"the tracker{where} does not answer; {nothing_lost}"
+    if len(text) > 300:
+        text = text[:299] + "…"
     if isinstance(error, (ValueError, ImportError)) and "; " in text:
         return text
-    return (
-        f"{type(error).__name__}: {text}; nothing is lost: {run / FILE} has every row. "
-        f"Once the tracker answers: rlox sync {run}"
-    )
+    return f"{type(error).__name__}: {text}; {nothing_lost}"
 
 
 def drain(name: str, store: Path) -> None:

@@ -1,0 +1,136 @@
+"""What a gymnasium environment answers, against what its interface and its spaces promise."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlox.failures import blame, failure_of, frames_of
+
+UNANSWERED = object()  # what stands for an answer where ``reset`` or ``step`` has not returned
+NO_ANSWERS = frozenset((str, bytes, np.str_, type(None)))  # kinds that `float` or `bool` takes for a reward or a flag
+
+
+def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
+    """What is wrong with what ``env.reset`` or ``env.step`` returned, and how it should be; None if nothing is."""
+    if hook == "reset":
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+            return (
+                f"reset must return (observation, info), got {described(answer)}; return {{}} where there is nothing "
+                "to tell"
+            )
+        return wrong_observation(env.observation_space, answer[0])
+    if not (isinstance(answer, tuple) and len(answer) == 5):
+        old = "; that is old gym's form: part done into terminated (by the task) and truncated (by a time limit)"
+        return (
+            f"step must return (observation, reward, terminated, truncated, info), got {described(answer)}"
+            f"{old if isinstance(answer, tuple) and len(answer) == 4 else ''}"
+        )
+    obs, reward, *flags, _ = answer
+    if (wrong := wrong_observation(env.observation_space, obs)) is not None:
+        return wrong
+    try:
+        if type(reward) in NO_ANSWERS:
+            raise TypeError("a text is no number")
+        float(reward)
+    except OverflowError:
+        return f"the reward must fit a float, got an integer of {reward.bit_length():,} bits"
+    except (TypeError, ValueError):
+        return f"the reward must be a number, got {described(reward)}"
+    for name, flag in zip(("terminated", "truncated"), flags, strict=True):
+        if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
+            return f"{name} must be a bool, got {described(flag)}"
+    return None
+
+
+def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str | None:
+    """How `obs` differs from `space` in structure, shape or kind of number; bounds are not looked at."""
+    from gymnasium import spaces
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        is_dict = isinstance(space, spaces.Dict)
+        keys = list(space.spaces) if is_dict else list(range(len(space.spaces)))
+        if not isinstance(obs, Mapping if is_dict else (tuple, list)):
+            return f"{name} must be a {'dict' if is_dict else 'tuple'} of {keys}, got {described(obs)}"
+        if missing := [key for key in keys if (key not in obs if is_dict else key >= len(obs))]:
+            return f"{name} must have the part {missing[0]!r} of observation_space, got {list(obs) if is_dict else obs}"
+        parts = (wrong_observation(space[key], obs[key], f"{name}[{key!r}]") for key in keys)
+        return next(filter(None, parts), None)
+    if isinstance(space, spaces.Box):
+        try:
+            array = np.asarray(obs)
+        except ValueError:
+            return f"{name} must be one array of shape {space.shape}, got {described(obs)}"
+        if array.dtype.kind not in "fiub":
+            return f"{name} must be numbers, got {described(obs)} of dtype {array.dtype}"
+        if array.shape != space.shape:
+            return f"{name} must have the shape of observation_space, {space.shape}, got {array.shape}"
+        if space.dtype == np.uint8 and array.dtype.kind == "f":
+            return f"{name} must be of dtype uint8, as observation_space says, got {array.dtype}"
+        return None
+    return None if space.contains(obs) else f"{name} must be in observation_space, {space}, got {str(obs)[:80]}"
+
+
+def described(answer: Any) -> str:
+    """What kind of thing it is."""
+    if isinstance(answer, tuple):
+        return f"a tuple of {len(answer)}"
+    return f"{type(answer).__name__}{' of shape ' + str(answer.shape) if isinstance(answer, np.ndarray) else ''}"
+
+
+def blame_env(
+    e: BaseException, env: Any, hook: str, answer: Any, where: str, what: str, when: str = "", action: Any = None
+) -> None:
+    """Keep on `e` which environment it came out of; raise a ValueError from it where an answer of that one is wrong.
+
+    An environment must not end the process: a SystemExit becomes a RuntimeError.
+
+    Parameters
+    ----------
+    e : Exception or SystemExit
+        What a call of ``reset`` or ``step``, or the use of its answer, has raised.
+    env : gymnasium.Env
+        With all its wrappers.
+    hook : str
+        ``reset`` or ``step``.
+    answer : Any
+        What it returned; `UNANSWERED` where it did not return.
+    where, what, when : str
+        Whom errors name, which call of which environment, and its step.
+    action : Any
+        What ``step`` was given.
+    """
+    raiser = frames_of(e.__traceback__)[-1].module
+    if failure_of(e).what or (answer is UNANSWERED and raiser == "rlox"):
+        return
+    if answer is UNANSWERED and raiser == "gymnasium":
+        # A wrapper of gymnasium's could not make anything of it; what it was, only the environment can say.
+        bare = env.unwrapped
+        with contextlib.suppress(Exception):
+            answer = bare.reset(seed=None) if hook == "reset" else bare.step(action)
+    what_and_when = f"{what} {when}".strip()
+    if isinstance(e, SystemExit):
+        error = RuntimeError(f"{where}: it must not end the process, got {e!r}")
+        blame(error, what_and_when)
+        raise error from e
+    if answer is UNANSWERED:
+        blame(e, what_and_when)
+        return
+    wrong = wrong_answer(env.unwrapped, hook, answer) or wrong_answer(env, hook, answer)
+    if wrong is not None:
+        error = ValueError(f"{where}: {wrong} ({what}{_place(env, hook)})")
+        blame(error, what)
+        raise error from e
+
+
+def _place(env: Any, hook: str) -> str:
+    """Where the innermost environment defines ``reset`` or ``step``; empty where nothing says so."""
+    method = getattr(type(env.unwrapped), hook, None)
+    try:
+        return f" at {inspect.getsourcefile(method)}, line {inspect.getsourcelines(method)[1]}"
+    except (OSError, TypeError):
+        return ""
