@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +22,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.envs import EnvSpec
 from rlox_cli import resources
-from rlox_cli.compose import Job, compose_jobs
+from rlox_cli.compose import Job, compose_jobs, folder_of, named_by_time
 from rlox_cli.env_probe import probe_env
-from rlox_cli.errors import UsageError, paragraph
+from rlox_cli.errors import UsageError, account, headline, is_explained
 from rlox_cli.estimate import Estimate, Start, estimate, evaluations, loggers
 from rlox_cli.preflight import (
     mapped_bytes,
@@ -40,11 +39,9 @@ from rlox_cli.preflight import (
     rollout_steps,
     time_limit_warnings,
 )
-from rlox_cli.runner import build, restored, shown
+from rlox_cli.runner import build, plan, require_new, restored, shown
 
 _TRACKER_S = 1.0  # seconds that a tracker's server has to answer
-# What one job of several may fail with, while the others are still looked at.
-_EXPECTED = (ValueError, TypeError, ImportError, MemoryError, FloatingPointError, RuntimeError, OSError)
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,10 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
         job = jobs[numbers[0]]
         try:
             reports.append((examine(job, start, multirun), len(numbers)))
-        except _EXPECTED as e:
+        except Exception as e:
+            # The others are still looked at; a bug of rlox is none of the job's.
+            if not is_explained(e):
+                raise
             failures.append(_of_job(e, job, numbers[0] if multirun else None))
     for report, n in reports:
         console.print(f"{report.title}{f', {n} jobs' if n > 1 else ''}", markup=False)
@@ -86,7 +86,7 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
     if failures:
         *others, last = failures
         for e in others:
-            print(f"rlox train: {e}", file=sys.stderr)
+            print(f"rlox train: {account(e)}", file=sys.stderr)
         raise last
     if multirun:
         console.print(_sum(reports))
@@ -105,7 +105,7 @@ def _sum(reports: list[tuple[Report, int]]) -> str:
 def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
     """`e`, with what job it is about."""
     where = "" if number is None else f"job {number} of the sweep ({' '.join(job.overrides)}): "
-    made = UsageError(where + paragraph(e))
+    made = UsageError(where + headline(e))
     made.__cause__ = e
     return made
 
@@ -127,12 +127,16 @@ def require_buildable(jobs: list[Job]) -> None:
         seen.add(key)
         try:
             with _streams_kept():
-                _built(replace(c, env=replace(c.env, n_envs=1, workers=0)), job.algo, Path()).close()
-        except _EXPECTED as e:
+                build(replace(c, env=replace(c.env, n_envs=1, workers=0)), job.algo, Path()).close()
+        except Exception as e:
+            if not is_explained(e):
+                raise
             raise _of_job(e, job, number) from e
 
 
-def check_resume(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> None:
+def check_resume(
+    config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool, changed: Mapping[str, Any]
+) -> None:
     """Make everything ready to go on from `checkpoint`, as `runner.resume` does, and leave it.
 
     Raises
@@ -143,6 +147,7 @@ def check_resume(config: RunConfig, algo: str, checkpoint: Path, console: Consol
     algorithm = restored(config, algo, checkpoint, console, trusted)
     try:
         folder = checkpoint.parent.parent
+        plan(algorithm, config, console, changed)
         for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"  {'warning':<12} {warning}", soft_wrap=True, markup=False)
     finally:
@@ -159,17 +164,13 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
     UsageError, ValueError, TypeError, ImportError
         For what would end the run.
     """
-    config, folder = job.config, _folder(job, multirun)
+    config, folder = job.config, folder_of(job, multirun)
     require_folder(folder)
-    if (folder / "metrics.jsonl").exists():
-        raise UsageError(
-            f"hydra.run.dir={shown(folder)} must be a new folder, but holds a run; choose another, or go on with that "
-            f"run: rlox train resume={shown(folder)}"
-        )
+    require_new(folder)
     warnings = [*_tracker_warnings(config)]
     with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _streams_kept():
         scratch, before = Path(name), resources.cpu_seconds()
-        algorithm = _built(_with_files_in(scratch, config), job.algo, scratch)
+        algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
         start = replace(start, building=resources.cpu_seconds() - before)
         try:
             warnings += preflight(algorithm, config, folder)
@@ -186,31 +187,10 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         ("disk", f"{resources.size(found.disk)} of {resources.size(resources.free_disk(folder))} free"),
         ("time", _time(config, found, seen.limit)),
         # The default name has the time in it, which is another one when the run starts.
-        ("folder", f"{shown(folder.parent)}/…" if _named_by_time(job) else shown(folder)),
+        ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
         *(("warning", line) for line in dict.fromkeys([*warnings, *seen.warnings])),
     ]
     return Report(f"{job.algo} on {config.env.id}", lines, found)
-
-
-def _built(config: RunConfig, algo: str, folder: Path) -> Any:
-    """The algorithm; what the user's own code raises in its constructors is told as such."""
-    try:
-        return build(config, algo, folder)
-    except (ValueError, TypeError, ImportError, MemoryError):
-        raise
-    except Exception as e:
-        raise UsageError(f"env={config.env.id}: making it failed with {type(e).__name__}: {paragraph(e)}") from e
-
-
-def _folder(job: Job, multirun: bool) -> Path:
-    """Where the run's files, or all of the sweep's, are to go."""
-    HydraConfig.instance().set_config(job.cfg)
-    return Path(job.cfg.hydra.sweep.dir if multirun else job.cfg.hydra.run.dir).absolute()
-
-
-def _named_by_time(job: Job) -> bool:
-    typed = ("hydra.run.dir=", "hydra.sweep.dir=")
-    return not any(override.lstrip("+").startswith(typed) for override in job.overrides)
 
 
 def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
@@ -279,6 +259,8 @@ def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
 def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.cpu.items() if seconds >= 0.05)
     text = f"{_duration(found.wall)}, {sum(found.cpu.values()):.1f} s of CPU ({parts})"
+    if found.workers:
+        text += f"; evaluated beside training, by {found.workers} process{'' if found.workers == 1 else 'es'}"
     if limit is not None and found.longest_evaluation > 0.1 * found.wall:
         text += f"; evaluations {_duration(found.longest_evaluation)} where every episode lasts {limit:,} steps"
     if config.max_seconds is not None and found.wall > config.max_seconds:
@@ -302,7 +284,7 @@ def _tracker_warnings(config: RunConfig) -> Iterator[str]:
                     yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
             else:
                 address = uri
-        if name == "wandb" and config.logger.wandb.mode == "online":
+        if name == "wandb" and config.logger.wandb.in_effect == "online":
             address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
         if address is not None and not _reachable(address):
             yield (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import signal
 import sys
 import tempfile
 import warnings
@@ -84,6 +83,8 @@ def _shares(mix: str | None, checkpoints: list[str]) -> dict[str, float]:
     """What ``--mix medium:0.5,random:0.5`` says; without it all checkpoints alike, or random actions."""
     if mix is None:
         names = [_name(word) or str(i + 1) for i, word in enumerate(checkpoints)]
+        if any(_name(word) == "" for word in checkpoints):
+            raise UsageError("CHECKPOINT must have a name before its =, as expert=PATH, or no =")
         if len(set(names)) < len(names):
             raise UsageError(f"CHECKPOINT must have a name of its own each, got {', '.join(names)}")
         return dict.fromkeys(names or [_RANDOM], 1.0)
@@ -194,20 +195,16 @@ def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[
 
 @contextlib.contextmanager
 def _written(out: str) -> Iterator[Path]:
-    """Where the Arrow file goes, from which other formats are made afterwards; SIGTERM stops as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if out.endswith(ARROW_SUFFIXES):
-            yield Path(out)
-            return
-        here = Path.cwd() if out.startswith("minari:") else Path(out).parent
-        here.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".rlox-collect-", dir=here) as folder:
-            path = Path(folder) / "data.arrow"
-            yield path
-            export(open_dataset(path), out)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """Where the Arrow file goes, from which other formats are made afterwards."""
+    if out.endswith(ARROW_SUFFIXES):
+        yield Path(out)
+        return
+    here = Path.cwd() if out.startswith("minari:") else Path(out).parent
+    here.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".rlox-collect-", dir=here) as folder:
+        path = Path(folder) / "data.arrow"
+        yield path
+        export(open_dataset(path), out)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from scipy import stats
 
 from rlox_cli.errors import UsageError
@@ -32,7 +30,7 @@ from rlox_cli.runs import (
     units,
 )
 from rlox_cli.statistics import difference, improvement, iqm
-from rlox_cli.terminal import make_console, make_table
+from rlox_cli.terminal import PlainTable, make_console, make_table, print_table
 
 _LEVEL = 0.05  # how often two equal groups may be told apart
 _SHOWN_BY = 2.8  # standard errors that a difference must have to be told at that level in 80 % of cases
@@ -44,6 +42,8 @@ _FEWEST = 4  # runs a side that a permutation test can tell apart at that level
 def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) -> None:
     """Compare the runs under `a` with those under `b`, and print it."""
     metric = recorded_name(metric)
+    if threshold is not None and not math.isfinite(threshold):
+        raise UsageError(f"--threshold must be a finite number, got {threshold}")
     sides = []
     for path in (a, b):
         runs, notes = read_runs([path], metric)
@@ -258,14 +258,14 @@ def _print(found: dict[str, Any], console: Console) -> None:
         table.show_header = False
         for key, (old, new) in differences.items():
             if key not in own:
-                table.add_row(*(Text(word) for word in (f"  {key}", _listed(old), "→", _listed(new))))
+                table.add_row(f"  {key}", _listed(old), "→", _listed(new))
         if table.row_count:
-            console.print(table)
+            print_table(console, table)
         if own:
             console.print(f"  and {len(own)} keys that only one side's algorithms have (--json)")
     for env, told in found["environments"].items():
         console.print()
-        console.print(_metrics_table(env, told, found["metric"]))
+        print_table(console, _metrics_table(env, told, found["metric"]))
         pairs, seeds = told["pairs"], [[run["seed"] for run in side] for side in told["runs"]]
         lines = [f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
         if pairs["seeds"]:
@@ -283,7 +283,7 @@ def _print(found: dict[str, Any], console: Console) -> None:
         console.print(f"\nover the {len(found['environments'])} environments: probability of improvement {over}")
 
 
-def _metrics_table(env: str, told: dict[str, Any], metric: str) -> Table:
+def _metrics_table(env: str, told: dict[str, Any], metric: str) -> PlainTable:
     metrics = told["metrics"]
     table = make_table(env, "A", "B", "B − A", "95 % interval")
     unit = told["unit"]

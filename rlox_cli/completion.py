@@ -6,9 +6,16 @@ import os
 from glob import glob
 
 
+class _Replacement(str):
+    """A candidate that takes the place of what was typed: Typer drops those that do not begin with it."""
+
+    def startswith(self, *args) -> bool:
+        return True
+
+
 def complete(incomplete: str) -> list[str]:
-    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``), run folders
-    behind ``resume=``, and files behind ``dataset=``."""
+    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``, also where
+    another trainer's word for it was typed), run folders behind ``resume=``, and files behind ``dataset=``."""
     if incomplete.startswith("resume="):
         typed = incomplete.partition("=")[2]
         return sorted(f"resume={os.path.dirname(path)}" for path in glob(f"{typed}*/**/metrics.jsonl", recursive=True))
@@ -30,4 +37,9 @@ def complete(incomplete: str) -> list[str]:
         plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
         found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
     found = [item for item in found if not item.rstrip("=").endswith("_schema")]
-    return sorted([*found, *(["resume="] if "resume=".startswith(incomplete) else [])])
+    found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
+    if not found:
+        from rlox.migration import completions
+
+        return [_Replacement(key) for key in completions(incomplete)]
+    return sorted(found)

@@ -12,10 +12,11 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
@@ -26,16 +27,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from rlox import config as config_module
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox.buffers import buffer_config_class
-from rlox.checkpoint import load_checkpoint
+from rlox.buffers import buffer_config_class, buffer_names
+from rlox.checkpoint import load_checkpoint, one_line
 from rlox.config import BufferConfig, DatasetConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
+from rlox.migration import answers
 from rlox.offline.dataset import check_source
 from rlox_cli.buffer_source import BufferSource
 from rlox_cli.cp import shipped
@@ -47,22 +50,24 @@ from rlox_cli.sweep.search import OptunaConfig, read_search
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
-# Hydra's flags that take their value as the next word.
+# Hydra's flags without a value, and those that take it as the next word.
+_FLAGS = {
+    *("-h", "--help", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
+    *("--shell-completion", "-sc"),
+}
 _VALUE_FLAGS = {
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
-    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
+    *("--cfg", "-c", "--package", "-p", "--info", "-i"),
 }
+_EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+_ONE_CHOICE = ("algo", "env", "buffer", "dataset", "tuned", "experiment")
+_LONGEST_NAME = 200
 _KINDS = {
     "Float": "a number",
     "Integer": "an integer",
     "Boolean": "true or false",
     "String": "a text",
-}
-# What the library's classes take as short forms, and many would look for among the algorithm's keys.
-_BUFFER_KEYS = {
-    "algo.buffer_size": "buffer.size",
-    "algo.n_step": "buffer.n_step",
-    "algo.prioritized": "buffer=prioritized",
 }
 _OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
 # The root's keys that are no sections, which could be groups to choose from.
@@ -139,7 +144,7 @@ def register() -> None:
 
 def run_name(algo: str, env: str, seed: int) -> str:
     """``ppo-CartPole-v1-s0``, fit for a folder's name."""
-    return re.sub(r"[^\w.-]+", "_", f"{algo}-{env}-s{seed}")
+    return re.sub(r"[^\w.-]+", "_", f"{algo}-{env[: _LONGEST_NAME // 2]}-s{seed}")
 
 
 def split_args(args: list[str]) -> tuple[list[str], list[str]]:
@@ -159,13 +164,129 @@ def split_args(args: list[str]) -> tuple[list[str], list[str]]:
             if value is not None:
                 flags.append(value)
         elif word.startswith("-"):
+            if (name := word.partition("=")[0]) not in _FLAGS | _VALUE_FLAGS:
+                known = {"--import", "--check", *_FLAGS, *_VALUE_FLAGS}
+                raise UsageError(f"{_short(name)} is no flag; {nearest(name, known)}")
             flags.append(word)
         elif "=" in word or word.startswith("~"):
             # The kwargs take any key; to Hydra's strict mode each would be unknown.
-            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else word)
+            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _whole(word))
         else:
-            raise UsageError(f"{word!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
+            raise UsageError(f"{_short(word)!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
+    if not any(word.split("=")[0] in ("--cfg", "-c", "--info", "-i") for word in flags):
+        for word in flags:
+            if word.split("=")[0] in ("--resolve", "--package", "-p"):
+                raise UsageError(f"{word} must stand beside --cfg job, which prints the configuration")
     return flags, overrides
+
+
+def _whole(override: str) -> str:
+    """`override` with 1e6 as 1000000 where its key takes a whole number, which Hydra reads as a float."""
+    key, _, value = override.partition("=")
+    if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _whole_keys():
+        return override
+
+    def digits(found: re.Match[str]) -> str:
+        number = Decimal(found[0].replace("_", ""))
+        return str(int(number)) if number == number.to_integral_value() else found[0]
+
+    return f"{key}={re.sub(_EXPONENT, digits, value)}"
+
+
+@cache
+def _whole_keys() -> set[str]:
+    """The dotted keys of all integers, and lists of them, that a run can have."""
+    sections: list[tuple[str, type]] = [("", RunConfig), ("hydra.sweeper.", SweeperConfig)]
+    sections += [("hydra.sweeper.", OptunaConfig)]
+    sections += [("algo.", resolve(entry.config)) for entry in ALGORITHMS.values()]
+    sections += [("buffer.", buffer_config_class(name)) for name in buffer_names()]
+    sections += [(at, getattr(config_module, name)) for name, at in _SECTION_OF.items() if at]
+    return {
+        at + item.name
+        for at, kind in sections
+        for item in fields(kind)
+        if re.search(r"\bint\b", str(get_type_hints(kind)[item.name]))
+    }
+
+
+def run_folder(overrides: list[str]) -> list[str]:
+    """`overrides` with ``output_dir=FOLDER`` as Hydra has it: the run's folder, or that of all a sweep's runs.
+
+    Raises
+    ------
+    UsageError
+        For an empty folder, and beside the keys that it stands for.
+    """
+    typed = [override for override in overrides if override.startswith("output_dir=")]
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in ("output_dir", *_FOLDERS) and value in ("", "''", '""', "null"):
+            raise UsageError(f"{key} must name a folder, got nothing")
+        if key in _FOLDERS and typed:
+            raise UsageError(f"output_dir must not stand beside {key}, which it sets; type one of them")
+        if key in ("output_dir", *_FOLDERS) and any(len(os.fsencode(part)) > 255 for part in value.split("/")):
+            raise UsageError(f"{key} must name a folder of at most 255 bytes, got {_short(value)}")
+    rest = [override for override in overrides if override not in typed]
+    if not typed:
+        return rest
+    folder = typed[-1].partition("=")[2]
+    if folder[0] not in "'\"":
+        # A path is taken as it is, whatever its signs mean in Hydra's grammar.
+        folder = os.path.expanduser(folder).replace("'", r"\'")
+        folder = f"'{folder}'"
+    return [*rest, *(f"{key}={folder}" for key in _FOLDERS)]
+
+
+def _refuse_forms(overrides: list[str]) -> None:
+    """A UsageError for what Hydra's grammar allows, and no run can have, in words that say what to type."""
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
+    for line in overrides:
+        if len(name := line.partition("=")[0]) > _LONGEST_NAME:
+            raise UsageError(
+                f"{_short(name)} must be a key of at most {_LONGEST_NAME} characters, got one of {len(name):,}"
+            )
+        try:
+            (override,) = parser.parse_overrides([line])
+        except OverrideParseException as e:
+            raise UsageError(
+                f"{_short(line)!r} must be KEY=VALUE, and a value with other characters than ASCII letters, digits and "
+                "-_./:+@ must be quoted: \"KEY='VALUE'\""
+            ) from e
+        except ValueError as e:
+            raise UsageError(f"{_short(line)} must have a value that can be read: {one_line(e, 80)}") from e
+        key = override.key_or_group
+        if not key:
+            raise UsageError(f"{_short(line)!r} must be KEY=VALUE, got no key")
+        # What judges a run is no setting of it: tuned settings bring it, and a run does without.
+        if override.type is OverrideType.DEL and key != "reference":
+            raise UsageError(
+                f"{_short(line)} must not delete a key: a run has all of them; leave it out for its default"
+            )
+        if override.is_sweep_override():
+            continue
+        value = override.value()
+        if value == "???":
+            raise UsageError(f"{key} must have a value, got ???, which stands for none")
+        if value is None and (key in _ONE_CHOICE or loader.get_group_options(key)):
+            raise UsageError(f"{key} must be a name, got null; leave it out for its default")
+        if key == "hydra.job.chdir" and value:
+            raise UsageError(f"{key} must be false, got {value}: paths are read from the folder where rlox was started")
+        if key not in _ONE_CHOICE:
+            continue
+        if isinstance(value, (list, dict)):
+            several = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            remedy = f"one run for each: -m {key}={','.join(value)}" if several else f"keys are set as {key}.KEY=VALUE"
+            raise UsageError(f"{key} must be one choice, got {_short(line.partition('=')[2])}; {remedy}")
+        if len(str(value)) > _LONGEST_NAME and key != "dataset":
+            raise UsageError(
+                f"{key} must be a name of at most {_LONGEST_NAME} characters, got one of {len(str(value)):,}: "
+                f"{_short(str(value))}"
+            )
+
+
+def _short(text: str) -> str:
+    return one_line(text, 60)
 
 
 def _flag_value(flags: list[str], *names: str) -> str | None:
@@ -236,6 +357,25 @@ def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:
     """The configuration whose section ``hydra`` says how jobs that are known already are launched."""
     with _composition(flags) as config_name:
         return composed(overrides, config_name, "")
+
+
+def folder_of(job: Job, multirun: bool) -> Path:
+    """Where the run's files, or all of the sweep's, are to go.
+
+    Raises
+    ------
+    UsageError
+        For a folder that refers to what is no key.
+    """
+    HydraConfig.instance().cfg = job.cfg  # `set_config` would make it read-only
+    try:
+        return Path(job.cfg.hydra.sweep.dir if multirun else job.cfg.hydra.run.dir).absolute()
+    except OmegaConfBaseException as e:
+        raise UsageError(re.sub(r"hydra\.(run|sweep)\.dir", "output_dir", explain(e))) from e
+
+
+def named_by_time(job: Job) -> bool:
+    return not any(override.lstrip("+").startswith(tuple(f"{key}=" for key in _FOLDERS)) for override in job.overrides)
 
 
 @contextmanager
@@ -347,6 +487,10 @@ def _compose_one(cfg: DictConfig, overrides: list[str], where: str) -> Job:
 
 def composed(overrides: list[str], config_name: str, where: str) -> DictConfig:
     try:
+        _refuse_forms(overrides)
+    except UsageError as e:
+        raise UsageError(f"{where}{e}") from e
+    try:
         return compose(config_name, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
         raise UsageError(where + explain(e)) from e
@@ -363,6 +507,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     choices = cfg.hydra.runtime.choices
     algo, choice = choices.algo, choices.get("tuned")
     run = to_run_config(cfg)
+    _check_known(run)
     _check_off_policy(run, algo, choices.get("buffer"))
     _check_dataset(run, algo)
     module, _, env_id = run.env.id.rpartition(":")
@@ -370,7 +515,7 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     check_env_id(env_id, run.env.kwargs, run.env.backend)
     resolve_reward(run.env.reward_fn, run.imports)
     if run.init_from is not None:
-        _check_init_from(Path(run.init_from))
+        _check_init_from(run.init_from)
     pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
     applied = choice if choice in pairs else None
     typed = next((o.split("=", 1)[1] for o in overrides if re.match(r"\+*tuned=", o)), None)
@@ -381,6 +526,17 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
             f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
         )
     return Job(overrides, run, algo, applied, cfg)
+
+
+def _check_known(config: Any, at: str = "") -> None:
+    """A ValueError for a key that ``+`` has added to a section, and nothing would read."""
+    if not is_dataclass(config):
+        return
+    known = [item.name for item in fields(config)]
+    for name, value in vars(config).items():
+        if name not in known:
+            raise ValueError(f"{at}{name} is no key of {type(config).__name__}; {nearest(name, known)}")
+        _check_known(value, f"{at}{name}.")
 
 
 def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
@@ -394,8 +550,6 @@ def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
         raise ValueError(f"buffer must be chosen for algo={algo}, got null; try buffer=uniform")
     if run.buffer.name != chosen:
         raise ValueError(f"buffer.name must be {chosen}, what buffer= chose, got {run.buffer.name!r}")
-    if unknown := set(vars(run.buffer)) - {item.name for item in fields(run.buffer)}:
-        raise ValueError(f"buffer.{unknown.pop()} is no key of {type(run.buffer).__name__}")
     at_least = max(run.algo.batch_size, run.env.n_envs)
     if run.buffer.size < at_least:
         raise ValueError(
@@ -443,7 +597,10 @@ def _own_tuned_pairs() -> set[str]:
     return {path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/**/*.yaml")}
 
 
-def _check_init_from(path: Path) -> None:
+def _check_init_from(name: str) -> None:
+    if not name:
+        raise ValueError("init_from must be a checkpoint file, or null, got ''")
+    path = Path(name)
     if path.is_dir():
         raise ValueError(
             f"init_from must be a checkpoint file, got the folder {path}; "
@@ -501,7 +658,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     except (error.Error, ImportError) as e:
         hint = nearest(env_id, [*native_env_ids(), *gymnasium.registry])
         remedy = hint if hint.startswith("did") else "`rlox ls envs` lists them"
-        raise ValueError(f"env={env_id} is no environment; {remedy}") from e
+        raise ValueError(f"env={one_line(env_id, 80)} is no environment; {remedy}") from e
 
 
 def _section(name: str) -> str:
@@ -518,15 +675,38 @@ def explain(e: BaseException) -> str:
     while not isinstance(root, OmegaConfBaseException) and root.__cause__ is not None:
         root = root.__cause__
     if isinstance(e, MissingConfigException) and e.missing_cfg_file:
-        group, _, choice = e.missing_cfg_file.removesuffix(".yaml").rpartition("/")
+        path = e.missing_cfg_file.removesuffix(".yaml")
+        group, _, choice = path.partition("/") if path.split("/")[0] in _ONE_CHOICE else path.rpartition("/")
+        if group == "dataset":
+            return f"dataset must name a file, or minari:ID, got {choice!r}"
         if group:
             # Hydra names no options for an item of a list, as in logger=[mlflow,cvs].
             options = e.options or GlobalHydra.instance().config_loader().get_group_options(group)
             options = [option for option in options if not option.endswith("_schema")]
             more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
             return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
+    if isinstance(e, HydraException) and "Ambiguous value for argument" in str(e):
+        line = re.search(r"argument '(.*?)'\n", str(e))
+        return f"{line[1] if line else 'a comma list'} is several values, which are a sweep: rlox train -m …"
     if isinstance(root, OmegaConfBaseException) and root.full_key:
         first = (root.msg or str(root)).splitlines()[0]
+        if isinstance(root, InterpolationResolutionError):
+            told = re.search(r"Interpolation key '(.*)' not found|[Uu]nsupported interpolation type (\S+)", first)
+            name = next(filter(None, told.groups()), "") if told else ""
+            what = f"refers to {name!r}, which is no key" if name else f"cannot be resolved: {first}"
+            return f"{root.full_key} {what}; a reference is ${{SECTION.KEY}}, as ${{algo.gamma}}"
+        if "Cannot merge DictConfig with ListConfig" in first:
+            return f"{root.full_key} must be a list, as [1,2], got a mapping"
+        if "is not a ListConfig" in first or "Cannot assign" in first or "Cannot convert" in first:
+            kind = (
+                "a list, as [1,2]"
+                if "ListConfig" in first
+                else "a mapping, as {name: 1}"
+                if "Dict[" in first
+                else "a text"
+            )
+            got = re.search(r"(?:assigned: |Cannot assign |Cannot convert )'?(\w+)", first)
+            return f"{root.full_key} must be {kind}, got a value of type {got[1] if got else 'another'}"
         if "not in" in first or "not found" in first:
             known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
             if root.object_type is dict and re.fullmatch(r"buffer\.\w+", root.full_key):
@@ -539,14 +719,22 @@ def explain(e: BaseException) -> str:
                 # `gamma=0.9` for `algo.gamma=0.9` is what people type first.
                 if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
                     hint = f"did you mean {section}.{root.key}?"
-            if root.full_key in _BUFFER_KEYS:
-                hint = f"did you mean {_BUFFER_KEYS[root.full_key]}?"
+            section, _, name = root.full_key.rpartition(".")
+            if section in ("", "algo"):
+                algo = root.parent_node if section else root.parent_node.get("algo") or {}
+                hint = answers(name, [str(key) for key in algo], cli=True) or hint
             return f"{root.full_key} is no key of {kind}; {hint}"
         value = re.match(r"Value (.*) of type '\w+' could not be converted to (\w+)", first)
         if value:
             kind = _KINDS.get(value[2], value[2])
             hint = " (write 1_000_000, not 1e6)" if kind == "an integer" and re.match(r"'\d+\.0'", value[1]) else ""
-            return f"{root.full_key} must be {kind}, got {value[1]}{hint}"
+            known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
+            theirs = answers(str(root.key), known, cli=True, value=value[1].strip("'"))
+            return f"{root.full_key} must be {kind}, got {value[1]}{hint}{f'; {theirs}' if theirs else ''}"
+        if "is not Optional" in first:
+            return f"{root.full_key} must have a value, got null; leave it out for its default"
+        if not_bool := re.match(r"Value (.*) is not a valid bool", first):
+            return f"{root.full_key} must be {_KINDS['Boolean']}, got {not_bool[1]}"
         return f"{root.full_key}: {first}"
     if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
         return f"{_section(named[1])}{named[2]}"

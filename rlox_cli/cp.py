@@ -41,6 +41,8 @@ def main(name: str, dest: Path, force: bool) -> None:
     if key != _ALL and key not in everything:
         raise UsageError(f"NAME must be a config that ships, got {name!r}; {nearest(key, [*everything, _ALL])}")
     chosen = everything if key == _ALL else {key: everything[key]}
+    if dest.exists() and not dest.is_dir():
+        raise UsageError(f"DEST must be a folder, got the file {dest}")
     targets = {dest / f"{item}.yaml": text for item, text in chosen.items()}
     there = [path for path in targets if path.exists()]
     if there and not force:

@@ -14,6 +14,8 @@ import numpy as np
 
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.failures import blame
+from rlox.gym_answers import wrong_answer
 from rlox_cli.errors import UsageError
 from rlox_cli.preflight import plays_native, time_limit
 
@@ -85,20 +87,10 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
         bare = env.unwrapped
         # Wrappers and checkers stumble over these, and say so in their own words.
         answer = _called(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
-        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            raise UsageError(
-                f"{where}: reset must return (observation, info), got {_described(answer)}; return {{}} where there is "
-                "nothing to tell"
-            )
+        _require_sound(where, bare, "reset", answer)
         bare.action_space.seed(config.seed % 2**31)
         answer = _called(where, "step", bare.step, bare.action_space.sample())
-        if not (isinstance(answer, tuple) and len(answer) == 5):
-            old = "; that is old gym's form: part done into terminated (by the task) and truncated (by a time limit)"
-            raise UsageError(
-                f"{where}: step must return (observation, reward, terminated, truncated, info), got "
-                f"{_described(answer)}{old if isinstance(answer, tuple) and len(answer) == 4 else ''}"
-            )
-        _require_observation(where, bare.observation_space, answer[0])
+        _require_sound(where, bare, "step", answer)
         _require_reward(where, answer[1])
         try:
             check_env(bare, skip_render_check=True, skip_close_check=True)
@@ -112,28 +104,17 @@ def _called(where: str, what: str, call: Callable[..., Any], *args: Any, **kwarg
     try:
         return call(*args, **kwargs)
     except Exception as e:  # the user's own code
+        blame(e, f"{where}: {what}")
         raise UsageError(f"{where}: {what} failed with {type(e).__name__}: {_plain(str(e))}") from e
 
 
-def _described(answer: Any) -> str:
-    if isinstance(answer, tuple):
-        return f"a tuple of {len(answer)}"
-    return f"{type(answer).__name__}{' of shape ' + str(answer.shape) if isinstance(answer, np.ndarray) else ''}"
-
-
-def _require_observation(where: str, space: Any, obs: Any) -> None:
-    if isinstance(obs, np.ndarray) and space.shape is not None and obs.shape != space.shape:
-        raise UsageError(
-            f"{where}: observations must have the shape of observation_space, {space.shape}, got {obs.shape}"
-        )
+def _require_sound(where: str, env: Any, hook: str, answer: Any) -> None:
+    if (wrong := wrong_answer(env, hook, answer)) is not None:
+        raise UsageError(f"{where}: {wrong}")
 
 
 def _require_reward(where: str, reward: Any) -> None:
-    try:
-        number = float(reward)
-    except (TypeError, ValueError) as e:
-        raise UsageError(f"{where}: the reward must be a number, got {_described(reward)}") from e
-    if not np.isfinite(number):
+    if not np.isfinite(number := float(reward)):
         raise UsageError(f"{where}: rewards must be finite, got {number}; mend the environment, or set env.reward_fn")
 
 
@@ -199,7 +180,7 @@ def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limi
     if limit is None and not lengths:
         yield (
             f"{where}: no episode ended in {len(found.rewards):,} random steps, and without a time limit an evaluation "
-            "may never end"
+            "may last long; eval.max_steps cuts its episodes"
         )
     if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] > 1 and not found.truncated:
         yield (

@@ -9,6 +9,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from rlox.config import usual_settings
 from rlox.plugins import ENV_GROUP, offers
 
 # gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
@@ -39,10 +40,10 @@ class GymEnvSource(ConfigSource):
         if match is None:
             raise ConfigLoadError(f"no environment id: {config_path}")
         found: dict[str, Any] = {"env": {"id": match["id"]}}
-        if match["id"].startswith("ALE/"):
-            # The usual learning problem of Atari: what is typed goes before it.
-            found["env"]["reward_fn"] = "sign"
-            found["algo"] = {"hidden_sizes": []}  # the network of Mnih et al. 2015 has no layer after its features
+        if usual := usual_settings(match["id"]):
+            # What is typed overrides it.
+            found["env"]["reward_fn"] = usual.pop("reward_fn")
+            found["algo"] = usual
         return ConfigResult(
             provider=self.provider, path="gymenv://", config=OmegaConf.create(found), header={"package": "_global_"}
         )

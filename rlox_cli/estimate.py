@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from rlox.callbacks import AdviceCallback, Callback, TimingCallback
-from rlox.config import Config, OffPolicyConfig, RunConfig
+from rlox.callbacks import AdviceCallback, Callback, EvalCallback, TimingCallback
+from rlox.config import LARGEST_COUNT, Config, OffPolicyConfig, RunConfig
 from rlox.envs import is_native
 from rlox.evaluation import torch_threads
 from rlox.logging import RecordLogger
@@ -58,6 +58,7 @@ class Estimate:
     longest_evaluation: float  # seconds by the clock of all evaluations, where each episode lasts to its time limit
     memory: int  # bytes of the process at its peak
     disk: int  # bytes of its files
+    workers: int  # processes that evaluate beside training
 
 
 def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
@@ -85,6 +86,10 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         probe = _offline if config.offline else _off_policy if off_policy else _on_policy
         once, each, each_random = probe(algorithm, config)
         making, each_played, side_by_side = _evaluation(algorithm, config)
+        plan = config.eval
+        evaluations_of = EvalCallback(
+            plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience, workers=plan.workers
+        )
         checkpoint = scratch / "checkpoint.safetensors"
         saving = _timed(lambda: algorithm.save(checkpoint))[0]
         record.end(0, "finished")
@@ -97,9 +102,11 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     length, limit = _expected_length(seen, config), seen.limit or seen.length
     evaluating = n_evaluations * making + per_step * (min(1.5 * length, limit) if side_by_side else length)
     longest = n_evaluations * making + per_step * limit
+    workers = evaluations_of.planned_workers(algorithm, evaluating[1])
     # About every second evaluation is the best so far, and there is a last one.
     saving = saving * (n_evaluations / 2 + 1 + (training + evaluating)[1] / config.checkpoint.every_s)
 
+    evaluating[0] += workers * start.python  # their interpreters
     cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
     rows = looks(config) + n_evaluations
     mirrors = {
@@ -116,11 +123,34 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     return Estimate(
         cpu=cpu | mirrors,
         # The command ends when the mirrors, which run beside the training, have all there is.
-        wall=max(start.total + float((training + evaluating + saving)[1]), *mirrors.values(), 0.0),
+        wall=max(
+            start.total + saving[1] + _by_the_clock(training[1], evaluating[1], n_evaluations, workers),
+            *mirrors.values(),
+            0.0,
+        ),
         longest_evaluation=float(longest[1]),
         memory=memory,
         disk=2 * checkpoint.stat().st_size + own + beside,
+        workers=workers,
     )
+
+
+def _by_the_clock(training: float, evaluating: float, n: int, workers: int) -> float:
+    """Seconds of `n` evaluations, evenly spread over the training, of which `workers` processes play all but the last.
+
+    >>> _by_the_clock(10.0, 20.0, 10, 0), _by_the_clock(10.0, 20.0, 10, 1), _by_the_clock(10.0, 20.0, 10, 2)
+    (30.0, 20.0, 12.0)
+    """
+    if not workers:
+        return float(training + evaluating)
+    now, free = 0.0, [0.0] * workers
+    for i in range(n):
+        now += training / n
+        if i < n - 1:
+            free.sort()
+            now = max(now, free[0])
+            free[0] = now + evaluating / n
+    return float(max(now + evaluating / n, *free))
 
 
 def evaluations(config: RunConfig) -> int:
@@ -182,7 +212,7 @@ def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
     """Costs that come once, of a step with its share of the updates, and of one before the first update."""
     c, each_random = config.algo, np.zeros(2)
     if c.learning_starts:
-        _, each_random = _trained(algorithm, config, replace(c, learning_starts=2**60), _SHORT_S)
+        _, each_random = _trained(algorithm, config, replace(c, learning_starts=LARGEST_COUNT), _SHORT_S)
     once, each = _trained(algorithm, config, replace(c, learning_starts=0), _UPDATES_S)
     return once, each, each_random
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlox.video import VideoWriter, render_fps
 from rlox_cli.imports import import_modules, needed_modules, require_typed
 
 _MOST_EPISODES = 100_000  # that a file may ask for by itself
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # any of them shows a window, or says that none is wanted
 
 
 def main(
@@ -27,11 +29,14 @@ def main(
     video: Path | None,
     render: bool,
     imports: list[str],
+    max_steps: int | None = None,
 ) -> None:
     """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
     import_modules(imports)
     if video is not None:
         VideoWriter(video)  # a wrong ending or a missing package is to be told before anything is played
+    if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+        raise ValueError("--render must have a display, and DISPLAY is not set; --video FILE films an episode instead")
     if path.is_dir():
         path = best_of(path)
         print(f"evaluating {path}", file=sys.stderr)
@@ -49,16 +54,23 @@ def main(
         seed = recorded.get("seed", planned.get("seed"))
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; choose by --seed")
+    if max_steps is None:
+        max_steps = planned.get("max_steps")
+        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
+            raise ValueError(
+                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; choose by --max-steps"
+            )
     algorithm = restored(path, header, imports)
-    evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic)
+    evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic, max_steps=max_steps)
     summary = evaluation.summary()
     # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.
     if video is not None:
         with VideoWriter(video, render_fps(header["env"]["id"])) as film:
-            shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add)
+            shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add, max_steps=max_steps)
         _tell(f"filmed in {video}", shown)
     if render:
-        _tell("shown", algorithm.evaluate(1, seed, deterministic=not stochastic, render=True))
+        one = algorithm.evaluate(1, seed, deterministic=not stochastic, render=True, max_steps=max_steps)
+        _tell("shown", one)
     score = normalized_score(header["env"]["id"], summary["mean_return"])
     if as_json:
         print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))

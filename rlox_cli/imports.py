@@ -13,7 +13,7 @@ from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
 from rlox.kernels.envs import NATIVE_ENVS
-from rlox.plugins import REWARD_GROUP, load, offers
+from rlox.plugins import REWARD_GROUP, load, offers, worker_imports
 from rlox_cli.errors import UsageError
 
 
@@ -62,6 +62,8 @@ def import_modules(names: Iterable[str]) -> None:
             ) from e
         except Exception as e:  # the user's own code
             raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
+        if name not in worker_imports:
+            worker_imports.append(name)
 
 
 def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:

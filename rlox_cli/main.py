@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rlox_cli.errors import reported
+from rlox_cli.streams import open_streams
 
 app = typer.Typer(
     name="rlox",
@@ -46,21 +48,23 @@ def train(
     rlox train algo=ppo env=CartPole-v1
     rlox train env=Pendulum-v1 seed=3 algo.learning_rate=3e-4 env.n_envs=16
     rlox train -m algo=ppo seed=0,1,2,3            rlox train -m 'seed=range(8)' hydra/launcher=joblib
-    rlox train -m hydra/sweeper=optuna algo=ppo env=CartPole-v1 'hydra.sweeper.search=[learning_rate,gamma]'
+    rlox train -m hydra/sweeper=optuna algo=ppo env=CartPole-v1 'hydra.sweeper.search=\\[learning_rate,gamma]'
     rlox train algo=dqn buffer=prioritized buffer.alpha=0.5
     rlox train env=Acrobot-v1 total_timesteps=200_000 logger=wandb
-    rlox train max_time=30m eval.stop_at=475       'logger=[mlflow,csv]'
+    rlox train max_time=30m eval.stop_at=475       'logger=\\[mlflow,csv]'
     rlox train init_from=outputs/…/checkpoints/best.safetensors
     rlox train resume=outputs/…                    rlox train resume=outputs/… total_timesteps=500_000
     rlox train experiment=ppo-smoke                rlox train -m experiment=cartpole-seeds
     rlox train --import my_package env=Mine-v0     rlox train algo=sac env=Pendulum-v1 --check
 
     Tuned settings for (algorithm, environment) are applied where they ship (`rlox ls tuned`) and announced; tuned=off
-    turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ with its
-    configuration, metrics and checkpoints; Ctrl-C stops it with everything saved.
+    turns them off. `rlox show algo=ppo` explains every key. Each run leaves a folder under outputs/ (or
+    output_dir=FOLDER) with its configuration, metrics and checkpoints; Ctrl-C stops it with everything saved, a
+    second one at once.
 
     resume=RUN (a run folder, or a checkpoint in one) goes on with a run that was stopped or killed, as if it had not
-    been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run.
+    been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run,
+    and stretches its schedules to the new end.
 
     A sweep (-m) tells each job when it ends, tries again what died, and ends with tables and a picture; `rlox sweep
     resume` goes on with one that was stopped or killed. hydra/launcher=joblib runs its jobs beside each other.
@@ -71,7 +75,7 @@ def train(
       --check               look for what can go wrong, tell what the run will take (time, memory, disk), train nothing
       -m, --multirun        one job per combination of comma-separated values
       --cfg job|hydra|all   print the composed configuration and stop; -p KEY: only that part; --resolve
-      --info [TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins
+      --info \\[TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins
       -cd, --config-dir DIR a folder of your own YAML, laid out like conf/, looked into first (`rlox cp` fills it)
       -cn, --config-name N  another root than config.yaml
     """
@@ -93,11 +97,14 @@ def eval_(
     ] = None,
     stochastic: Annotated[
         bool,
-        typer.Option("--stochastic", help="Sample actions instead of taking the most likely one."),
+        typer.Option("--stochastic", help="Sample actions, with training's noise, instead of the most likely ones."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     video: Annotated[Path | None, typer.Option(metavar="FILE", help="Film an episode into this .mp4 or .gif.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Show an episode in a window.")] = False,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps at which an episode is cut; by default as in training.")
+    ] = None,
     imports: _Imports = None,
 ) -> None:
     """Evaluate a checkpoint; it needs nothing beside the file.
@@ -108,7 +115,7 @@ def eval_(
     with reported("eval"):
         from rlox_cli.evaluate import main
 
-        main(checkpoint, episodes, seed, stochastic, json, video, render, imports or [])
+        main(checkpoint, episodes, seed, stochastic, json, video, render, imports or [], max_steps)
 
 
 @app.command()
@@ -125,7 +132,7 @@ def collect(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides environments and actions.")] = 0,
     n_envs: Annotated[int, typer.Option(min=1, help="Environments stepped side by side.")] = 8,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="The most likely actions, instead of sampled ones.")
+        bool, typer.Option("--deterministic", help="The most likely actions, not samples with training's noise.")
     ] = False,
     replay: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Write what this run's saved replay memory holds instead.")
@@ -230,7 +237,7 @@ def ui(
 ) -> None:
     """Open MLflow's web page over the runs made here; further options go to `mlflow server`."""
     with reported("ui"):
-        from rlox_cli.sync import serve
+        from rlox_cli.ui import serve
 
         serve(store, port, context.args)
 
@@ -304,7 +311,8 @@ def status(
 ) -> None:
     """Show every job of a sweep: what tells it from the others, how far it has come, its scores.
 
-    A job is waiting, running, finished, failed (with why), interrupted (Ctrl-C) or killed.
+    A job is waiting, running, finished, failed (with why), interrupted (Ctrl-C) or killed; the last three tell the step
+    they go on from.
     """
     with reported("sweep"):
         from rlox_cli.sweep.commands import status as show
@@ -508,6 +516,11 @@ def _root(
 
 
 def main() -> None:
+    open_streams()
+    if "" in (words := sys.argv[1:]):
+        # As a path it would be the folder rlox was started in: often a variable of the shell that is not set.
+        print(f"rlox: argument {words.index('') + 1} must not be empty, got ''", file=sys.stderr)
+        sys.exit(2)
     app()
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.text import Text
 
 from rlox_cli.errors import UsageError
 from rlox_cli.runner import shown
@@ -34,7 +33,8 @@ from rlox_cli.runs import (
     units,
 )
 from rlox_cli.statistics import Interval, interval, iqm, profile
-from rlox_cli.terminal import make_console, make_table
+from rlox_cli.terminal import make_console, make_table, print_table
+from rlox_cli.ticks import spread, thousands, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,6 +61,7 @@ _FEW_POINTS = 25  # of a curve that is drawn with them
 _MOST_SINGLE = 10  # runs of a group that are drawn one by one
 _FEW, _ENOUGH = 3, 5  # runs for a band; for a profile
 _DPI = 130
+_TITLE, _HEIGHT, _NAME = 42, 30, 34  # signs on a line of a panel's title, of its left edge, and of a bar's name
 FORMATS = (".png", ".html")
 
 
@@ -160,7 +161,7 @@ class Picture:
 
         text = io.StringIO()
         with rc_context(_STYLE):
-            figure = self._draw()
+            figure = self.draw()
             for path in paths:
                 figure.savefig(path, dpi=_DPI)
             figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -198,7 +199,8 @@ class Picture:
         turn, colour = divmod(self.told_apart.index(label), len(_COLOURS))
         return _COLOURS[colour], _DASHES[turn]
 
-    def _draw(self) -> Figure:
+    def draw(self) -> Figure:
+        """The figure, by the style that is set."""
         from matplotlib.figure import Figure
 
         envs = self._envs()
@@ -206,9 +208,16 @@ class Picture:
         columns = min(3, len(envs))
         timed = [group for group in self.groups if group.label in self.told_apart]
         rows = [(envs, self._curves, 3.6), *([(profiled, self._profiles, 3.1)] if profiled else [])]
-        heights = [*(height * -(-len(of) // columns) for of, _, height in rows), 1.5 + 0.36 * len(timed)]
+        names = self._bar_names(timed)
+        # The tallest name decides: bars are evenly spaced.
+        tall = max((name.count("\n") + 1 for name in names), default=1)
+        heights = [
+            *(height * -(-len(of) // columns) for of, _, height in rows),
+            1.5 + (0.14 + 0.22 * tall) * len(timed),
+        ]
         width = max(10.0, 5.0 * columns)
-        around = 0.5 + 0.3 * -(-(len(self.told_apart) + 1) // max(1, self._legend_columns(width)))
+        entries = [wrapped(label, self._legend_signs(width)).count("\n") + 1 for label in self.told_apart]
+        around = 0.5 + 0.25 * max(entries, default=1) * -(-(len(entries) + 1) // max(1, self._legend_columns(width)))
         figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
         *parts, last = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, (of, panel, _) in zip(parts, rows, strict=True):
@@ -217,7 +226,7 @@ class Picture:
                 panel(axis, env)
             for axis in axes[len(of) :]:
                 axis.set_visible(False)
-        self._speeds(timed, *last.subplots(1, 2, sharey=True))
+        self._speeds(timed, names, *last.subplots(1, 2, sharey=True))
         self._explain(figure)
         return figure
 
@@ -227,7 +236,8 @@ class Picture:
         handles = []
         for label in self.told_apart:
             colour, dashes = self.look(label)
-            handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=label))
+            shown_label = wrapped(label, self._legend_signs(figure.get_figwidth()))
+            handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=shown_label))
         if others := len(self.labels) - len(self.told_apart):
             handles.append(Line2D([], [], color=_GREY, linewidth=1, label=f"{others} others"))
         columns = max(1, min(len(handles), self._legend_columns(figure.get_figwidth())))
@@ -244,13 +254,20 @@ class Picture:
         caption = textwrap.fill(unbroken, int(10 * figure.get_figwidth()))
         figure.supxlabel(caption, fontsize=11, color="#444444")
 
+    def _legend_signs(self, width: float) -> int:
+        """Signs of a label on one line of a legend of `width` inches."""
+        return int(width * 8) - 6
+
     def _legend_columns(self, width: float) -> int:
         """How many labels stand side by side in `width` inches."""
-        return int(width * 8 / (max(len(label) for label in self.labels) + 6))
+        longest = min(max(len(label) for label in self.labels), self._legend_signs(width))
+        return max(1, int(width * 8 / (longest + 6)))
+
+    def _bar_names(self, groups: Sequence[Group]) -> list[str]:
+        several = len(self._envs()) > 1
+        return [wrapped(f"{group.label} · {group.env}" if several else group.label, _NAME) for group in groups]
 
     def _curves(self, axis: Axes, env: str) -> None:
-        from matplotlib.ticker import EngFormatter, StrMethodFormatter
-
         groups = sorted(self._of(env), key=lambda group: group.label in self.told_apart)
         for group in groups:
             (colour, dashes), found = self.look(group.label), curve(group.runs, self.metric, self.by_time)
@@ -273,15 +290,14 @@ class Picture:
                     *(found.x, found.middle.low, found.middle.high),
                     **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
                 )
-        if self.metric in RETURNS:
-            _draw_references(axis, groups)
-        axis.set(title=env, ylabel=metric_name(self.metric))
-        axis.set_xlabel("training time" if self.by_time else _counted(groups))
-        axis.xaxis.set_major_formatter(EngFormatter("s") if self.by_time else EngFormatter(sep=""))
-        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        references = _draw_references(axis, groups) if self.metric in RETURNS else ""
+        axis.set(title=wrapped(env, _TITLE), ylabel=wrapped(metric_name(self.metric), _HEIGHT))
+        axis.set_xlabel(f"{'training time' if self.by_time else _counted(groups)}{references}")
+        spread(axis.xaxis, thousands("s" if self.by_time else ""))
+        spread(axis.yaxis, most=8)
 
     def _profiles(self, axis: Axes, env: str) -> None:
-        from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+        from matplotlib.ticker import PercentFormatter
 
         groups = self._profiled(env)
         finals = np.concatenate([self.summaries[group].finals for group in groups])
@@ -294,38 +310,41 @@ class Picture:
             axis.step(thresholds, found.value, where="post", gid=self._id(group.label), **style)
             band = {"step": "post", "gid": self._id(group.label), **_band(colour)}
             axis.fill_between(thresholds, found.low, found.high, **band)
-        axis.set(title=f"{env}: performance profile", xlabel="τ", ylabel="runs with a final score > τ")
+        title = wrapped(f"{env}: performance profile", _TITLE)
+        axis.set(title=title, xlabel="τ", ylabel="runs with a final score > τ")
         axis.set_ylim(-0.03, 1.03)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        spread(axis.xaxis)
 
-    def _speeds(self, groups: Sequence[Group], speed: Axes, share: Axes) -> None:
+    def _speeds(self, groups: Sequence[Group], names: Sequence[str], speed: Axes, share: Axes) -> None:
         from matplotlib.ticker import EngFormatter, PercentFormatter
 
-        concise, several = EngFormatter(places=1, sep=""), len(self._envs()) > 1
+        concise, fastest = EngFormatter(places=1, sep=""), 0.0
         for y, group in enumerate(groups):
             speeds, median = [run.speed for run in group.runs if run.seconds], self.summaries[group].speed
             if not speeds:
                 continue
             (bar,) = speed.barh(y, median, color=self.look(group.label)[0], alpha=0.6, height=0.7)
             bar.set_gid(self._id(group.label))
-            speed.plot(speeds, [y] * len(speeds), ".", color="black", markersize=4, gid=self._id(group.label))
-            beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
-            speed.annotate(concise(median), (max(speeds), y), gid=self._id(group.label), **beside)
+            # Under the bar, at whose end its number stands.
+            below = [y + 0.43] * len(speeds)
+            speed.plot(speeds, below, ".", color="black", markersize=4, gid=self._id(group.label))
+            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 11}
+            speed.annotate(concise(median), (median, y), gid=self._id(group.label), **beside)
+            fastest = max(fastest, *speeds)
             left, shares = 0.0, [run.shares for run in group.runs if run.shares]
             for name, shade in _SHADES.items() if shares else ():
                 width = float(np.mean([of_run[name] for of_run in shares]))
                 (bar,) = share.barh(y, width, left=left, color=shade, height=0.7, label=name if y == 0 else None)
                 bar.set_gid(self._id(group.label))
                 left += width
-        names = [f"{group.label} · {group.env}" if several else group.label for group in groups]
         speed.set_yticks(range(len(names)), names)
         speed.set_ylim(len(names) - 0.5, -0.5)
         speed.set(title="speed (median; dots: runs)", xlabel=f"{_counted(groups)} per second")
-        speed.margins(x=0.15)
-        speed.xaxis.set_major_formatter(EngFormatter(sep=""))
+        speed.set_xlim(0, 1.3 * (fastest or 1.0))  # room for a number beside the longest bar
+        spread(speed.xaxis, thousands(), 4)
         share.set(title="share of training time", xlim=(0, 1))
-        share.xaxis.set_major_formatter(PercentFormatter(1.0))
+        spread(share.xaxis, PercentFormatter(1.0))
         share.figure.legend(*share.get_legend_handles_labels(), loc="outside lower right", ncols=len(_SHADES))
 
 
@@ -333,17 +352,19 @@ def _band(colour: str) -> dict[str, object]:
     return {"color": colour, "alpha": 0.18, "linewidth": 0}
 
 
-def _draw_references(axis: Axes, groups: Sequence[Group]) -> None:
-    """A line at each score that tuned settings must reach; with the algorithms' names where there are several."""
+def _draw_references(axis: Axes, groups: Sequence[Group]) -> str:
+    """A line at each score that tuned settings must reach, and what is to be said of them below the panel: curves
+    end where they are, so that no place beside a line is free."""
     known: dict[float, set[str]] = {}
     for run in (run for group in groups for run in group.runs):
         if run.reference is not None:
             known.setdefault(run.reference, set()).add(run.algo)
-    for value, algos in known.items():
-        whose = f" ({', '.join(sorted(algos))})" if len(known) > 1 else ""
+    told = []
+    for value, algos in sorted(known.items()):
         axis.axhline(value, color="black", linewidth=1, linestyle=(0, (6, 3)))
-        at = {"xycoords": axis.get_yaxis_transform(), "ha": "right", "va": "bottom", "fontsize": 10}
-        axis.annotate(f"reference {value:g}{whose}".replace("-", "−"), (1, value), **at)
+        whose = f" ({', '.join(sorted(algos))})" if len(known) > 1 else ""
+        told.append(f"{value:g}{whose}".replace("-", "−"))
+    return "\n" + wrapped(f"dashed: reference {', '.join(told)}", _TITLE) if told else ""
 
 
 def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path], notes: Sequence[str]) -> Picture:
@@ -386,8 +407,8 @@ def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str
         "group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", f"{units(runs)}/s"
     )
     for group in groups:
-        table.add_row(*map(Text, (group.label, group.env, *cells(picture.summaries[group]))))
-    console.print(table)
+        table.add_row(group.label, group.env, *cells(picture.summaries[group]))
+    print_table(console, table)
     for path in out:
         console.print(f"  {path.suffix[1:]:<5} {shown(path)}", soft_wrap=True, markup=False)
 

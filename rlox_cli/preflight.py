@@ -5,6 +5,7 @@ Nothing here draws a random number, and no environment is stepped.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from rlox.buffers import Footprint, footprint
-from rlox.config import BatchConfig, OffPolicyConfig, RunConfig
+from rlox.callbacks import plan_advice
+from rlox.config import BatchConfig, EvalConfig, OffPolicyConfig, RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
+from rlox.evaluation import MAX_STEPS
 from rlox_cli import resources
 from rlox_cli.errors import UsageError
 
@@ -36,10 +39,30 @@ def preflight(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
     found = replay_footprint(algorithm, config, n_steps)
     return [
         *plan_warnings(config),
+        *(line for _, line in plan_advice(algorithm)),
         *(dataset_warnings(algorithm.dataset, config) if config.offline else ()),
         *memory_warnings(config, found, rollout_bytes(config, algorithm.spec)),
         *disk_warnings(config, found, folder, n_steps),
     ]
+
+
+def require_memory(config: RunConfig) -> None:
+    """A UsageError for networks, or numbers of environments, that this machine cannot even begin to make."""
+    given = resources.memory()
+    if given is None:
+        return
+    free, hidden = given[0], config.algo.hidden_sizes
+    # Weights, gradients and an optimiser's two moments, of a policy and a critic; what lies before and behind is more.
+    weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
+    for key, value, needed, what in (
+        ("algo.hidden_sizes", hidden, weights, "weights, gradients and moments"),
+        ("env.n_envs", config.env.n_envs, 100 * config.env.n_envs, "states and observations"),
+    ):
+        if needed > free:
+            raise UsageError(
+                f"{key} must fit in memory, got {value}, whose {what} take at least {resources.size(needed)}, where "
+                f"{resources.size(free)} are free; lower it"
+            )
 
 
 def rollout_steps(config: RunConfig) -> int:
@@ -73,7 +96,8 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
             f"algo.batch_size={c.batch_size:,} is more than a rollout holds, {rollout:,} transitions: each epoch is "
             "one step on all of them"
         )
-    if config.eval.n_points > looks(config):
+    # The default number is meant for longer runs, and nobody has asked for it here.
+    if looks(config) < config.eval.n_points != EvalConfig.n_points:
         yield (
             f"eval.n_points={config.eval.n_points:,} is more than the training has places for, {looks(config):,}: so "
             "many evaluations are made"
@@ -165,10 +189,11 @@ def _declared_limits(algorithm: Any) -> Iterator[Any]:
 
 
 def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
-    if config.env.backend != "envpool" and time_limit(algorithm) is None:
+    if config.env.backend != "envpool" and config.eval.max_steps is None and time_limit(algorithm) is None:
         yield (
-            f"env={config.env.id} has no time limit: an evaluation lasts until its episodes end by themselves; "
-            "env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}] sets one"
+            f"env={config.env.id} has no time limit: an evaluation's episode that does not end by itself is cut after "
+            f"{MAX_STEPS:,} steps; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "
+            "eval.max_steps one for evaluations alone"
         )
 
 
@@ -245,7 +270,7 @@ def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_st
         raise UsageError(
             f"{resources.standing(at)} must have room for the replay memory's files, {resources.size(needed)}, but "
             f"{resources.size(free)} are free; {remedy}, or choose another folder by "
-            f"{'buffer.folder' if own else 'hydra.run.dir'}"
+            f"{'buffer.folder' if own else 'output_dir'}"
         )
     if needed > _TIGHT * free:
         yield (
@@ -259,4 +284,4 @@ def require_folder(folder: Path) -> None:
     above = resources.standing(folder)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         what = "a folder" if not above.is_dir() else "a folder that you may write to"
-        raise UsageError(f"hydra.run.dir={folder} must lie in {what}, got {above}; choose another hydra.run.dir")
+        raise UsageError(f"output_dir={folder} must lie in {what}, got {above}; choose another")

@@ -6,93 +6,150 @@ import math
 import time
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 from rlox.callbacks import Callback
 
 _LINE_EVERY_S = 10.0
+_BAR, _NARROW_BAR, _SHORTEST_BAR = 24, 8, 4  # columns
+_WIDE = 110  # columns from which on the bar is whole
+_SMOOTHING = 0.9  # what each row keeps of the speed before it
+_LOSSES = (
+    ("policy", "policy_loss"),
+    ("value", "value_loss"),
+    ("entropy", "entropy"),
+    ("q loss", "q_loss"),
+    ("epsilon", "exploration/epsilon"),
+    ("alpha", "alpha"),
+    ("penalty", "cql_penalty"),
+)
 
 
 class ProgressCallback(Callback):
     """Steps (offline: updates), their speed, time left, return, evaluation and losses of one run.
 
+    Speed and time left are those since learning has begun: a random phase before it says nothing about either.
     Use as a context manager, so that the terminal is given back whatever ends the training.
     """
+
+    acts_on_evaluation = False
 
     def __init__(self, console: Console, label: str, total_steps: int, unit: str = "steps"):
         self.console = console
         self.label = label
         self.total_steps = total_steps
         self.unit = unit
-        self._live = console.is_terminal
         self._shown_at = 0.0
-        self._speed = 0.0
+        self._step = 0
+        self._parts: list[str] = []
         self._evaluation = ""
-        self._progress: Progress | None = None
+        self._updates = 0
+        self._learning = True  # until a row without an update
+        self._since, self._since_step = 0.0, 0  # where learning began
+        self._steps = self._seconds = 0.0  # whose quotient is the speed
+        self._ends_at = math.nan
+        self._live: Live | None = None
 
     def __enter__(self) -> ProgressCallback:
         self._shown_at = time.monotonic()
-        if self._live:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[state]}"),
-                TimeRemainingColumn(compact=True),
-                console=self.console,
-                refresh_per_second=4,
-                transient=True,
-            )
-            self._task = self._progress.add_task(self.label, total=self.total_steps, state="")
-            self._progress.start()
+        if self.console.is_terminal:
+            self._live = Live(self, console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._live is not None:
+            self._live.stop()
 
-    def on_step(self, *, step: int, metrics: dict[str, float], **info: Any) -> bool:
-        speed = metrics[f"time/{self.unit}_per_second"]
-        self._speed = speed if not self._speed else 0.9 * self._speed + 0.1 * speed
+    def on_training_start(self, *, algorithm, **info: Any) -> None:
+        self._updates, self._step = algorithm.counters.updates, algorithm.counters.steps
+        self._since, self._since_step = time.monotonic(), self._step
+
+    def on_step(self, *, step: int, metrics: dict[str, float], algorithm, **info: Any) -> bool:
         now = time.monotonic()
-        if self._progress is not None:
-            # The bar redraws itself four times a second; composing its text more often would cost more than an update.
-            if now - self._shown_at >= 0.25 or step >= self.total_steps:
-                self._shown_at = now
-                self._progress.update(self._task, completed=min(step, self.total_steps), state=self._state(metrics))
-        elif now - self._shown_at >= _LINE_EVERY_S:
+        self._measure(step, metrics, algorithm, now)
+        # The bar redraws itself four times a second; composing its text more often would cost more than an update.
+        every = _LINE_EVERY_S if self._live is None else 0.25
+        if now - self._shown_at >= every or (self._live is not None and step >= self.total_steps):
             self._shown_at = now
-            left = (self.total_steps - step) / self._speed if self._speed else math.nan
-            self.console.print(
-                f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}  {self._state(metrics)}  {left:.0f} s left",
-                soft_wrap=True,
-            )
+            self._parts = self._state(metrics)
+            if self._live is None:
+                parts = [f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}", *self._parts, self._left(now)]
+                self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
         return True
 
     def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
         s = evaluation.summary()
-        self._evaluation = f"  eval {s['mean_return']:.1f} ± {s['std_return']:.1f}"
-        if self._progress is None:
-            self.console.print(
-                f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}{self._evaluation} "
-                f"over {s['n_episodes']} episodes  {self._speed:,.0f} {self.unit}/s",
-                soft_wrap=True,
-            )
+        self._evaluation = f"eval {s['mean_return']:.1f} ± {s['std_return']:.1f}"
+        if self._live is None:
+            parts = [
+                f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}",
+                f"{self._evaluation} over {s['n_episodes']} episodes",
+                self._speed(),
+            ]
+            self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
 
-    def _state(self, metrics: dict[str, float]) -> str:
-        losses = "  ".join(
-            f"{name} {metrics[key]:.3g}"
-            for name, key in (
-                ("policy", "policy_loss"),
-                ("value", "value_loss"),
-                ("entropy", "entropy"),
-                ("q loss", "q_loss"),
-                ("epsilon", "exploration/epsilon"),
-                ("alpha", "alpha"),
-                ("penalty", "cql_penalty"),
-            )
-            if key in metrics
-        )
-        played = f"  return {metrics['mean_reward']:.1f}" if "mean_reward" in metrics else ""
-        return f"{self._speed:,.0f} {self.unit}/s{played}{self._evaluation}  {losses}"
+    def _measure(self, step: int, metrics: dict[str, float], algorithm, now: float) -> None:
+        """Take in a row: how long its steps took, unless there was none to learn from yet."""
+        counters, config = algorithm.counters, algorithm.config
+        starts = getattr(algorithm, "memory_start", 0) + getattr(config, "learning_starts", 0)
+        waiting = counters.updates == self._updates or self._step < starts
+        if waiting:
+            # The row in which learning begins is partly random.
+            self._since, self._since_step = now, step
+        else:
+            took = metrics["time/collect_s"] + metrics["time/update_s"]
+            self._steps = _SMOOTHING * self._steps + step - self._step
+            self._seconds = _SMOOTHING * self._seconds + took
+            # Evaluations and checkpoints take their share of what is left as they took it so far.
+            rate = (now - self._since) / max(1, step - self._since_step)
+            self._ends_at = now + rate * max(0, self.total_steps - step)
+        self._learning, self._updates, self._step = not waiting, counters.updates, step
+
+    def _speed(self) -> str:
+        speed = self._steps / self._seconds if self._seconds > 0 else 0.0
+        if speed <= 0:
+            return ""
+        number = f"{speed / 1000:.3g}k" if speed >= 10_000 else f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+        return f"{number} {self.unit}/s"
+
+    def _left(self, now: float) -> str:
+        if not self._learning:
+            return "warming up"
+        if math.isnan(self._ends_at):
+            return ""
+        minutes, seconds = divmod(math.ceil(max(0.0, self._ends_at - now)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+    def _state(self, metrics: dict[str, float]) -> list[str]:
+        """What else is to be said, the most important first."""
+        reward = metrics.get("mean_reward", math.nan)
+        played = "" if math.isnan(reward) else f"return {reward:.1f}"
+        losses = [f"{name} {metrics[key]:.3g}" for name, key in _LOSSES if key in metrics]
+        return [part for part in (self._speed(), played, self._evaluation, *losses) if part]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The live line: never more than one; what does not fit is left out from its end."""
+        width = options.max_width - 1  # a full line makes some terminals begin another one
+        done = min(1.0, self._step / max(1, self.total_steps))
+        bar = _BAR if width >= _WIDE else _NARROW_BAR
+        line = f"{int(100 * done):3d}%"
+        left = self._left(time.monotonic())
+        if left and len(line) + 2 + len(left) <= width:
+            line += f"  {left}"
+        label = f"{self.label}  " if cell_len(self.label) + bar + len(line) + 3 <= width else ""
+        bar = min(bar, width - len(label) - len(line) - 1)
+        for part in self._parts:
+            if cell_len(label) + bar + 1 + cell_len(line) + 2 + cell_len(part) > width:
+                break
+            line += f"  {part}"
+        yield Text(label, end="")
+        if bar >= _SHORTEST_BAR:
+            yield ProgressBar(total=max(1, self.total_steps), completed=done * max(1, self.total_steps), width=bar)
+            yield Text(" ", end="")
+        yield Text(line, no_wrap=True, overflow="crop", end="")

@@ -19,14 +19,14 @@ from rich.console import Console
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class
-from rlox.checkpoint import Checkpoint, load_checkpoint, trained_for, versions
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, trained_for, versions
 from rlox.config import DatasetConfig, RunConfig
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.compose import CONFIG_MODULE, CONFIG_NAME, composed, explain, register, run_schema, to_run_config
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules, needed_modules, require_typed
-from rlox_cli.runner import Outcome, Stopper, resolved, resume, shown
+from rlox_cli.runner import Outcome, Stopper, resolved, resume, resume_command, shown
 
 # What a run is: a change would make another one of it, or what was saved useless.
 _FIXED = (
@@ -86,14 +86,19 @@ def main(
     steps, unit = trained_for(checkpoint.header)
     if checkpoint.header["algorithm"] != algo:
         raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
+    if (env := checkpoint.header["env"]["id"]) != config.env.id:
+        raise UsageError(
+            f"{shown(path)} must be of {config.env.id}, as the run's config.yaml says, got {one_line(env, 80)}; "
+            "restore the file, or start a new run"
+        )
     if "total_timesteps" in changed and config.total_timesteps < steps:
         raise UsageError(
             f"total_timesteps must be at least what {shown(path)} has done, {steps:,}, got {config.total_timesteps:,}"
         )
     if path.stem == "last" and (ended := _finished(folder, checkpoint, config, changed)):
+        further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
         console.print(
-            f"{shown(folder)} is finished: {ended}. To train on: rlox train resume={shown(folder)} "
-            f"total_timesteps={2 * steps}",
+            f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}",
             soft_wrap=True,
         )
         return None
@@ -115,7 +120,7 @@ def main(
     if checks:
         from rlox_cli.check import check_resume
 
-        check_resume(config, algo, path, console, typed)
+        check_resume(config, algo, path, console, typed, changed)
         return None
     return resume(config, algo, path, console, changed, typed, stop_flag, more)
 
@@ -170,7 +175,7 @@ def _checkpoint_of(run: Path) -> Path:
 def _or_best(path: Path) -> str:
     """What is left where `path` cannot be had."""
     best = path.with_name("best.safetensors")
-    return f"; the best one is there: rlox train resume={shown(best)}" if best != path and best.is_file() else ""
+    return f"; the best one is there: {resume_command(best)}" if best != path and best.is_file() else ""
 
 
 def _algorithm(saved: dict[str, Any], path: Path) -> str:
@@ -213,15 +218,17 @@ def _changed(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfi
             for override in parsed:
                 _apply(cfg, override, algo)
             return to_run_config(cfg)
+        except UsageError:
+            raise
         except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
-            raise e if isinstance(e, UsageError) else UsageError(explain(e)) from e
+            raise UsageError(explain(e)) from e
 
 
 def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
     line, key = override.input_line, override.key_or_group
     if override.type is OverrideType.DEL or override.is_sweep_override():
         raise UsageError(f"{line} must be KEY=VALUE, one value: resume= goes on with one run")
-    if key.split(".")[0].split("/")[0] in ("hydra", "tuned", "experiment"):
+    if key.split(".")[0].split("/")[0] in ("hydra", "output_dir", "tuned", "experiment"):
         raise UsageError(f"{line} must not stand beside resume=, which goes on with the settings that the run has")
     if key == "logger":
         cfg.logger = composed([f"algo={algo}", "tuned=off", line], CONFIG_NAME, "").logger
@@ -264,6 +271,7 @@ def _finished(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: 
         return f"{steps:,} {unit}"
     # It was stopped early: by a score or for lack of progress, which a change of those may undo, or for lack of time.
     by_score = "max_time=" not in ledger.end["message"]
-    if by_score and not any(key.startswith("eval.") or key == "total_timesteps" for key in changed):
+    undo = [key for key in changed if (key.startswith("eval.") and key != "eval.workers") or key == "total_timesteps"]
+    if by_score and not undo:
         return f"{steps:,} {unit}, {ledger.end['message']}"
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shlex
 import signal
-import threading
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,16 +29,18 @@ from rlox.callbacks import (
     TimeLimitCallback,
     TimingCallback,
 )
-from rlox.checkpoint import load_checkpoint, versions
+from rlox.checkpoint import load_checkpoint, trained_for, versions
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
-from rlox.envs import make_vec_env, spec_of
+from rlox.failures import failure_of
 from rlox.logging import RecordLogger
 from rlox.offline.dataset import open_dataset
 from rlox.tracking.record import FILE, Record
-from rlox_cli.errors import Stopped
+from rlox.trainers import offline_sizes
+from rlox_cli.errors import Stopped, UsageError, keep_traceback, summary
 from rlox_cli.imports import resolve_reward
-from rlox_cli.preflight import preflight, time_limit_warnings
+from rlox_cli.preflight import preflight, require_memory, time_limit_warnings
 from rlox_cli.progress import ProgressCallback
+from rlox_cli.signals import Signals, StopAtOnce
 
 
 @dataclass(frozen=True)
@@ -58,38 +61,34 @@ class Stopper(Protocol):
 
 
 class StopOnSignal(Callback):
-    """The first Ctrl-C or SIGTERM lets the update finish, so that what is saved is whole; the second stops at once.
+    """Ends the training at the next update after the first of `signals`, so that what is saved is whole.
 
     So does the file `flag`, if it comes to be: a sweep's other processes, or machines, cannot be sent a signal.
     """
 
-    def __init__(self, flag: Path | None = None) -> None:
-        self.signal_number: int | None = None
-        self._flag, self._looked = flag, 0.0
+    def __init__(self, signals: Signals, flag: Path | None = None) -> None:
+        self.signals = signals
+        self._flag, self._looked, self._flagged = flag, 0.0, False
+
+    @property
+    def signal_number(self) -> int | None:
+        return self.signals.number or (signal.SIGINT if self._flagged else None)
 
     def on_step(self, **info: Any) -> bool:
         if self._flag is not None and (now := time.monotonic()) - self._looked > 0.5:
-            self._looked = now
-            if self._flag.exists():
-                self.signal_number = signal.SIGINT
-        return self.signal_number is None
+            self._looked, self._flagged = now, self._flag.exists()
+        if self.signal_number is None:
+            return True
+        self.signals.saving()
+        return False
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _stop(self, number: int, frame: Any) -> None:
-        if self.signal_number is not None:
-            raise KeyboardInterrupt
-        self.signal_number = number
+def _say(text: str, console: Console) -> None:
+    """Also where the console is quiet: whoever presses Ctrl-C waits for an answer."""
+    if console.quiet:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        console.print(text, soft_wrap=True, markup=False)
 
 
 def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
@@ -102,6 +101,8 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
         plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
     if plain["dataset"] is not None and os.path.exists(plain["dataset"]["source"]):
         plain["dataset"]["source"] = os.path.abspath(plain["dataset"]["source"])
+    if (wandb := config.logger.wandb) is not None:
+        plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
     mlflow = plain["logger"]["mlflow"]
     if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
         # The mirror runs in another process and later: a path must not hang on today's working directory.
@@ -109,10 +110,15 @@ def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
     return plain
 
 
+def alone(config: RunConfig) -> RunConfig:
+    """`config` for a run beside others, which leave no core free for its evaluations unless that was asked for."""
+    return replace(config, eval=replace(config.eval, workers=max(0, config.eval.workers)))
+
+
 def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig]:
     """The argument for an off-policy algorithm's replay memory, whose files lie in the run's folder."""
     if isinstance(buffer, MmapBufferConfig) and buffer.folder is None:
-        buffer = dataclasses.replace(buffer, folder=str(folder))
+        buffer = replace(buffer, folder=str(folder))
     return {} if buffer is None else {"buffer": buffer}
 
 
@@ -145,11 +151,9 @@ def run(
     """
     found = _size(folder / FILE)
     if found and not again:
-        raise ValueError(
-            f"{shown(folder)} must be a new folder, but holds a run; choose another hydra.run.dir, or go on with that "
-            f"run: rlox train resume={shown(folder)}"
-        )
-    algorithm = build(config, algo, folder, console)
+        require_new(folder)
+    with _traceback_kept(folder):
+        algorithm = build(config, algo, folder, console)
 
     def verify() -> None:
         if _size(folder / FILE) != found:
@@ -160,6 +164,7 @@ def run(
 
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
     """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
+    require_memory(config)
     cls = resolve(ALGORITHMS[algo].cls)
     if config.offline:
         algorithm = _on_dataset(cls, config)
@@ -170,6 +175,15 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
         if config.init_from is not None:
             with _notes("init_from:", console or Console(stderr=True)):
                 algorithm.init_from(config.init_from)
+            if console is not None:
+                header = load_checkpoint(config.init_from).header
+                steps, unit = trained_for(header)
+                console.print(
+                    f"init_from: the networks and normalisation of {header['algorithm']} at {unit[:-1]} {steps:,} are "
+                    "taken over, as far as both have them; optimisers, counters and memory start anew",
+                    soft_wrap=True,
+                    markup=False,
+                )
     except BaseException:
         algorithm.close()
         raise
@@ -196,7 +210,8 @@ def resume(
         Whether the environment may be what the files say, however many there are to be and whatever is imported.
     """
     folder, identity = checkpoint.parent.parent, _identity(checkpoint)
-    algorithm = restored(config, algo, checkpoint, console, trusted)
+    with _traceback_kept(folder):
+        algorithm = restored(config, algo, checkpoint, console, trusted)
 
     def verify() -> None:
         if _identity(checkpoint) != identity:
@@ -217,6 +232,26 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
     return algorithm
 
 
+def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[str, Any] | None) -> None:
+    """Set the end of the training and of its schedules; where schedules are stretched, that is printed.
+
+    `changed` is None for a new run, and of one that goes on what was typed.
+
+    Raises
+    ------
+    ValueError
+        For a ``schedule_timesteps`` that leaves nothing to learn.
+    """
+    end, schedule_end = config.total_timesteps, config.schedule_timesteps
+    if changed is None:
+        algorithm.plan(end, schedule_timesteps=schedule_end)
+        return
+    if "schedule_timesteps" in changed and schedule_end is None:
+        schedule_end = end
+    with _notes("train:", console):
+        algorithm.plan(until=end, schedule_timesteps=schedule_end)
+
+
 @contextmanager
 def _notes(beginning: str, console: Console) -> Iterator[None]:
     """Print the warnings that begin so as plain lines; no others are shown."""
@@ -226,6 +261,16 @@ def _notes(beginning: str, console: Console) -> Iterator[None]:
         yield
     for warning in warned:
         console.print(str(warning.message), soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _traceback_kept(folder: Path) -> Iterator[None]:
+    """Write the traceback of what comes out of the user's code, or of a bug, into the run's folder."""
+    try:
+        yield
+    except Exception as e:
+        keep_traceback(e, folder, shown(folder))
+        raise
 
 
 def _size(path: Path) -> int:
@@ -242,7 +287,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 def _offline_arguments(config: RunConfig) -> dict[str, Any]:
     """As `_arguments`, of an algorithm that learns from a dataset; the environment is for its evaluation."""
     # Normalised as it is sampled, which is the quickest place for it.
-    settings = dataclasses.replace(config.dataset, normalize=config.dataset.normalize or config.algo.normalize_obs)
+    settings = replace(config.dataset, normalize=config.dataset.normalize or config.algo.normalize_obs)
     return {
         "dataset": open_dataset(settings),
         "device": config.device,
@@ -255,24 +300,11 @@ def _offline_arguments(config: RunConfig) -> dict[str, Any]:
 
 def _on_dataset(cls: type, config: RunConfig):
     """An offline algorithm, its sizes and bounds those of the environment."""
-    env = make_vec_env(config.env.id, 1, config.seed, config.env.kwargs, config.env.wrappers)
-    spec = spec_of(env)
-    if hasattr(env, "close"):
-        env.close()
-    if len(spec.obs_shape) != 1 or spec.n_choices is not None:
-        raise ValueError(
-            f"env={config.env.id} must have vectors for observations, and numbers or one choice for actions, where the "
-            f"algorithm learns from a dataset; got observations {spec.obs_shape} and {spec.describe_actions()}"
-        )
-    bounds = {"act_low": spec.act_low, "act_high": spec.act_high} if spec.continuous else {}
     return cls(
-        obs_dim=spec.obs_dim,
-        act_dim=spec.act_dim or spec.n_actions,
-        continuous=spec.continuous,
         seed=config.seed,
         env_id=config.env.id,
         env_kwargs=config.env.kwargs,
-        **bounds,
+        **offline_sizes(config.env.id, config.env.kwargs, config.env.wrappers, where="env"),
         **_offline_arguments(config),
     )
 
@@ -317,6 +349,7 @@ def _carry_out(
     plain["backend"] = algorithm.backend
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
     try:
+        plan(algorithm, config, console, changed if resumed else None)
         for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     except BaseException:
@@ -325,18 +358,28 @@ def _carry_out(
     folder.mkdir(parents=True, exist_ok=True)
     if not resumed:
         _write_config(folder, plain)
-    stop = StopOnSignal(stop_flag)
+    line = "stopping after this update, with everything saved; Ctrl-C once more stops at once"
+    stop = StopOnSignal(Signals(lambda text: _say(text, console), line, stop_flag), stop_flag)
     timing = TimingCallback()
-    plan = config.eval
-    evaluations = EvalCallback(plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience)
+    play = config.eval
+    evaluations = EvalCallback(
+        play.n_points,
+        play.n_episodes,
+        config.eval_seed,
+        play.stop_at,
+        play.patience,
+        workers=play.workers,
+        max_steps=play.max_steps,
+        imports=config.imports,
+    )
     time_limit = TimeLimitCallback(config.max_seconds or math.inf, evaluations)
-    advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False))
+    advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False), plan=False)
     saving = config.checkpoint
     checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
     label = f"{algo} {config.env.id} seed {config.seed}"
     start, unit = algorithm.counters.steps, algorithm.counters.unit
     record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
-    with record, stop.installed():
+    with record, stop.signals:
         if resumed:
             _write_config(folder, plain)
         _remove_partial(folder / "checkpoints")
@@ -347,19 +390,25 @@ def _carry_out(
                 algorithm.callbacks.extend(
                     [timing, RecordLogger(record), evaluations, *more, time_limit, advice, progress, stop, checkpoints]
                 )
-                if not resumed:
-                    algorithm.train(config.total_timesteps, schedule_timesteps=config.schedule_timesteps)
-                else:
+                if resumed:
                     checkpoints.best = max(checkpoints.best, _best_score(folder))
-                    algorithm.train(until=config.total_timesteps, schedule_timesteps=config.schedule_timesteps)
+                algorithm.train()
+        except StopAtOnce as e:
+            # Without an end in its record the run counts as killed: it goes on from its last checkpoint.
+            last = (folder / "checkpoints" / "last.safetensors").is_file()
+            go_on = f". Go on: {resume_command(folder)}" if last else ""
+            console.print(f"stopped at once. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
+            raise Stopped(e.signal_number) from None
         except BaseException as e:
+            kept = keep_traceback(e, folder, shown(folder))
             # On a full disk this fails as well; what is to be told is the first error.
             with suppress(OSError):
-                record.end(algorithm.counters.steps, "failed", str(e) or type(e).__name__, may_pass(e))
-            if isinstance(e, (FloatingPointError, RuntimeError)):
-                e.args = (f"{e}. {_last_good(folder)}",)
+                record.end(algorithm.counters.steps, "failed", summary(e), may_pass(e), kept)
+            found = failure_of(e)
+            found.running, found.saved = True, _last_good(folder)
             raise
         finally:
+            evaluations.close()
             algorithm.close()
         seconds = time.perf_counter() - started
         steps = algorithm.counters.steps
@@ -373,7 +422,7 @@ def _carry_out(
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
         console.print(
-            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: rlox train resume={shown(folder)}",
+            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: {resume_command(folder)}",
             soft_wrap=True,
         )
         _describe(folder, config, best is not None, console)
@@ -388,7 +437,8 @@ def _carry_out(
     )
     _describe(folder, config, True, console)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in timing.summary().items() if name != "total_s")
-    console.print(f"  {'time':<12} {shares}")
+    played = f"; beside it {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
+    console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
     return Outcome(folder, steps, seconds, final, best)
 
 
@@ -423,6 +473,24 @@ def _last_good(folder: Path) -> str:
     return f"Saved before that: {', '.join(map(shown, saved))}" if saved else "No checkpoint had been saved yet"
 
 
+def require_new(folder: Path) -> None:
+    """A UsageError where `folder` holds a run or a sweep."""
+    for name, what, go_on in (
+        (FILE, "run", resume_command(folder)),
+        ("sweep.jsonl", "sweep", f"rlox sweep resume {shlex.quote(shown(folder))}"),
+    ):
+        if (folder / name).exists():
+            raise UsageError(
+                f"output_dir={shown(folder)} must be a new folder, but holds a {what}; choose another, or go on with "
+                f"it: {go_on}"
+            )
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with the run in `folder`."""
+    return f"rlox train {shlex.quote(f'resume={shown(folder)}')}"
+
+
 def shown(path: Path) -> str:
     """`path` relative to the working directory where it lies below it."""
     path = path.absolute()
@@ -438,6 +506,6 @@ def _describe(folder: Path, config: RunConfig, has_best: bool, console: Console)
         ("checkpoints", ", ".join(checkpoints)),
         ("config", shown(folder / "config.yaml")),
         ("metrics", shown(folder / "metrics.jsonl")),
-        ("evaluate", f"rlox eval {checkpoints[0]}{imports}"),
+        ("evaluate", f"rlox eval {shlex.quote(checkpoints[0])}{imports}"),
     ):
         console.print(f"  {name:<12} {value}", soft_wrap=True)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
@@ -25,7 +24,7 @@ from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.dataset import open_dataset
 from rlox.offline.scores import normalized_score
 from rlox_cli.cp import shipped
-from rlox_cli.terminal import make_console, make_table
+from rlox_cli.terminal import PlainTable, make_console, make_table, print_table
 
 _SECTIONS = {
     "env": configs.EnvConfig,
@@ -37,6 +36,11 @@ _SECTIONS = {
     "logger.wandb": configs.WandbConfig,
     "logger.tensorboard": configs.TensorboardConfig,
     "logger.csv": configs.CsvConfig,
+}
+# What is typed like a key of a run, and is none.
+_COMMAND_KEYS = {
+    "resume": "the run to go on with: its folder, or a checkpoint in it",
+    "output_dir": "the run's folder; with -m, the folder of all its runs; by default a new one under outputs/",
 }
 _THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
 
@@ -64,7 +68,7 @@ def _plain(value: Any) -> str:
     return "required" if value is MISSING else json.dumps(value) if not isinstance(value, str) else value
 
 
-def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> Table:
+def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> PlainTable:
     searched = any("search" in item.metadata for item in fields(cls))
     columns = [
         "key",
@@ -110,12 +114,12 @@ def show_keys(topics: list[str]) -> None:
         elif topic.startswith("buffer="):
             cls = buffer_config_class(topic[7:])
             console.print(f"{topic}: {inspect.getdoc(cls)}")
-            console.print(_table(cls, "buffer."))
+            print_table(console, _table(cls, "buffer."))
         elif topic == "hydra.sweeper":
             from rlox_cli.sweep.search import OptunaConfig  # it takes Hydra, which nothing else here does
 
             console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
-            console.print(_table(OptunaConfig, f"{topic}."))
+            print_table(console, _table(OptunaConfig, f"{topic}."))
         elif topic.startswith("dataset="):
             console.print(topic, markup=False)
             print_dataset(open_dataset(topic[8:]), console)
@@ -127,11 +131,14 @@ def show_keys(topics: list[str]) -> None:
                 f"{topic!r}; {nearest(topic, _SECTIONS)}"
             )
     if not topics:
-        console.print(_table(configs.RunConfig, ""))
+        table = _table(configs.RunConfig, "")
+        for key, meaning in _COMMAND_KEYS.items():
+            table.add_row(key, "str", "", meaning)
+        print_table(console, table)
         sections = list(_SECTIONS)
     for section in sections:
         console.print(f"\n{section}: {inspect.getdoc(_SECTIONS[section])}")
-        console.print(_table(_SECTIONS[section], f"{section}."))
+        print_table(console, _table(_SECTIONS[section], f"{section}."))
     if env is not None and algo is None:
         algo = "ppo"
     if algo is not None:
@@ -142,7 +149,7 @@ def show_keys(topics: list[str]) -> None:
             rest = {key: value for key, value in settings.items() if key != "algo"}
         cls = resolve(ALGORITHMS[algo].config)
         console.print(f"{algo}: {inspect.getdoc(cls)}")
-        console.print(_table(cls, "algo.", values))
+        print_table(console, _table(cls, "algo.", values))
         if values is not None:
             console.print(
                 f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()}",
@@ -194,28 +201,29 @@ def list_things(what: str, folder: Path) -> None:
         table = make_table("algo", "what")
         for name, entry in ALGORITHMS.items():
             table.add_row(name, inspect.getdoc(resolve(entry.config)).splitlines()[0])
-        console.print(table)
+        print_table(console, table)
     elif what == "buffers":
         table = make_table("buffer", "what")
         for name in buffer_names():
             cls = buffer_config_class(name)
             told = inspect.getdoc(buffer_class(name) if cls is configs.OutsideBufferConfig else cls) or ""
             table.add_row(name, told.partition("\n")[0])
-        console.print(table)
+        print_table(console, table)
     elif what == "envs":
         _list_envs(console)
     elif what == "tuned":
         table = make_table("settings", "steps", "must reach")
         for algo, env in tuned_pairs():
             settings = tuned(algo, env)
-            reference = settings.get("reference", {}).get("mean_return", "")
-            table.add_row(f"algo={algo} env={env}", f"{settings['total_timesteps']:,}", str(reference))
-        console.print(table)
+            reference = (settings.get("reference") or {}).get("mean_return")
+            must_reach = "" if reference is None else f"{reference:g}"
+            table.add_row(f"algo={algo} env={env}", f"{settings['total_timesteps']:,}", must_reach)
+        print_table(console, table)
     elif what == "experiments":
         table = make_table("preset", "what")
         for name, text in shipped("experiment").items():
             table.add_row(f"experiment={name}", text.splitlines()[1].lstrip("# "))
-        console.print(table)
+        print_table(console, table)
     elif what == "runs":
         _list_runs(folder, console)
     elif what == "sweeps":
@@ -249,7 +257,7 @@ def _list_envs(console: Console) -> None:
             groups.setdefault(group, []).append(name)
     console.print("gymnasium's (one process, one core):")
     for group, names in sorted(groups.items()):
-        console.print(f"  {group}: {', '.join(sorted(names))}", soft_wrap=True)
+        console.print(f"  {group}: {', '.join(sorted(names))}")
 
 
 def _list_sweeps(folder: Path, console: Console) -> None:
@@ -269,7 +277,7 @@ def _list_sweeps(folder: Path, console: Console) -> None:
         table.add_row(shown(path.parent), summary(sweep), " ".join(sweep.head.overrides))
     if not table.row_count:
         raise ValueError(f"no sweeps under {folder}; `rlox train -m …` makes one, or name another folder with --folder")
-    console.print(table, markup=False)
+    print_table(console, table)
 
 
 def _list_runs(folder: Path, console: Console) -> None:
@@ -309,6 +317,6 @@ def _list_runs(folder: Path, console: Console) -> None:
             shown_best,
         )
         unfinished |= status in ("killed", "interrupted", "failed")
-    console.print(table)
+    print_table(console, table)
     if unfinished:
         console.print("what was stopped goes on by: rlox train resume=RUN")

@@ -1,9 +1,7 @@
-"""``rlox sync`` and ``rlox ui``: the trackers, brought up to date and looked at."""
+"""``rlox sync``: the trackers, brought up to date."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from rlox import tracking
@@ -39,28 +37,3 @@ def main(runs: list[Path]) -> None:
             failed += report.error is not None
     if failed:
         raise ValueError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")
-
-
-def serve(store: Path, port: int, args: list[str]) -> None:
-    """Run MLflow's server over the SQLite `store` until it is stopped."""
-    if not store.is_file():
-        raise ValueError(f"no MLflow database {store}; train with logger=mlflow first, or name it with --store")
-    print(f"http://127.0.0.1:{port} (Ctrl-C stops it)", file=sys.stderr)
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        f"sqlite:///{store.absolute()}",
-    ]
-    command += [
-        "--default-artifact-root",
-        str(store.absolute().parent / "mlartifacts"),
-        "--port",
-        str(port),
-        *args,
-    ]
-    code = subprocess.run(command, check=False).returncode
-    if code not in (0, -2, 130):
-        raise RuntimeError(f"mlflow server ended with exit code {code}; is port {port} taken?")

@@ -1,17 +1,86 @@
-"""The console everything is printed on."""
+"""The console everything is printed on, and tables that fit its width."""
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
+
+# Of an output that is no terminal: no line of a table is ever broken.
+_UNBROKEN = 100_000
+_PROSE = 30  # columns that a last cell needs to be read as a paragraph beside the others
+_INDENT = 4
 
 
 def make_console() -> Console:
-    """Rich's console; wide where the output is a file or a pipe, so that nothing there is cut to 80 columns."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=400)
+    """Rich's console; a file or a pipe gets every line whole."""
+    # Brackets in a path or a message are no markup.
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=_UNBROKEN)
 
 
-def make_table(*columns: str) -> Table:
-    """A borderless table whose cells fold rather than lose their ends."""
-    return Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
+class PlainTable(Table):
+    """A table of plain text, in which brackets are no markup."""
+
+    def add_row(self, *cells: str | Text) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
+def make_table(*columns: str) -> PlainTable:
+    """A borderless table, for `print_table`."""
+    return PlainTable(*(Column(name) for name in columns), box=None, pad_edge=False)
+
+
+def print_table(console: Console, table: PlainTable) -> None:
+    """Print a table of `make_table`; where it is too wide, its last column as paragraphs, or each row as a few lines.
+
+    The first cell of a row that takes several lines stands alone on the first, so that a path can be copied whole.
+    """
+    headers = [str(column.header) for column in table.columns]
+    rows = list(zip(*(map(_text, column.cells) for column in table.columns), strict=True))
+    shown = [*rows, headers] if table.show_header else rows
+    widths = [max((cell_len(str(row[i])) for row in shown), default=0) for i in range(len(headers))]
+    # Two columns stand one apart.
+    room = console.width - sum(widths[:-1]) - (len(widths) - 1)
+    words = (cell_len(word) for row in shown for word in str(row[-1]).split())
+    if widths[-1] <= room or room >= max(_PROSE, *words):
+        for column in table.columns[:-1]:
+            column.no_wrap = True
+        console.print(table)
+        return
+    for first, *others in rows:
+        console.print(first, style="bold", soft_wrap=True)
+        for line in _lines(headers[1:], others, console.width - _INDENT):
+            console.print(Text(" " * _INDENT).append(line), soft_wrap=True)
+
+
+def _text(cell: object) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell))
+
+
+def _lines(headers: list[str], cells: list[Text], width: int) -> list[Text]:
+    """Cells with their names, as many on a line as fit; the last one, where it has several words, on lines of its own.
+
+    A word is never broken.
+    """
+    *_, last = cells
+    alone = " " in last.plain
+    lines: list[Text] = []
+    for header, cell in zip(headers, cells[:-1] if alone else cells, strict=False):
+        if not cell.plain:
+            continue
+        said = Text.assemble(f"{header} " if header else "", cell)
+        if lines and cell_len(lines[-1].plain) + 2 + cell_len(said.plain) <= width:
+            lines[-1].append("  ").append(said)
+        else:
+            lines.append(said)
+    if alone:
+        line = Text()
+        for word in last.split(" "):
+            if line.plain and cell_len(line.plain) + 1 + cell_len(word.plain) > width:
+                lines.append(line)
+                line = Text()
+            line.append(" " if line.plain else "").append(word)
+        lines.append(line)
+    return lines

@@ -8,11 +8,23 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox_cli import job
-from rlox_cli.compose import Job, compose_jobs, compose_sweep, expands, is_multirun, run_hydra, searches, split_args
+from rlox_cli.compose import (
+    Job,
+    compose_jobs,
+    compose_sweep,
+    expands,
+    folder_of,
+    is_multirun,
+    named_by_time,
+    run_folder,
+    run_hydra,
+    searches,
+    split_args,
+)
 from rlox_cli.dataset_source import with_env
-from rlox_cli.errors import UsageError, paragraph
+from rlox_cli.errors import UsageError, account
 from rlox_cli.imports import import_modules, take_imports
-from rlox_cli.terminal import make_console, make_table
+from rlox_cli.terminal import make_console, make_table, print_table
 
 # How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
 _WAIT_S = 120.0
@@ -30,10 +42,12 @@ def main(args: list[str]) -> None:
         overrides.append(f"imports=[{','.join(modules)}]")
     console = make_console()
     if runs := [override for override in overrides if override.startswith("resume=")]:
+        if len(set(runs)) > 1:
+            raise UsageError(f"resume must be given once, got {' and '.join(runs)}")
         others = [override for override in overrides if override not in runs]
         _resume(runs[-1].partition("=")[2], flags, others, modules, console, checks)
         return
-    overrides = with_env(overrides)
+    overrides = run_folder(with_env(overrides))
     # --hydra-help, --version and the like train nothing and need no valid configuration.
     only_tells = any(flag in ("--hydra-help", "--version", "--info", "-i") for flag in flags)
     only_prints = only_tells or any(flag.split("=")[0] in ("--cfg", "-c") for flag in flags)
@@ -53,6 +67,13 @@ def main(args: list[str]) -> None:
 
         check(jobs, flags, multirun, console)
         return
+    if jobs and not only_prints and not named_by_time(jobs[0]):
+        from rlox_cli.preflight import require_folder
+        from rlox_cli.runner import require_new
+
+        folder = folder_of(jobs[0], multirun)
+        require_folder(folder)
+        require_new(folder)
     if sweep is not None:
         from rlox_cli.check import require_buildable
 
@@ -78,7 +99,7 @@ def main(args: list[str]) -> None:
     if job.FAILURES:
         *others, last = job.FAILURES
         for e in others:
-            print(f"rlox train: {paragraph(e)}", file=sys.stderr)
+            print(f"rlox train: {account(e)}", file=sys.stderr)
         raise last
 
 
@@ -111,7 +132,7 @@ def _table(console: Console) -> None:
         best = "" if o.best is None else f"{o.best:.1f}"
         final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
         table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
-    console.print(table)
+    print_table(console, table)
 
 
 def finish_mirrors(folders: list[Path], console: Console) -> None:
@@ -132,6 +153,8 @@ def finish_mirrors(folders: list[Path], console: Console) -> None:
             elif report.url and len(folders) == 1:
                 url = shown(Path(report.url)) if report.url.startswith("/") else report.url
                 console.print(f"  {name:<12} {url}", soft_wrap=True)
+                if name == "wandb" and report.url.startswith("/"):
+                    console.print(f"  {'upload':<12} wandb sync {url}", soft_wrap=True)
     if any("mlflow" in mirrors for mirrors in reports.values()):
         console.print(f"  {'view':<12} rlox ui")
     if any("tensorboard" in mirrors for mirrors in reports.values()):

@@ -15,13 +15,19 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
 
 from rlox_cli.bench import systems as worker
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
 from rlox_cli.errors import UsageError
-from rlox_cli.terminal import make_console, make_table
+from rlox_cli.terminal import make_console, make_table, print_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Size = int | tuple[int, int]
 
@@ -275,10 +281,10 @@ def _label(size: Size | list[int]) -> str:
     return " x ".join(f"{part:,}" for part in size) if isinstance(size, (tuple, list)) else f"{size:,}"
 
 
-def _ratio(ratio: float) -> str:
+def _ratio(ratio: float) -> Text:
     if ratio < 0.95:
-        return f"[red]{ratio:.2f}[/red]"
-    return f"{ratio:.3g}" if ratio < 100 else f"{ratio:,.0f}"
+        return Text(f"{ratio:.2f}", "red")
+    return Text(f"{ratio:.3g}" if ratio < 100 else f"{ratio:,.0f}")
 
 
 def _time(us: float) -> str:
@@ -287,7 +293,7 @@ def _time(us: float) -> str:
     return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
 
 
-def print_table(console, rows: list[dict[str, Any]], peers: list[str]) -> None:
+def print_results(console, rows: list[dict[str, Any]], peers: list[str]) -> None:
     """One line an operation and size: our time, and how many times longer each peer takes."""
     table = make_table("operation", "size", "rlox", "p99", *(f"{peer} /rlox" for peer in peers), "must")
     last = None
@@ -298,27 +304,32 @@ def print_table(console, rows: list[dict[str, Any]], peers: list[str]) -> None:
             ratio = row["ratio"].get(peer)
             cells.append("" if ratio is None else _ratio(ratio))
         must, against = row["must"], row["ratio"].get("original")
-        mark = ""
+        mark = Text()
         if must is not None and against is not None:
-            mark = f"{must:g} {'met' if against >= must else '[red]missed[/red]'}"
+            met = against >= must
+            mark = Text(f"{must:g} ").append("met" if met else "missed", None if met else "red")
         title = row["title"] if row["title"] != last else ""
         last = row["title"]
         table.add_row(title, _label(row["size"]), _time(mine["median_us"]), _time(mine["p99_us"]), *cells, mark)
-    console.print(table)
+    print_table(console, table)
 
 
 def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """Small multiples: time per call over size, one line a system."""
-    import matplotlib
+    """Write the picture of `draw`."""
+    draw(rows, caption).savefig(path, dpi=80)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+
+def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
+    """Small multiples: time per call over size, one line a system."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     sizes = Counter(row["title"] for row in rows)
     names = [name for name in sizes if sizes[name] > 1 or len(sizes) == 1]  # one point is no curve
     columns = 4
     lines = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 2.9 * lines), squeeze=False)
+    figure = Figure(figsize=(4.2 * columns, 2.9 * lines + 0.5))
+    axes = figure.subplots(lines, columns, squeeze=False)
     for axis, name in zip(axes.flat, names, strict=False):
         of = sorted((row for row in rows if row["title"] == name), key=_magnitude)
         for system, colour in _COLOURS.items():
@@ -328,7 +339,11 @@ def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
                 axis.plot(xs, ys, "o-", color=colour, markersize=3, linewidth=1.8 if system == "rlox" else 1.0,
                           label=system)  # fmt: skip
         axis.set(xscale="log", yscale="log", xlabel=of[0]["unit"])
-        axis.set_title(name, fontsize=9)
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_locator(LogLocator(numticks=6))
+            one.set_minor_formatter(NullFormatter())
+        _whole_decades(axis)
+        axis.set_title(textwrap.fill(name, 44), fontsize=9)
         axis.grid(True, alpha=0.3)
     for row in axes:
         row[0].set_ylabel("µs per call")
@@ -343,8 +358,14 @@ def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
     figure.legend([handles[s] for s in labels], labels, loc="upper center", ncols=len(labels), frameon=False)
     figure.text(0.5, 0.06 * inch, textwrap.fill(caption, 40 * columns), ha="center", fontsize=8)
     figure.tight_layout(rect=(0, 0.35 * inch, 1, 1 - 0.3 * inch))
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    return figure
+
+
+def _whole_decades(axis: Axes) -> None:
+    """So that two labels say what the scale is, where all numbers lie within one decade."""
+    for low, high, limit in ((*axis.get_xlim(), axis.set_xlim), (*axis.get_ylim(), axis.set_ylim)):
+        if math.floor(math.log10(high)) - math.ceil(math.log10(low)) < 1:
+            limit(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
 
 
 def _magnitude(row: dict[str, Any]) -> int:
@@ -380,7 +401,7 @@ def main(peer_pythons: list[Path], only: str | None, samples: int, rounds: int, 
     finally:
         for one in workers:
             one.close()
-    print_table(console, rows, [one.system for one in workers if one.system != "rlox"])
+    print_results(console, rows, [one.system for one in workers if one.system != "rlox"])
     short = [row for row in rows if row["ratio"].get("original", 1.0) < 0.95]
     if "original" in systems:
         musts = [row for row in rows if row["must"] is not None]

@@ -4,9 +4,9 @@ Each seed is evaluated on 20 deterministic episodes of one fresh environment see
 at the end. Judged is the last evaluation by its interquartile mean over seeds (IQM), in three ways:
 
 - against the ``reference:`` of the tuned settings, the score they must reach: PASS where the interval of the IQM lies
-  at or above it, FAIL where it lies below;
-- against others' runs (``--against``): FAIL where the interval of the difference lies below 0, PASS where it lies above
-  minus the margin;
+  at or above it, FAIL where it lies below; no verdict where the task is another one (steps, environment, evaluation);
+- against others' runs of the same task (``--against``): FAIL where the interval of the difference lies below 0, PASS
+  where it lies above minus the margin;
 - by the fingerprint: FAIL where quantities of the runs are not those of nominal ones (`rlox_cli.bench.fingerprint`).
 
 Where an interval holds the bound, MORE SEEDS are needed.
@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
-from rlox.checkpoint import versions
+from rlox.checkpoint import one_line, versions
 from rlox_cli.bench import fingerprint, seeds
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.sb3 import recorded_curves, settings_of, trained_curves
@@ -37,15 +37,24 @@ from rlox_cli.compose import Job, compose_jobs, split_args
 from rlox_cli.dataset_source import with_env
 from rlox_cli.errors import UsageError
 from rlox_cli.imports import import_modules
+from rlox_cli.resume import differences
 from rlox_cli.runs import unit_of
 from rlox_cli.statistics import Interval, difference, improvement, interval, iqm
 from rlox_cli.terminal import make_console
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PASS, FAIL, MORE = "PASS", "FAIL", "NEED MORE SEEDS"
 EXIT_CODES = {PASS: 0, FAIL: 1, MORE: 3}
 _FEWEST = 5  # seeds that a verdict on the score takes: of fewer, a bootstrap interval is much too narrow
 _MARGIN = 0.1  # of their score, where --margin does not say
 _SHOWN = 8  # differing quantities that are printed
+# What makes a score another task's: other settings are what is judged.
+_TASK = ("total_timesteps", "max_time", "init_from", "dataset", "env", "eval")
+_NOT_TASK = ("env.workers", "env.backend", "eval.n_points")
+# What the tuned settings were composed of, and not what was changed in them.
+_CHOICE = re.compile(r"(algo|env|dataset|buffer|imports|logger)=")
 
 Curve = list[dict[str, float]]
 
@@ -66,6 +75,7 @@ class Question:
     threshold: float | None = None  # score whose first reach is timed; None: the reference's
     margin: float | None = None  # by which others may be better; None: a tenth of their score
     score_only: bool = False  # leave the fingerprint out
+    flags: Sequence[str] = ()  # of Hydra's, by which the tuned settings are found
     # The others of a cell, given its label, job and seeds; and the nominal runs of a cell.
     others: Callable[[str, Job, Sequence[int]], Others | None] = field(default=lambda label, job, seeds: None)
     nominal: Callable[[str, Job], dict[str, Any] | None] = field(
@@ -77,6 +87,15 @@ def area(curve: Curve) -> float:
     """Mean height of an evaluation curve over its steps: what its area says whatever its length."""
     steps, means = [row["step"] for row in curve], [row["mean"] for row in curve]
     return float(np.trapezoid(means, steps) / (steps[-1] - steps[0])) if steps[-1] > steps[0] else means[-1]
+
+
+def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """(K,) steps at which there is an evaluation, and (K, R) the curves there; one that stopped early keeps its end."""
+    first = max(curve[0]["step"] for curve in curves)
+    steps = np.unique([row["step"] for curve in curves for row in curve])
+    steps = steps[steps >= first]
+    heights = [np.interp(steps, [row["step"] for row in c], [row["mean"] for row in c]) for c in curves]
+    return steps, np.stack(heights, axis=-1)
 
 
 def first_reach(curves: Iterable[Curve], threshold: float) -> dict[str, Any]:
@@ -146,6 +165,30 @@ def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[s
     return PASS, f"none {beside}, differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
 
 
+def task_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Settings that make two scores incomparable, as `seeds.changes` says them."""
+    return [
+        f"{key} {was} -> {now}"
+        for key, (was, now) in differences(old, new)
+        if key.partition(".")[0] in _TASK and key not in _NOT_TASK
+    ]
+
+
+def tuned_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
+    """In which the job's task is not that of the tuned settings whose ``reference:`` it has; none where it has its own.
+
+    Parameters
+    ----------
+    flags : sequence of str
+        As typed: a folder of the user's may hold tuned settings.
+    """
+    choices = [override for override in job.overrides if _CHOICE.match(override.lstrip("+"))]
+    (known,) = compose_jobs(list(flags), choices)
+    if known.config.reference != job.config.reference or any("reference" in o.split("=")[0] for o in job.overrides):
+        return []
+    return task_changes(seeds.settings(known.config, known.algo), seeds.settings(job.config, job.algo))
+
+
 def worst(verdicts: Iterable[str]) -> str | None:
     """FAIL before NEED MORE SEEDS before PASS; None of nothing."""
     found = set(verdicts)
@@ -200,7 +243,10 @@ def _judge_runs(
     if threshold is not None:
         cell["threshold"] = first_reach((run.curve for run in runs.values()), threshold)
     if reference is not None:
-        add("reference", judge_reference(scores, reference))
+        if others_task := tuned_task_changes(job, question.flags):
+            cell["reference_is_of"] = others_task
+        else:
+            add("reference", judge_reference(scores, reference))
     others = question.others(label, job, list(runs))
     if others is not None:
         theirs = [curve[-1]["mean"] for curve in others.curves.values()]
@@ -297,14 +343,20 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         line(
             "fingerprint", f"no verdict, for the nominal runs had other settings: {'; '.join(found['other_settings'])}"
         )
+    if "reference_is_of" in cell:
+        line(
+            "reference",
+            f"no verdict, for {cell['reference']['mean_return']:g} is that of another task: "
+            f"{'; '.join(cell['reference_is_of'])}; name another: --against, or reference={{mean_return:SCORE}}",
+        )
     for one in cell["verdicts"]:
         line(one["by"], f"{one['verdict']}: {one['why']}")
     if not cell["verdicts"]:
-        line("verdict", "none: there is no `reference:` and no --against to judge against")
+        line("verdict", "none: there is no `reference:` of this task and no --against to judge against")
 
 
 def _unit(cell: dict[str, Any]) -> str:
-    return unit_of(cell["settings"])
+    return unit_of(cell.get("settings", {}))  # results of earlier versions have none
 
 
 def _reach(found: dict[str, Any], counted: str) -> str:
@@ -321,44 +373,54 @@ def _told_share(found: Interval) -> str:
 
 
 def plot(cells: dict[str, dict[str, Any]], path: Path) -> None:
-    """Learning curves: the IQM over seeds with its 95 % band, and the score that is to be reached."""
-    import matplotlib
+    """Write the picture of `draw`."""
+    draw(cells).savefig(path, dpi=110)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import EngFormatter
+
+def draw(cells: dict[str, dict[str, Any]]) -> Figure:
+    """Learning curves: the IQM over seeds with its 95 % band, and the score that is to be reached."""
+    from matplotlib.figure import Figure
+
+    from rlox_cli.ticks import spread, thousands, wrapped
 
     columns = min(4, len(cells))
     lines = -(-len(cells) // columns)
-    size = (4 * columns + 0.4, 3.2 * lines + 0.2)
-    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    figure = Figure(figsize=(max(6.4, 4 * columns + 0.4), 3.4 * lines + 0.6), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False)
+    handles = {}
     for axis in axes.flat[len(cells) :]:
         axis.set_visible(False)
     for axis, (label, cell) in zip(axes.flat, cells.items(), strict=False):
+        counts: list[str] = []
         sides = (("curves", "rlox", "C0"), ("curves_sb3", "Stable-Baselines3", "C1"), ("curves_before", "before", "C1"))
         for key, name, colour in sides:
             if not cell.get(key):
                 continue
             curves = list(cell[key].values())
-            # The last two points of SB3 lie on one another: its evaluation at the end follows that at 100 %.
-            length = min(map(len, curves))
-            band = interval([np.array([[row["mean"] for row in curve[:length]] for curve in curves]).T])
-            steps = [row["step"] for row in curves[0][:length]]
+            steps, heights = aligned(curves)
+            band = interval([heights])
             if len(curves) > 1:
                 axis.fill_between(steps, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
-            axis.plot(steps, band.value, color=colour, label=f"{name}, {len(curves)} seeds")
+            (handles[name],) = axis.plot(steps, band.value, marker="." if len(steps) < 3 else "", color=colour)
+            counts.append(f"{len(curves)}")
+        beside = ""
         if "threshold" in cell:
             score = cell["threshold"]["score"]
-            axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--", label=f"to reach: {score:g}")
-        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axis.set_title(label, fontsize=10)
-        axis.set_xlabel(_unit(cell).replace("steps", "environment steps"), fontsize=9)
+            axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--")
+            beside = f"\ndashed: to reach, {score:g}"
+        seeds_said = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
+        axis.set_title(wrapped(label + seeds_said, 44), fontsize=10)
+        axis.set_xlabel(_unit(cell).replace("steps", "environment steps") + beside, fontsize=9)
         axis.set_ylabel("evaluation return", fontsize=9)
         axis.tick_params(labelsize=8)
-        axis.legend(fontsize=7)
-    figure.suptitle("IQM over seeds and its 95 % bootstrap interval; 20 deterministic episodes a point", fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        spread(axis.xaxis, thousands())
+        spread(axis.yaxis, most=8)
+    # Beside the panels: within one, it would lie on a curve.
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), fontsize=9)
+    episodes = sorted({str(cell.get("settings", {}).get("eval", {}).get("n_episodes", 20)) for cell in cells.values()})
+    said = f"IQM over seeds and its 95 % bootstrap interval; {' or '.join(episodes)} deterministic episodes a point"
+    figure.supxlabel(said, fontsize=9)
+    return figure
 
 
 def write(found: dict[str, Any], path: Path) -> None:
@@ -394,19 +456,21 @@ def compose_cells(words: list[str]) -> dict[str, Job]:
     return cells
 
 
-def _earlier(path: Path, labels: Iterable[str], score_only: bool) -> dict[str, dict[str, Any]]:
-    """The cells of an earlier result, which holds what will be asked of `labels`."""
+def _earlier(path: Path, jobs: dict[str, Job], score_only: bool) -> dict[str, dict[str, Any]]:
+    """The cells of an earlier result, which holds what will be asked of `jobs`, by label."""
     try:
         cells = jsonlib.loads(path.read_text())["cells"]
-        faults = [_fault(cells, label, score_only) for label in labels]
+        faults = [_fault(cells, label, job, score_only) for label, job in jobs.items()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
-        raise UsageError(f"--against must be sb3 or the learn.json of an earlier --out, got {path} ({e!r})") from e
+        raise UsageError(
+            f"--against must be sb3 or the learn.json of an earlier --out, got {path}: {one_line(e, 80)}"
+        ) from e
     for fault in filter(None, faults):
         raise UsageError(f"--against {path} {fault}")
     return cells
 
 
-def _fault(cells: dict[str, dict[str, Any]], label: str, score_only: bool) -> str | None:
+def _fault(cells: dict[str, dict[str, Any]], label: str, job: Job, score_only: bool) -> str | None:
     """What a result lacks to be compared with; any other error where it is none."""
     if label not in cells:
         return f"must hold {label}, it has {', '.join(cells)}"
@@ -415,6 +479,8 @@ def _fault(cells: dict[str, dict[str, Any]], label: str, score_only: bool) -> st
         return f"must hold a curve of {label}, all its seeds diverged"
     for curve in cell["curves"].values():
         area(curve)
+    if "settings" in cell and (others := task_changes(cell["settings"], seeds.settings(job.config, job.algo))):
+        return f"must be of the same task, but differs: {'; '.join(others)}"
     if score_only:
         return None
     if not {"settings", "quantities"} <= set(cell):
@@ -434,6 +500,7 @@ def ask(
     threshold: float | None = None,
     margin: float | None = None,
     score_only: bool = False,
+    flags: Sequence[str] = (),
 ) -> Question:
     """The question that the options of the command put of `cells`; what is recorded is read now, before any training.
 
@@ -442,7 +509,7 @@ def ask(
     UsageError
         Where they do not fit together, or a file does not hold what is to be compared with.
     """
-    question = Question(threshold, margin, score_only)
+    question = Question(threshold, margin, score_only, flags)
     if against is None:
         if reference is not None or peer_pythons:
             raise UsageError("--reference and --peer-python must stand beside --against sb3")
@@ -491,6 +558,11 @@ def main(
     imports: list[str],
 ) -> int:
     """Train, judge, print, and with `out` write ``learn.json`` and ``learn.png``; the command's exit code."""
+    for name, value in (("--threshold", threshold), ("--margin", margin)):
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"{name} must be a finite number, got {value}")
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out must be a folder, got the file {out}")
     import_modules(imports)
     progress = Console(stderr=True, highlight=False)
     chosen = [*words, *([f"imports=[{','.join(imports)}]"] if imports else [])]
@@ -499,7 +571,17 @@ def main(
         runs = Path("outputs/learn") / f"{datetime.now():%Y-%m-%d-%H%M%S}-{secrets.token_hex(2)}"
     seeds_of_each = range(first_seed, first_seed + n_seeds)
     question = ask(
-        cells, seeds_of_each, runs, progress, against, reference, peer_pythons, threshold, margin, score_only
+        cells,
+        seeds_of_each,
+        runs,
+        progress,
+        against,
+        reference,
+        peer_pythons,
+        threshold,
+        margin,
+        score_only,
+        split_args(chosen)[0],
     )
     progress.print(f"runs in {runs}; if interrupted, the same command with --runs {runs} goes on", soft_wrap=True)
     for name in dict.fromkeys(job.tuned for job in cells.values() if job.tuned):

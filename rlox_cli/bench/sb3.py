@@ -52,7 +52,7 @@ def recorded_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) ->
     for seed in seeds:
         path = folder / f"{label}-s{seed}.json"
         if path.is_file():
-            found[seed], version = _read(path, job.config.total_timesteps)
+            found[seed], version = _read(path, job.config)
     if not found:
         raise UsageError(
             f"--reference {folder} must hold {label}-s{seeds[0]}.json or another of the seeds; train them with "
@@ -61,18 +61,33 @@ def recorded_curves(folder: Path, label: str, job: Job, seeds: Sequence[int]) ->
     return f"Stable-Baselines3 {version}", found
 
 
-def _read(path: Path, steps: int) -> tuple[list[dict[str, float]], str]:
+def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
+    steps = config.total_timesteps
     try:
         saved = json.loads(path.read_text())
         curve = [
             {key: row[key] for key in ("step", "mean", "std", "cpu_s") if key in row} for row in saved["evaluations"]
         ]
         last, version = curve[-1]["step"], saved["sb3"]
-    except (OSError, ValueError, LookupError, TypeError) as e:
+        theirs = {key: saved.get("settings", {}).get(key, ours) for key, ours in _task(config).items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UsageError(f"{path} must hold the evaluations of a run: {e!r}") from e
     if not steps / _AT_MOST <= last <= steps * _AT_MOST:
         raise UsageError(f"{path} must be of about as many steps as ours ({steps:,}), got {last:,}")
+    if others := [f"{key} {theirs[key]} -> {ours}" for key, ours in _task(config).items() if theirs[key] != ours]:
+        raise UsageError(f"{path} must be of the same task as ours, but differs: {'; '.join(others)}")
     return curve, version
+
+
+def _task(config: RunConfig) -> dict[str, Any]:
+    """What must be the same in a recording for its scores to be comparable, beside its length."""
+    return {
+        "env": config.env.id,
+        "env_kwargs": config.env.kwargs,
+        "n_envs": config.env.n_envs,
+        "n_episodes": config.eval.n_episodes,
+        **({} if config.eval.max_steps is None else {"max_steps": config.eval.max_steps}),
+    }
 
 
 def trained_curves(
@@ -101,7 +116,7 @@ def trained_curves(
             eval_seed = 10_000 + seed if job.config.eval.seed is None else job.config.eval.seed
             made = ask_worker(python, {"system": "sb3", "curve": settings, "seed": seed, "eval_seed": eval_seed}, 1)
             path.write_text(json.dumps({"cell": label, "seed": seed, "settings": settings, **made}) + "\n")
-        curves[seed], version = _read(path, job.config.total_timesteps)
+        curves[seed], version = _read(path, job.config)
         last = curves[seed][-1]
         console.print(
             f"{label} seed {seed}: Stable-Baselines3 {last['mean']:.1f}, {last['cpu_s']:.1f} s CPU", markup=False

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,11 @@ from rlox.config import RunConfig
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
-from rlox_cli.errors import UsageError
+from rlox_cli.errors import Stopped, UsageError
 from rlox_cli.imports import import_modules
 from rlox_cli.resume import differences
-from rlox_cli.runner import resolved, resume, run, shown
+from rlox_cli.runner import alone, resolved, resume, run, shown
+from rlox_cli.signals import Signals, StopAtOnce
 
 # What does not decide a run's numbers; the seed is named apart.
 _APART = ("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports")
@@ -59,7 +62,15 @@ class Run:
 
 def settings(config: RunConfig, algo: str) -> dict[str, Any]:
     """What decides a run's numbers beside its seed, as plain data."""
-    return {key: value for key, value in resolved(config, algo).items() if key not in _APART}
+    return _deciding(resolved(config, algo))
+
+
+def _deciding(plain: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in plain.items() if key not in _APART}
+    if isinstance(plan := found.get("eval"), dict):
+        # Where an evaluation is played changes none of its numbers.
+        found["eval"] = {key: value for key, value in plan.items() if key != "workers"}
+    return found
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -95,6 +106,8 @@ def train(
         For a folder with a run of other settings, or one that is being trained now.
     """
     seeds = list(seeds)
+    if jobs > 1:
+        config = alone(config)
     for seed in seeds:
         _require_same(config, algo, seed, folder(seed))
     found: dict[int, Run | str] = {}
@@ -107,20 +120,54 @@ def train(
         for seed in seeds:
             take(seed, train_one(config, algo, seed, folder(seed)))
     else:
-        # Spawned: a fork would copy the threads' locks.
-        with ProcessPoolExecutor(min(jobs, len(seeds)), get_context("spawn")) as pool:
-            futures = {pool.submit(train_one, config, algo, seed, folder(seed)): seed for seed in seeds}
-            try:
-                for future in as_completed(futures):
-                    take(futures[future], future.result())
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        _train_beside(config, algo, seeds, folder, jobs, take)
     runs = {seed: found[seed] for seed in seeds if isinstance(found[seed], Run)}
     return runs, {seed: found[seed] for seed in seeds if not isinstance(found[seed], Run)}
 
 
-def train_one(config: RunConfig, algo: str, seed: int, folder: Path) -> Run | str:
+def _train_beside(
+    config: RunConfig,
+    algo: str,
+    seeds: list[int],
+    folder: Callable[[int], Path],
+    jobs: int,
+    take: Callable[[int, Run | str], None],
+) -> None:
+    """`train_one` of all seeds in processes of their own; the first Ctrl-C lets them save."""
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    line = "stopping: the runs are saving what they have; Ctrl-C once more stops at once"
+    # Spawned: a fork would copy the threads' locks.
+    with (
+        TemporaryDirectory(prefix="rlox-bench-") as name,
+        ProcessPoolExecutor(min(jobs, len(seeds)), get_context("spawn")) as pool,
+        Signals(tell, line) as signals,
+    ):
+        flag = Path(name) / "stop"
+        futures = {pool.submit(train_one, config, algo, seed, folder(seed), flag): seed for seed in seeds}
+        waiting = set(futures)
+        try:
+            while waiting and signals.number is None:
+                done, waiting = wait(waiting, 0.5, FIRST_COMPLETED)
+                for future in done:
+                    take(futures[future], future.result())
+            if signals.number is not None:
+                flag.touch()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise Stopped(signals.number)
+        except StopAtOnce:
+            for child in active_children():
+                child.kill()
+            raise
+        except BaseException:
+            flag.touch()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: Path | None = None) -> Run | str:
     """The run of one seed, or what was said when it diverged; as `train`."""
     import_modules(config.imports)  # a process of the pool has imported nothing yet
     config, quiet = replace(config, seed=seed), Console(quiet=True)
@@ -128,11 +175,11 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path) -> Run | st
     try:
         if not _finished(folder):
             if last.is_file():
-                resume(config, algo, last, quiet, {}, trusted=True)
+                resume(config, algo, last, quiet, {}, True, stop_flag)
             else:
                 if (folder / FILE).is_file():  # broken off before anything was saved
                     shutil.rmtree(folder)
-                run(config, algo, folder, quiet)
+                run(config, algo, folder, quiet, stop_flag)
     except FloatingPointError as e:
         return str(e)
     return read(folder, seed)
@@ -154,6 +201,7 @@ def _require_same(config: RunConfig, algo: str, seed: int, folder: Path) -> None
         raise UsageError(f"{shown(folder)} is being trained by another process; wait for it, or choose another --runs")
     asked = {**settings(config, algo), "seed": seed}
     saved = read_config(folder)
+    saved = {**_deciding(saved), "seed": saved.get("seed")}
     if differ := changes({key: saved.get(key) for key in asked}, asked):
         raise UsageError(
             f"{shown(folder)} must hold a run of the settings asked for, but differs: {'; '.join(differ)}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -14,17 +15,22 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlox_cli.bench import trainings as worker
 from rlox_cli.bench.data import find_systems
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
 from rlox_cli.errors import UsageError
-from rlox_cli.terminal import make_console, make_table
+from rlox_cli.terminal import make_console, make_table, print_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _THREADS = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS")
 _ALL = ("rlox", "rlox hybrid", "rlox torch", "sb3", "original", "original hybrid")
+_FIGURE_SIZE = 8  # points, of the figures in the picture
+_PANEL_POINTS = 360  # width of a panel, about
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends when its parent does
 # What a program of one thread suffers from a busy machine.
 _CONTROL = """
@@ -236,8 +242,12 @@ def measure(case: str, steps: int, rounds: int, pythons: dict[str, str], tell: C
     return found
 
 
-def _spread(of: list[dict[str, Any]], name: str) -> str:
-    values = [one[name] for one in of if one.get(name) is not None]
+def _learned_by(of: list[dict[str, Any]]) -> str:
+    """The one measure that all systems have: the mean return of 20 deterministic episodes after training.
+
+    Of the training's own episodes not every system says anything.
+    """
+    values = [one["eval_return"] for one in of if "eval_return" in one]
     if not values:
         return ""
     return f"{min(values):.0f} to {max(values):.0f}" if len(values) > 1 else f"{values[0]:.0f}"
@@ -257,11 +267,12 @@ def _notes(row: dict[str, Any], system: str) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
-def print_table(console, rows: list[dict[str, Any]]) -> None:
+def print_results(console, rows: list[dict[str, Any]]) -> None:
     """One line a case and system."""
-    columns = ("system", "CPU s", "ratio", "wall s", "last 100 episodes", "evaluation", "")
+    columns = ("system", "CPU s", "ratio", "wall s", "evaluation", "")
     for row in rows:
-        console.print(f"[bold]{row['title']}[/bold], {row['steps']:,} steps, rounds: {_rounds(row)}", soft_wrap=True)
+        heading = f"[bold]{row['title']}[/bold], {row['steps']:,} steps, rounds: {_rounds(row)}"
+        console.print(heading, soft_wrap=True, markup=True)
         table = make_table(*columns)
         for system, median in row["median"].items():
             wall = row["wall"][system] if "wall" in row else {"wall_s": median["wall_s"], "threads": 1}
@@ -270,11 +281,10 @@ def print_table(console, rows: list[dict[str, Any]]) -> None:
                 f"{median['cpu_s']:.3g}",
                 f"{row['ratio'][system]:.3g}" if "ratio" in row else "",
                 f"{wall['wall_s']:.3g}" + (f" ({wall['threads']} threads)" if wall["threads"] > 1 else ""),
-                _spread(row["runs"][system], "mean_return"),
-                _spread(row["runs"][system], "eval_return"),
+                _learned_by(row["runs"][system]),
                 _notes(row, system),
             )
-        console.print(table)
+        print_table(console, table)
         if "suffers" in row:
             console.print(f"rlox suffers {row['suffers']:.2f} times what a loop of one thread does")
         console.print()
@@ -285,27 +295,41 @@ def _rounds(row: dict[str, Any]) -> int:
 
 
 def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
-    """CPU seconds, one panel a case, with the ratio and what was learned."""
-    import matplotlib
+    """Write the picture of `draw`."""
+    draw(rows, caption).savefig(path, dpi=90)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+
+def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
+    """CPU seconds, one panel a case, with the ratio and what was learned."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     rows = [row for row in rows if "ratio" in row]
     columns = min(2, len(rows))
     lines = -(-len(rows) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(7.5 * columns, 2.8 * lines + 0.8), squeeze=False)
+    figure = Figure(figsize=(7.5 * columns, 2.8 * lines + 0.8))
+    axes = figure.subplots(lines, columns, squeeze=False)
     for axis, row in zip(axes.flat, rows, strict=False):
         systems = list(row["median"])[::-1]
         seconds = [row["median"][system]["cpu_s"] for system in systems]
+        longest = 0
         for k, system in enumerate(systems):
             axis.plot(seconds[k], k, "o", color="black" if system.startswith("rlox") else "tab:orange")
-            said = f"   {seconds[k]:.2g} s, {row['ratio'][system]:.2g}x"
-            learned = _spread(row["runs"][system], "mean_return") or _spread(row["runs"][system], "eval_return")
-            axis.text(seconds[k], k, said + (f", return {learned}" if learned else ""), va="center", fontsize=8)
+            learned = _learned_by(row["runs"][system])
+            said = f"{seconds[k]:.2g} s, {row['ratio'][system]:.2g}x" + (f", evaluation {learned}" if learned else "")
+            beside = {"xytext": (8, 0), "textcoords": "offset points", "va": "center", "fontsize": _FIGURE_SIZE}
+            axis.annotate(said, (seconds[k], k), **beside)
+            longest = max(longest, len(said))
         axis.set_yticks(range(len(systems)), systems)
         axis.set(xscale="log", xlabel="CPU seconds (median)", ylim=(-0.6, len(systems) - 0.4))
-        axis.set_xlim(min(seconds) / 1.5, max(seconds) * 30)
+        # As much of the axis as the longest text takes is left free beside the slowest system.
+        decades, share = math.log10(max(seconds) / min(seconds)) + 0.3, longest * _FIGURE_SIZE * 0.6 / _PANEL_POINTS
+        axis.set_xlim(min(seconds) / 1.5, max(seconds) * 10 ** (0.1 + decades * share / (1 - share)))
+        low, high = axis.get_xlim()
+        one_decade = math.log10(high / low) < 1.6
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if one_decade else (1.0,), numticks=6))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axis.grid(True, axis="x", alpha=0.3)
         axis.set_title(textwrap.fill(f"{row['title']}, {row['steps']:,} steps", 66), fontsize=9)
     for axis in list(axes.flat)[len(rows) :]:
@@ -313,8 +337,16 @@ def plot(rows: list[dict[str, Any]], path: Path, caption: str) -> None:
     inch = 1 / figure.get_figheight()
     figure.text(0.5, 0.06 * inch, textwrap.fill(caption, 80 * columns), ha="center", fontsize=8)
     figure.tight_layout(rect=(0, 0.4 * inch, 1, 1))
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    return figure
+
+
+def caption(result: dict[str, Any]) -> str:
+    """What the picture says of the measurement; `result` as ``train.json`` holds it."""
+    known = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return (
+        f"{result['machine']}; medians of {result['rounds']} rounds, one thread; evaluation: mean return of 20 "
+        f"deterministic episodes after training, lowest to highest round; {known}"
+    )
 
 
 def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Path], out: Path | None) -> None:
@@ -339,7 +371,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
                 rows.append(measure(case, n, rounds, pythons, parts.tell))
         except KeyboardInterrupt as e:
             stopped = e  # what is measured is worth telling
-    print_table(console, rows)
+    print_results(console, rows)
     versions = {k: v for row in rows for of in row["runs"].values() for k, v in of[0].get("versions", {}).items()}
     console.print("  ".join(f"{name} {version}" for name, version in versions.items()))
     if stopped is not None:
@@ -349,8 +381,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
         words += ["--peer-python PYTHON" for _ in peer_pythons]
         result = {**provenance(" ".join(words)), "versions": versions, "rounds": rounds, "results": rows}
         (out / "train.json").write_text(json.dumps(result, indent=1) + "\n")
-        said = f"{result['machine']}; medians of {rounds} rounds, one thread; "
-        plot(rows, out / "train.png", said + ", ".join(f"{name} {version}" for name, version in versions.items()))
+        plot(rows, out / "train.png", caption(result))
         console.print(f"written: {out / 'train.json'}, {out / 'train.png'}")
     faults = [f"{row['case']}, {system}: {fault}" for row in rows for system, fault in row["faults"].items()]
     if faults:

@@ -278,8 +278,9 @@ class SB3:
             returns = np.zeros(settings["n_episodes"])
             for k in range(len(returns)):
                 obs, _ = one.reset(seed=eval_seed if k == 0 else None)
-                done = False
-                while not done:
+                done, left = False, settings.get("max_steps", 108_000)  # as rlox's evaluation cuts them
+                while not done and left:
+                    left -= 1
                     seen = obs if settings["normalize"] is None else env.normalize_obs(obs)
                     obs, reward, terminated, truncated, _ = one.step(model.predict(seen, deterministic=True)[0])
                     returns[k] += float(reward)

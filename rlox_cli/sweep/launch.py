@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.callbacks import Callbacks
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -22,8 +23,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from rlox.tracking.record import FILE as RECORD
-from rlox_cli.errors import Stopped, paragraph
-from rlox_cli.runner import may_pass, run
+from rlox_cli.errors import Stopped, summary
+from rlox_cli.runner import alone, may_pass, run
+from rlox_cli.signals import AT_ONCE, Signals, StopAtOnce
 from rlox_cli.sweep.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
 
 OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal
@@ -79,7 +81,7 @@ def train(cfg: DictConfig) -> dict[str, Any]:
     if stop_flag.exists() or Progress(folder).scan().state == "finished":
         return {}
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / OUT, "a", buffering=1) as out:
+    with open(folder / OUT, "a", buffering=1, encoding="utf-8") as out:
         try:
             _train(work, folder, stop_flag, Console(file=out, highlight=False, width=400))
         except Stopped:
@@ -89,13 +91,14 @@ def train(cfg: DictConfig) -> dict[str, Any]:
             # A launcher that met it would kill its other processes before they have saved.
         except Exception as e:
             traceback.print_exc(file=out)
-            return {"id": work.job.id, "message": paragraph(e), "may_pass": may_pass(e)}
+            return {"id": work.job.id, "message": summary(e), "may_pass": may_pass(e)}
     return {}
 
 
 def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
     from rlox_cli import resume
 
+    beside_others = HydraConfig.get().launcher.get("n_jobs", 1) != 1  # on this machine
     more = []
     if "trial" in work.job.extra:
         from rlox_cli.sweep.optuna import TrialCallback
@@ -103,9 +106,12 @@ def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
         more = [TrialCallback(work.job, Path(work.sweep))]
     if (folder / RECORD).is_file() and (folder / "checkpoints" / "last.safetensors").is_file():
         typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
+        if beside_others and work.job.config["eval"].get("workers", -1) < 0:
+            typed.append("eval.workers=0")
         resume.main(str(folder), [], typed, work.modules, console, stop_flag, more)
         return
     config, algo = resume.configuration(work.job.config, work.modules, Path(work.sweep, FILE))
+    config = alone(config) if beside_others else config
     run(config, algo, folder, console, stop_flag, True, more)
 
 
@@ -152,6 +158,8 @@ class Launch:
         self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
         self._watch = _Watch(sweep, console, told)
         self.exit_code: int | None = None  # of a stop that was asked for
+        line = "stopping: the jobs that run are saving what they have; Ctrl-C once more stops at once"
+        self._signals = Signals(self._tell, line)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -163,31 +171,32 @@ class Launch:
             At the end, if the sweep was stopped; all jobs have saved what they did.
         """
         global _is_parent
-        self.sweep.stop_flag.unlink(missing_ok=True)
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        flag = self.sweep.stop_flag
+        flag.unlink(missing_ok=True)
         _is_parent = True
         self._callbacks.on_multirun_start(config=self._config, config_name=None)
         try:
-            with self._watch:
+            with self._signals, self._watch:
                 yield
             if self.stopped:
                 raise Stopped((self.exit_code or 130) - 128)
+        except StopAtOnce:
+            flag.write_text(AT_ONCE)
+            raise
         finally:
             _is_parent = False
-            for number, handler in before.items():
-                signal.signal(number, handler)
             self._callbacks.on_multirun_end(config=self._config, config_name=None)
-            self.sweep.stop_flag.unlink(missing_ok=True)
+            if not (flag.exists() and flag.read_text()):  # what still runs has to see it; the next start removes it
+                flag.unlink(missing_ok=True)
 
-    def _stop(self, number: int, frame: Any) -> None:
-        if self.exit_code is not None:
-            raise KeyboardInterrupt
-        self.exit_code = 128 + number
+    def _tell(self, line: str) -> None:
         self.sweep.stop_flag.touch()
-        self.console.print("stopping: the jobs that run are saving what they have; once more stops at once")
+        self.console.print(line, soft_wrap=True)
 
     @property
     def stopped(self) -> bool:
+        if self._signals.number is not None:
+            self.exit_code = 128 + self._signals.number
         return self.exit_code is not None or self.sweep.stop_flag.exists()
 
     def run(self, jobs: Sequence[SweepJob], retry_failed: bool = False) -> None:
@@ -251,7 +260,7 @@ class Launch:
     def _note(self, job: SweepJob, result: JobReturn, started: bool) -> None:
         told = result._return_value
         if result.status is JobStatus.FAILED:
-            told = {"message": paragraph(told), "may_pass": may_pass(told)}
+            told = {"message": summary(told), "may_pass": may_pass(told)}
         state = self.sweep.progress[job.id].state
         if "message" in told and (state == "killed" if started else state not in ("finished", "running")):
             # What came before it had opened its record stands nowhere else.
@@ -300,7 +309,7 @@ class _Watch:
 
 def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
     from rlox_cli.runs import unit_of
-    from rlox_cli.sweep.show import label
+    from rlox_cli.sweep.show import going_on, label
 
     unit = unit_of(job.config)
     number = list(sweep.jobs).index(job.id) + 1
@@ -313,6 +322,7 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
         )
     elif told in ("failed", "killed", "interrupted"):
         told += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")
+        told += f" ({note})" if (note := going_on(job, progress)) else ""
     elif told == "finished":
         told = f"{progress.step:,} {unit} in {progress.seconds:.1f} s"
         if progress.last is not None:

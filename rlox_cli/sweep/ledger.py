@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from rlox import __version__
+from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.config import is_below
 from rlox.tracking import lock
 from rlox.tracking.record import FILE as RECORD
 from rlox.tracking.record import is_alive, read_rows
 from rlox.tracking.store import inside
 from rlox_cli.errors import UsageError
-from rlox_cli.runner import shown
+from rlox_cli.runner import require_new, shown
 
 FILE = "sweep.jsonl"
 _LOCK = "sweep.lock"
@@ -100,6 +101,20 @@ class Progress:
             self.may_pass = self.failure["may_pass"]
         return self
 
+    @property
+    def resumes_at(self) -> int | None:
+        """Step at which it would go on, that of its last checkpoint; 0: it would begin anew. None for one that runs, is
+        finished, or cannot go on since its checkpoint is damaged."""
+        if self.state in ("running", "finished"):
+            return None
+        path = self.folder / "checkpoints" / "last.safetensors"
+        if self.attempts == 0 or not path.is_file():
+            return 0
+        try:
+            return trained_for(load_checkpoint(path).header)[0]
+        except (OSError, ValueError):
+            return None
+
     def _take(self, row: dict[str, Any]) -> None:
         event = row.get("event")
         if event == "start":
@@ -137,16 +152,17 @@ class Sweep:
         Raises
         ------
         UsageError
-            For a folder that holds a sweep.
+            For a folder that holds a run or a sweep.
         """
         sweep = cls(folder.absolute(), head)
         lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._added(jobs))]
+        require_new(sweep.folder)
         sweep.folder.mkdir(parents=True, exist_ok=True)
         sweep.hold()
         if (sweep.folder / FILE).exists():
             sweep.release()
             raise UsageError(
-                f"hydra.sweep.dir={shown(folder)} must be a new folder, but holds a sweep; choose another, or go on "
+                f"output_dir={shown(folder)} must be a new folder, but holds a sweep; choose another, or go on "
                 f"with it: rlox sweep resume {shown(folder)}"
             )
         partial = sweep.folder / f".{FILE}.{os.getpid()}.partial"
@@ -206,6 +222,9 @@ class Sweep:
             except (TypeError, ValueError, AttributeError) as e:
                 told = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
                 raise _damaged(path, number, f"be a job{told}") from None
+        # The head and all jobs that are known at first are written at once; a kill cannot cut them off.
+        if not sweep.jobs and not path.read_bytes().endswith(b"\n"):
+            raise _damaged(path, 1, "be followed by whole lines, one for each job")
         return sweep
 
     def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:

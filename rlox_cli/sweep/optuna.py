@@ -39,6 +39,7 @@ from rlox_cli.sweep.ledger import FILE as LEDGER
 from rlox_cli.sweep.ledger import Head, Progress, Sweep, SweepJob, job_id
 from rlox_cli.sweep.search import FILE, OptunaConfig, Search, optuna_config, read_search
 from rlox_cli.sweep.show import resume_command
+from rlox_cli.terminal import print_table
 
 STUDY_FILE = "study.db"
 _CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
@@ -358,7 +359,7 @@ def print_trials(folder: Path, console: Console) -> bool:
         return True
     study = open_study(study_file(settings, folder), settings.study)
     done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-    console.print(trials_table(study), markup=False)
+    print_table(console, trials_table(study))
     console.print(f"{done} of {settings.n_trials} trials have ended")
     return done < settings.n_trials
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import yaml
@@ -13,13 +13,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from rlox_cli.runner import shown
 from rlox_cli.sweep.optuna import best_trial, shown_value
 from rlox_cli.sweep.search import Search
-from rlox_cli.terminal import make_table
+from rlox_cli.terminal import PlainTable, make_table, print_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PRESET = Path("experiment") / "best.yaml"
 PICTURE = "study.png"
@@ -33,7 +34,7 @@ _STATES = {
 }
 
 
-def trials_table(study: optuna.Study) -> Table:
+def trials_table(study: optuna.Study) -> PlainTable:
     """One row a trial, the best first; those that failed or are open last."""
     trials = study.get_trials(deepcopy=False)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
@@ -41,9 +42,9 @@ def trials_table(study: optuna.Study) -> Table:
     order = {TrialState.COMPLETE: 0, TrialState.PRUNED: 1}
     for trial in sorted(trials, key=lambda t: (order.get(t.state, 2), -(t.value or 0.0), t.number)):
         value = "" if trial.value is None else f"{trial.value:.1f}"
-        row = [escape(shown_value(trial.params[key])) if key in trial.params else "" for key in keys]
+        row = [shown_value(trial.params[key]) if key in trial.params else "" for key in keys]
         told = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
-        table.add_row(str(trial.number), value, _STATES[trial.state], *row, escape(told))
+        table.add_row(str(trial.number), value, _STATES[trial.state], *row, told)
     return table
 
 
@@ -52,7 +53,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
 
     Returns whether any trial came to a value.
     """
-    console.print(trials_table(study))
+    print_table(console, trials_table(study))
     best = best_trial(study)
     if best is None:
         console.print("no trial came to a value, so there is no best one", soft_wrap=True)
@@ -62,7 +63,7 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
     preset.parent.mkdir(exist_ok=True)
     preset.write_text(preset_text(overrides, best))
     importances = importance(study)
-    draw(study, importances, folder / PICTURE)
+    draw(study, importances).savefig(folder / PICTURE, dpi=110)
     told = ", ".join(f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005)
     for name, value in (
         ("best", f"trial {best.number}: mean return {best.value:.1f}"),
@@ -108,17 +109,17 @@ def importance(study: optuna.Study) -> dict[str, float]:
     return optuna.importance.get_param_importances(study)
 
 
-def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None:
-    """The study's course, and what its keys were worth, as a picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def draw(study: optuna.Study, importances: dict[str, float]) -> Figure:
+    """The study's course, and how much each of its keys mattered."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    from rlox_cli.ticks import spread, wrapped
 
     trials = study.get_trials(deepcopy=False)
     done = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     cut = [trial for trial in trials if trial.state is TrialState.PRUNED and trial.value is not None]
     figure = Figure(figsize=(12 if importances else 7, max(4.5, 0.32 * len(importances) + 1.5)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2 if importances else 1, squeeze=False)[0]
     course = axes[0]
     course.plot([t.number for t in done], [t.value for t in done], "o", color="tab:blue", label="trial")
@@ -134,25 +135,26 @@ def draw(study: optuna.Study, importances: dict[str, float], path: Path) -> None
     numbers = [*(t.number for t in done), trials[-1].number]
     course.step(numbers, [*best, best[-1]], where="post", color="tab:orange", linewidth=2, label="best so far")
     course.set(xlabel="trial", ylabel="mean return (undiscounted)", title="course of the search")
-    course.xaxis.set_major_locator(MaxNLocator(integer=True))
+    course.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    spread(course.yaxis, most=8)
     course.grid(alpha=0.3)
     figure.legend(loc="outside lower left", ncols=3, fontsize=12)
     if importances:
-        names = [name.removeprefix("algo.") for name in reversed(importances)]
+        names = [wrapped(name.removeprefix("algo."), 30) for name in reversed(importances)]
         shares = list(reversed(importances.values()))
         axes[1].barh(names, shares, color="tab:blue")
         for i, share in enumerate(shares):
             axes[1].annotate(f"{share:.0%}", (share, i), (4, 0), textcoords="offset points", va="center", size=12)
         axes[1].margins(x=0.12)
         axes[1].set(
-            xlabel="share of what tells good trials from others",
-            title=f"importance, over {len(done)} finished trials (PED-ANOVA)",
+            xlabel="share of what tells\ngood trials from others",
+            title=f"importance (PED-ANOVA),\n{len(done)} finished trials",
         )
-        axes[1].xaxis.set_major_formatter(PercentFormatter(1.0, 0))
+        spread(axes[1].xaxis, PercentFormatter(1.0, 0), 4)
         axes[1].grid(axis="x", alpha=0.3)
     for axis in axes:
         axis.tick_params(labelsize=12)
         axis.xaxis.label.set_size(13)
         axis.yaxis.label.set_size(13)
         axis.title.set_size(14)
-    figure.savefig(path, dpi=110)
+    return figure

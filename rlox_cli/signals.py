@@ -1,0 +1,140 @@
+"""Ctrl-C and SIGTERM while something long runs: the first one lets it save, the second stops it at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_GRACE_S = 2.0  # that SIGTERM leaves an update, or an evaluation
+_SAVING_S = 10.0  # and what is saved after it
+_GONE_S = 4.0  # after a stop at once: then the process is ended, whatever it is busy with
+_LOOK_S = 0.5  # between two looks at the file of a sweep
+AT_ONCE = "at once"  # what that file holds after a second signal
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_END = b"\0"
+
+
+class StopAtOnce(KeyboardInterrupt):
+    """A second signal came, or the time was over that SIGTERM leaves."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped at once by {signal.Signals(number).name}")
+        self.signal_number = number
+
+
+class Signals:
+    """Handles Ctrl-C and SIGTERM while its block runs; outside the main thread it does nothing.
+
+    The first signal is only noted. A second one raises `StopAtOnce`; so does SIGTERM by itself, two seconds later. If
+    the process has not ended four seconds after that, a thread ends it: the main one may be busy with C code.
+
+    Parameters
+    ----------
+    tell : callable, optional
+        Given a line, from that thread, when the first signal comes. None: that one raises `StopAtOnce` already.
+    line : str
+        What it is given.
+    flag : Path, optional
+        The stop file of a sweep: where it holds `AT_ONCE`, this process stops so too.
+
+    Attributes
+    ----------
+    number : int or None
+        The first signal.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None, line: str = "", flag: Path | None = None):
+        self.number: int | None = None
+        self._tell, self._line, self._flag = tell, line, flag
+        self._raised = self._saving = False
+
+    def saving(self) -> None:
+        """To be called when the update has ended: after SIGTERM, saving may take ten seconds."""
+        self._saving = True
+
+    def __enter__(self) -> Signals:
+        self._installed = threading.current_thread() is threading.main_thread()
+        if self._installed:
+            self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            self._outer = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._thread = threading.Thread(target=self._follow, name="rlox-signals", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._installed:
+            signal.set_wakeup_fd(self._outer)
+            os.write(self._write, _END)
+            self._thread.join()
+            os.close(self._read)
+            os.close(self._write)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        first = self.number is None
+        self.number = self.number or number
+        if not (first and self._tell) and not self._raised:
+            self._raised = True
+            raise StopAtOnce(number)
+
+    def _follow(self) -> None:
+        first, raise_at, exit_at = None, math.inf, math.inf
+        while True:
+            wait = min(raise_at, exit_at) - time.monotonic()
+            if self._flag is not None:
+                wait = min(wait, _LOOK_S)
+            found = b""
+            if select.select([self._read], [], [], None if wait == math.inf else max(0.0, wait))[0]:
+                found = os.read(self._read, 64)
+                if self._flag is not None and self._outer >= 0:
+                    os.write(self._outer, found.replace(_END, b""))  # to the sweep that runs the job itself
+            for number in found:
+                if number not in _SIGNALS:
+                    continue
+                if first is None and self._tell is not None:
+                    first = number
+                    with suppress(Exception):  # where nobody reads any more, it stops all the same
+                        self._tell(self._line)
+                    if number == signal.SIGTERM:
+                        raise_at = time.monotonic() + _GRACE_S
+                elif exit_at == math.inf:
+                    first, raise_at, exit_at = number, math.inf, time.monotonic() + _GONE_S
+            if _END in found:
+                return
+            now = time.monotonic()
+            if now >= raise_at and self._saving:
+                raise_at, self._saving = now + _SAVING_S - _GRACE_S, False
+            elif now >= raise_at or (exit_at == math.inf and self._asked_at_once()):
+                first, raise_at = first or signal.SIGTERM, math.inf
+                self.number = self.number or signal.SIGTERM
+                os.kill(os.getpid(), signal.SIGTERM)
+            if now >= exit_at:
+                print("rlox: stopped at once; what was saved before is kept", file=sys.stderr, flush=True)
+                os._exit(128 + first)
+
+    def _asked_at_once(self) -> bool:
+        try:
+            return self._flag is not None and self._flag.read_text() == AT_ONCE
+        except OSError:
+            return False
+
+
+def _in_child() -> None:
+    # A signal to a forked child must not reach its parent, whose pipe it shares.
+    with suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,101 @@
+"""Standard streams that outlive their reader, and show signs their encoding lacks by plain ones."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import sys
+from typing import TextIO
+
+# What stands for a sign that the output's encoding lacks.
+_PLAIN = {
+    "±": "+-",
+    "×": "x",
+    "→": "->",
+    "…": "...",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "·": "-",
+    "•": "*",
+    "²": "^2",
+    "µ": "u",
+    "ε": "eps",
+    "τ": "tau",
+    "’": "'",
+    "‘": "'",
+    "“": '"',
+    "”": '"',
+    "\xa0": " ",
+    "│": "|",
+    "┃": "|",
+    "╺": " ",
+    "❱": ">",
+    "●": "*",
+}
+
+
+def _plain(sign: str) -> str:
+    if sign in _PLAIN:
+        return _PLAIN[sign]
+    if "─" <= sign <= "╿":  # box drawing
+        return "-" if sign in "─━═╌╍┄┅┈┉╴╶╸" else "+"
+    if "⠀" <= sign <= "⣿":  # a spinner of braille dots
+        return "*"
+    return sign.encode("ascii", "backslashreplace").decode()
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+
+
+codecs.register_error("rlox.plain", _replace)
+
+
+class _Output(io.FileIO):
+    """A standard stream whose reader may leave (`| head -1`, a closed terminal): what follows goes nowhere."""
+
+    def write(self, data) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as e:
+            if e.errno not in (errno.EPIPE, errno.EIO):
+                raise
+        # In place, for the processes that inherit it.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
+        return super().write(data)
+
+
+def _encoding(stream: TextIO | None) -> str:
+    """Of the stream; ASCII where the user's locale says so by name, though Python then writes UTF-8 all the same."""
+    asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
+    if not asked and os.environ.get("LC_ALL") in ("C", "POSIX"):
+        return "ascii"
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def open_streams() -> None:
+    """Make the standard streams of this process fit for a command that must go on whatever becomes of them.
+
+    Each is there (`>&-` closes one, and the next file opened would get its place), stays writable when its reader
+    leaves, and shows signs that its encoding lacks by plain ones.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        if before is not None:
+            before.flush()
+        buffered = io.BufferedWriter(_Output(number, "w", closefd=False))
+        interactive = number == 2 or os.isatty(number)
+        stream = io.TextIOWrapper(buffered, _encoding(before), "rlox.plain", line_buffering=interactive)
+        setattr(sys, name, stream)
