@@ -3,6 +3,10 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
+from rlox.plugins import worker_imports
+
 # `import probes` from any test, whatever the import mode.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -12,3 +16,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that runs the tests in the background has Ctrl-C ignored, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _own_worker_imports():
+    """What one test's --import named is unknown to the next one's workers."""
+    before = [*worker_imports]
+    yield
+    worker_imports[:] = before
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capfd):
+    """The command in this process, since a start of Python for each would take minutes."""
+    from rlox_cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = app(list(args), prog_name="rlox", standalone_mode=False)
+        return code, *capfd.readouterr()
+
+    return run

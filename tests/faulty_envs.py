@@ -53,6 +53,15 @@ class WrongShape(Good):
         return np.zeros(4, np.float32)
 
 
+class Bytes(Good):
+    """A picture of greys without an axis for its channel."""
+
+    observation_space = spaces.Box(0, 255, (40, 36), np.uint8)
+
+    def obs(self):
+        return self.np_random.integers(0, 256, (40, 36)).astype(np.uint8)
+
+
 class WrongType(Good):
     def obs(self):
         return np.zeros(3, np.float64)

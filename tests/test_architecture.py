@@ -14,9 +14,13 @@ ROOTS = {"rlox": Path(rlox.__file__).parent, "rlox_cli": Path(rlox_cli.__file__)
 FLOORS = {
     "rlox": 0,
     "rlox.config": 0,
+    "rlox.migration": 0,
     "rlox.streams": 0,
     "rlox.kernels": 0,
     "rlox.plugins": 0,
+    "rlox.failures": 0,
+    "rlox.shadows": 0,
+    "rlox.fingerprints": 0,
     **dict.fromkeys(
         (
             "rlox.policies",
@@ -33,12 +37,14 @@ FLOORS = {
         1,
     ),
     "rlox.gym_vec_env": 1,
+    "rlox.gym_answers": 1,
     "rlox.env_state": 1,
     "rlox.gym_envs": 1,
     "rlox.gym_registration": 1,
     "rlox.parallel_env": 1,
     "rlox.envpool_env": 1,
     **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
+    "rlox.evaluator": 2,
     "rlox.candle": 2,
     "rlox.logging": 2,
     "rlox.buffers": 2,
@@ -51,6 +57,7 @@ FLOORS = {
     "rlox.tracking": 2,
     "rlox.algorithms": 3,
     "rlox.trainers": 4,
+    "rlox.__main__": 5,  # the command line, by `python -m rlox`
     "rlox_cli": 5,
 }
 CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
@@ -146,6 +153,31 @@ assert "torch" in sys.modules
 def test_every_export_exists():
     for name in rlox.__all__:
         assert getattr(rlox, name) is not None
+
+
+def test_names_are_where_the_documents_look_for_them():
+    from rlox import algorithms, callbacks, config, logging, networks, policies
+
+    shipped = [cls for cls in vars(callbacks).values() if isinstance(cls, type) and cls.__module__ == "rlox.callbacks"]
+    public = [cls for cls in shipped if issubclass(cls, callbacks.Callback)]
+    assert len(public) >= 10
+    for cls in (*public, logging.LoggerCallback, logging.RecordLogger):
+        assert getattr(rlox, cls.__name__) is cls
+    assert {"Checkpoint", "Trainer"} <= set(rlox.__all__)
+    for name, entry in algorithms.ALGORITHMS.items():
+        found = algorithms.resolve(entry.config)
+        assert getattr(algorithms, found.__name__) is getattr(config, found.__name__) is found, name
+        assert found.__name__ in algorithms.__all__
+    assert networks.DeterministicPolicy is policies.DeterministicPolicy
+
+
+def test_python_m_rlox_is_the_command_line():
+    def said(*argv):
+        return subprocess.run([sys.executable, "-m", "rlox", *argv], capture_output=True, text=True)
+
+    assert said("--version").stdout == f"rlox {rlox.__version__}\n"
+    assert "a2c" in said("ls", "algos").stdout
+    assert said("nonsense").returncode == 2
 
 
 def test_no_two_algorithms_have_six_equal_lines():

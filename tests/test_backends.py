@@ -107,7 +107,7 @@ def test_auto_takes_torch_and_native_says_why_not(case):
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match="backend must be known, got 'nativ'; did you mean 'native'"):
+    with pytest.raises(ValueError, match=r"backend must be one of .*, got 'nativ'; did you mean 'native'"):
         PPO("CartPole-v1", backend="nativ")
     with pytest.raises(ValueError, match="device is cuda"):
         PPO("CartPole-v1", backend="native", device="cuda")
@@ -291,7 +291,14 @@ def test_initial_q_weights_are_the_modules(hidden, dueling):
         np.testing.assert_array_equal(array, module.state_dict()[name].numpy(), err_msg=name)
 
 
-@pytest.mark.parametrize("options", [{}, {"dueling": True, "n_step": 3, "prioritized": True, "loss": "mse"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dueling": True, "n_step": 3, "prioritized": True, "loss": "mse"},
+        {"buffer": {"name": "prioritized", "eps": 0.7, "weight_norm": "none"}},
+    ],
+)
 def test_both_q_updates_from_one_state(options):
     """The PyTorch update stays callable on the native path, with the kernel's moments; both do the same."""
     one, other = (DQN("CartPole-v1", seed=5, target_update_freq=7, **options, **Q_SMALL) for _ in range(2))
@@ -305,6 +312,10 @@ def test_both_q_updates_from_one_state(options):
         np.testing.assert_allclose(one.native.net.parameters, other.native.net.parameters, rtol=0, atol=1e-5)
         np.testing.assert_allclose(one.native.net.target, other.native.net.target, rtol=0, atol=1e-5)
     assert one.native.net.step == other.native.net.step
+    if "buffer" in options:
+        leaves = one.buffer.get_state()["leaves"]
+        assert leaves.min() == np.float32(0.7**0.6)
+        np.testing.assert_allclose(leaves, other.buffer.get_state()["leaves"], rtol=1e-4)
 
 
 class Listener(Callback):
@@ -471,3 +482,30 @@ def test_transitions_are_arrays_until_tensors_are_asked_for():
     assert len(batch) == 16
     with pytest.raises(TypeError, match="missing"):
         TransitionBatch()
+    assert batch.array("indices") is batch.indices is None
+    prioritized = DQN("CartPole-v1", prioritized=True, **Q_SMALL)
+    prioritized.train(40)
+    batch = prioritized.sample()
+    assert isinstance(batch.array("indices"), np.ndarray)
+    columns = (batch.obs, batch.actions, batch.rewards, batch.next_obs, batch.discounts, batch.weights, batch.indices)
+    assert [type(column) for column in columns] == [torch.Tensor] * 7
+    assert (batch.indices.dtype, len(batch.indices)) == (torch.int64, 16)
+
+
+@pytest.mark.parametrize("kind", [PPO, A2C, DQN])
+@pytest.mark.parametrize("forgets", ["zero_grad", "gradients of its own"])
+def test_pytorchs_update_has_gradients_whatever_was_done_to_them(kind, forgets):
+    def norm(forget):
+        options = {"learning_starts": 8, "batch_size": 8} if kind is DQN else {"n_steps": 8}
+        algorithm = kind("CartPole-v1", seed=3, backend="native", hidden_sizes=[8], **options)
+        algorithm.train(64)
+        forget(algorithm.policy)
+        batch = algorithm.sample() if kind is DQN else algorithm.collector.collect(algorithm.actor, 8)
+        return float(algorithm.update(batch)["grad_norm"])
+
+    def own(module):
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+    forget = own if forgets != "zero_grad" else lambda module: module.zero_grad(set_to_none=True)
+    assert norm(forget) == norm(lambda module: None) > 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,9 @@ def test_train_measures_what_each_system_learned(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "a2c, 3,000 steps (1 of 1)\n" in done.stderr
     assert "rlox torch" in done.stdout
-    assert "last 100 episodes" in done.stdout
+    # Not every system says what its training episodes returned, so that no column is of them.
+    assert re.search(r"system +CPU s +ratio +wall s +evaluation", done.stdout)
+    assert "last 100 episodes" not in done.stdout
     result = json.loads((tmp_path / "train.json").read_text())
     assert result["command"] == "rlox bench train a2c --steps 3000 --rounds 2"
     assert [row["case"] for row in result["results"]] == ["a2c"]

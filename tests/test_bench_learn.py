@@ -12,7 +12,17 @@ import pytest
 
 from rlox.tracking import durable_rows
 from rlox_cli.bench import fingerprint
-from rlox_cli.bench.learn import MORE, PASS, area, first_reach, judge_others, judge_reference
+from rlox_cli.bench.learn import (
+    MORE,
+    PASS,
+    aligned,
+    area,
+    compose_cells,
+    first_reach,
+    judge_others,
+    judge_reference,
+    tuned_task_changes,
+)
 from rlox_cli.bench.sb3 import settings_of
 from rlox_cli.bench.seeds import changes, settings
 from rlox_cli.compose import compose_jobs
@@ -178,6 +188,63 @@ def test_recorded_curves_of_sb3(before, tmp_path):
     longer = learn(*words, "--reference", tmp_path, "total_timesteps=40_000", "--runs", tmp_path / "longer")
     assert longer.returncode == 2
     assert "must be of about as many steps as ours (40,000), got 12,800" in longer.stderr
+
+
+def test_a_reference_does_not_judge_another_task(before):
+    folder, _ = before
+    done = learn(*SHORT, "--seeds", 8, "--runs", folder / "runs")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "reference         no verdict, for 475 is that of another task: total_timesteps 100000 -> 12800; "
+        "eval.n_episodes 20 -> 10; name another: --against, or reference={mean_return:SCORE}" in done.stdout
+    )
+    assert "reference         FAIL" not in done.stdout
+    assert done.stdout.rstrip().endswith("nothing to judge against")
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ([], []),
+        (["algo.gamma=0.9", "eval.n_points=5", "env.workers=1", "device=cpu"], []),
+        (["total_timesteps=50_000"], ["total_timesteps 100000 -> 50000"]),
+        (["env.n_envs=16"], ["env.n_envs 8 -> 16"]),
+        (["env.wrappers=[{TimeLimit: {max_episode_steps: 9}}]"], None),
+        (["eval.n_episodes=3", "eval.stop_at=400"], ["eval.n_episodes 20 -> 3", "eval.stop_at None -> 400.0"]),
+        (["max_time=5s"], ["max_time None -> 5s"]),
+        (["total_timesteps=50_000", "reference={mean_return:100}"], []),
+    ],
+)
+def test_what_makes_it_another_task(words, changes):
+    (job,) = compose_cells(["algo=ppo", "env=CartPole-v1", *words]).values()
+    found = tuned_task_changes(job, ())
+    assert found == changes if changes is not None else len(found) == 1
+
+
+def test_an_earlier_result_of_another_task_is_refused(before, tmp_path):
+    folder, _ = before
+    words = ("~reference", "--score-only", "--runs", tmp_path / "runs", "--against", folder / "learn.json")
+    done = learn(*SHORT, *words, "total_timesteps=6_400", "env.n_envs=4")
+    assert done.returncode == 2
+    assert "must be of the same task, but differs: total_timesteps 12800 -> 6400; env.n_envs 8 -> 4" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_recorded_curves_of_another_task_are_refused(tmp_path):
+    saved = {"sb3": "2.9.9", "settings": {"n_envs": 1}, "evaluations": [{"step": 12800, "mean": 1.0}]}
+    (tmp_path / "ppo-CartPole-v1-s100.json").write_text(json.dumps(saved))
+    words = (*SHORT, "--seeds", 1, "--runs", tmp_path / "runs", "--against", "sb3", "--reference", tmp_path)
+    done = learn(*words)
+    assert done.returncode == 2
+    assert "ppo-CartPole-v1-s100.json must be of the same task as ours, but differs: n_envs 1 -> 8" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_curves_of_different_lengths_are_drawn_whole():
+    whole = [{"step": step, "mean": step / 10} for step in (10, 20, 30, 40)]
+    steps, heights = aligned([whole, whole[:2], [{"step": 20, "mean": 0.0}, {"step": 40, "mean": 8.0}]])
+    assert steps.tolist() == [20, 30, 40]
+    assert heights.tolist() == [[2.0, 2.0, 0.0], [3.0, 2.0, 4.0], [4.0, 2.0, 8.0]]
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,33 @@ def test_a_configuration_has_many_forms():
         (PrioritizedBufferConfig, {"beta": 1.5}),
         (MmapBufferConfig, {"hot_size": 0}),
         (MmapBufferConfig, {"hot_size": 20, "size": 10}),
+        (PrioritizedBufferConfig, {"eps": -1e-9}),
+        (PrioritizedBufferConfig, {"eps": float("nan")}),
+        (PrioritizedBufferConfig, {"eps": float("inf")}),
+        (PrioritizedBufferConfig, {"weight_norm": "max"}),
     ],
 )
 def test_rules(cls, wrong):
     with pytest.raises(ValueError, match="must "):
         cls(**wrong)
+
+
+def test_a_default_gives_way_to_a_size_that_is_typed(tmp_path):
+    assert MmapBufferConfig().n_hot == MmapBufferConfig(size=20_000).n_hot == 10_000
+    assert MmapBufferConfig(size=4000).n_hot == 4000
+    (job,) = compose_jobs([], ["algo=dqn", "buffer=mmap", "buffer.size=4000"])
+    assert job.config.buffer.n_hot == 4000
+    dqn = DQN("CartPole-v1", buffer={"name": "mmap", "size": 4000, "folder": str(tmp_path)}, **SMALL)
+    dqn.train(60)
+    assert (dqn.buffer.hot_capacity, dqn.buffer.total_capacity) == (4000, 4000)
+    dqn.save(tmp_path / "a.safetensors")
+    dqn.close()
+    again = DQN.from_checkpoint(tmp_path / "a.safetensors")
+    assert (again.buffer_config.size, again.buffer_config.hot_size) == (4000, None)
+    # Those of rlox 0.6.0 say how much that was.
+    saved = {**again._own_state()[0]["buffer"], "hot_size": 4000}
+    assert again._same_buffer(saved)
+    assert not again._same_buffer({**saved, "hot_size": 3000})
 
 
 def test_the_short_forms_of_the_library():
@@ -209,9 +231,11 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
         (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms keep none"),
         (["algo=a2c", "buffer.size=5"], r"buffer\.size needs a replay memory; on-policy algorithms keep none"),
         (["algo=a2c", "++buffer.kwargs.a=5"], "buffer must be left out with algo=a2c, got its keys"),
-        (["algo=dqn", "~buffer"], "buffer must be chosen for algo=dqn, got null; try buffer=uniform"),
+        (["algo=dqn", "~buffer"], "~buffer must not delete a key"),
         (["algo=dqn", "buffer=prioritised"], "buffer=prioritised does not exist; did you mean 'prioritized'"),
         (["algo=dqn", "buffer=prioritized", "buffer.alpha=2"], r"buffer\.alpha must be in \[0, 1\], got 2"),
+        (["algo=dqn", "buffer=prioritized", "buffer.eps=-1"], r"buffer\.eps must be >= 0 and finite, got -1"),
+        (["algo=dqn", "buffer=prioritized", "buffer.weight_norm=max"], r"buffer\.weight_norm must be one of batch"),
         (["algo=dqn", "buffer=prioritized", "buffer.alfa=1"], "buffer.alfa is no key of .*; did you mean 'alpha'"),
         (["algo=dqn", "buffer.name=mmap"], r"buffer\.name must be uniform, what buffer= chose, got 'mmap'"),
         (["algo=dqn", "buffer.size=30"], r"buffer\.size must be at least .* \(64\), got 30"),

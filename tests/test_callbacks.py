@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from faulty_envs import Bytes
 from torch import nn
 
 import rlox
@@ -126,6 +127,46 @@ def test_returning_false_stops():
     ppo = small(callbacks=[StopAt()])
     ppo.train(10_000)
     assert ppo.counters.env_steps == 384
+
+
+@pytest.mark.parametrize("answer", [0, 1, "stop", [], math.nan])
+@pytest.mark.parametrize("hook", ["on_step", "on_training_start"])
+def test_an_answer_that_says_neither_is_refused(hook, answer):
+    odd = type("Odd", (Callback,), {hook: lambda self, **info: answer})
+    with pytest.raises(TypeError, match=rf"Odd\.{hook} must return False to stop, or True or nothing to go on, got"):
+        small(callbacks=[odd()]).train(256)
+
+
+def test_numpys_false_stops_too():
+    class StopAt(Callback):
+        def on_step(self, *, step, **info):
+            return np.float64(step) < 300
+
+    ppo = small(callbacks=[StopAt()])
+    ppo.train(10_000)
+    assert ppo.counters.env_steps == 384
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn", "bc"])
+def test_a_callback_does_not_train_within_a_training(kind):
+    class Trains(Callback):
+        def on_step(self, *, algorithm, **info):
+            algorithm.train(64)
+
+    if kind == "bc":
+        rows = np.zeros((32, 2), np.float32)
+        data = rlox.OfflineDatasetBuffer(
+            rows, rows, rows[:, :1], rows[:, 0], np.arange(32) % 8 == 7, np.zeros(32, bool)
+        )
+        algorithm = rlox.BC(data, 2, 1, batch_size=8, hidden_sizes=[8], callbacks=[Trains()])
+    elif kind == "dqn":
+        algorithm = rlox.DQN("CartPole-v1", learning_starts=32, batch_size=8, callbacks=[Trains()])
+    else:
+        algorithm = small(callbacks=[Trains()])
+    with pytest.raises(ValueError, match="train: it must not be called while this algorithm trains"):
+        algorithm.train(256)
+    algorithm.callbacks.callbacks.clear()
+    algorithm.train(64)
 
 
 def test_early_stopping_counts_calls_without_improvement():
@@ -305,6 +346,30 @@ def test_videos_that_cannot_be(tmp_path):
         raise RuntimeError("broken")
     assert film.n_frames == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def planned(env, **options):
+    lines = []
+    PPO(env, callbacks=[AdviceCallback(lines.append)], hidden_sizes=[8], n_epochs=1, **options).train(1)
+    return lines
+
+
+def test_advice_on_single_transitions_and_bytes_is_given_at_the_start():
+    (line,) = planned("CartPole-v1", n_envs=1, n_steps=1)
+    assert line.startswith("a rollout is a single transition, whose advantage has no variance and is not normalised")
+    assert planned("CartPole-v1", n_envs=1, n_steps=1, normalize_advantages=False) == []
+    assert planned("CartPole-v1", n_envs=1, n_steps=3, batch_size=2) == []
+    small = {"n_envs": 1, "n_steps": 4}
+    (line,) = planned(Bytes, **small)
+    assert line == (
+        "observations are bytes of shape (40, 36), 1,440 numbers from 0 to 255 that the network sees unscaled; for an "
+        "image take the wrapper {ReshapeObservation: {shape: [40, 36, 1]}}, else set normalize_obs=true"
+    )
+    assert planned(Bytes, **small, normalize_obs=True) == []
+    assert planned(Bytes, **small, env_wrappers=[{"ReshapeObservation": {"shape": [40, 36, 1]}}]) == []
+    for workers in (0, 1):
+        (line,) = planned("Bytes-v0", **small, env_workers=workers)
+        assert "unscaled" in line
 
 
 def advised(rows, discrete=True):

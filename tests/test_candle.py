@@ -9,6 +9,7 @@ import torch
 
 import rlox
 from rlox.algorithms import PPO
+from rlox.callbacks import Callback
 from rlox.kernels.nn.learner import NativeActorCritic
 from rlox.policies import DiscretePolicy
 
@@ -174,3 +175,37 @@ def test_hybrid_ppo_learns_as_ppo_does(tmp_path):
     again = PPO.from_checkpoint(tmp_path / "h.safetensors")
     assert again.evaluate(5).returns.tolist() == hybrid.evaluate(5).returns.tolist()
     again.train(1024)
+
+
+class Rollouts(Callback):
+    def __init__(self):
+        self.batches = []
+
+    def on_rollout_end(self, *, batch, **info):
+        self.batches.append(batch)
+
+
+def test_a_saved_hybrid_ppo_goes_on_with_numbers_that_it_has_not_learned_from(tmp_path):
+    seen, options = Rollouts(), {"n_envs": 3, "seed": 5, "n_steps": 16}
+    hybrid = rlox.HybridPPO("CartPole-v1", hidden=8, callbacks=[seen], **options)
+    plain = PPO("CartPole-v1", hidden_sizes=[8, 8], backend="native", **options)
+    states = []
+    for _ in range(5):
+        states.append(plain.collector.rng.get_state())
+        plain.collector.collect(plain.actor, 16)
+    path = tmp_path / "h.safetensors"
+    hybrid.train(4 * 48)
+    hybrid.save(path)
+    again = PPO.from_checkpoint(path)
+    assert again.collector.rng.get_state() == states[4]
+    # Where the fifth rollout has begun, whose observations the one that goes on sees.
+    hybrid.train(48)
+    hybrid.close()
+    batch = again.collector.collect(again.actor, 16)
+    np.testing.assert_array_equal(batch.array("obs")[:3], seen.batches[4].array("obs")[:3])
+    assert not any(np.array_equal(batch.array("obs")[:3], earlier.array("obs")[:3]) for earlier in seen.batches[:4])
+    again.train(48)
+    unused = rlox.HybridPPO("CartPole-v1", hidden=8, **options)
+    unused.save(path)
+    unused.close()
+    assert PPO.from_checkpoint(path).collector.rng.get_state() == states[0]

@@ -141,3 +141,16 @@ def test_other_environment_and_other_algorithm(saved):
     assert torch.equal(moved.policy.actor[0].weight, ppo.policy.actor[0].weight)
     with pytest.raises(ValueError, match="does not fit"):
         PPO.from_checkpoint(path, env_id="Acrobot-v1")
+
+
+def test_a_path_that_is_no_files_is_refused_by_name(tmp_path):
+    ppo = PPO("CartPole-v1", hidden_sizes=[8])
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("", ".", "/", f"{tmp_path}/x\0y", tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="save_checkpoint: path must name a file, got"):
+            ppo.save(path)
+    assert (tmp_path / "pipe").is_fifo()  # and a device stays one
+    for path in (None, 3, b"abc"):
+        for does in (ppo.save, load_checkpoint):
+            with pytest.raises(TypeError, match="path must be a file's path, got"):
+                does(path)

@@ -35,6 +35,7 @@ def saved(tmp_path_factory):
     DQN("CartPole-v1", seed=1).save(folder / "dqn.safetensors")
     PPO("Pendulum-v1", seed=1).save(folder / "ppo.safetensors")
     TD3("Pendulum-v1", seed=1, noise_correlation=0.5).save(folder / "td3.safetensors")
+    TD3("Pendulum-v1", seed=1).save(folder / "independent.safetensors")
     sac = SAC("Pendulum-v1", n_envs=3, seed=1, learning_starts=100, buffer_size=400, normalize_obs=True)
     sac.train(450)
     sac.save(folder / "sac.safetensors", memory=True)
@@ -112,7 +113,7 @@ def test_a_mixture_is_what_the_environment_did(saved):
         assert np.array_equal(rlox.open_dataset("b.arrow").get_state()["obs"], state["obs"]) == same
 
 
-@pytest.mark.parametrize(("name", "kind"), [("dqn", DQN), ("sac", SAC), ("td3", TD3)])
+@pytest.mark.parametrize(("name", "kind"), [("dqn", DQN), ("sac", SAC), ("td3", TD3), ("independent", TD3)])
 def test_deterministic_and_sampled_actions(saved, name, kind):
     for flags in ([], ["--deterministic"]):
         collect(f"{saved}/{name}.safetensors", "--steps", 400, "--out", "a.npz", "--force", *flags)
@@ -122,6 +123,12 @@ def test_deterministic_and_sampled_actions(saved, name, kind):
         best = np.reshape(kind.from_checkpoint(saved / f"{name}.safetensors").predict(state["obs"]), (400, -1))
         equal = np.isclose(best, state["actions"], rtol=1e-5, atol=1e-5).all(1)
         assert equal.all() if flags else equal.mean() < 0.8
+        if kind is TD3 and not flags:
+            noise = (state["actions"] - best)[np.abs(best) < 1]
+            assert noise.std() == pytest.approx(0.2, rel=0.25)
+            (policy,) = rlox.open_dataset("a.npz").metadata["policies"]
+            expected = (False, 0.1, 0.5 if name == "td3" else 0.0)
+            assert (policy["deterministic"], policy["exploration_noise"], policy["noise_correlation"]) == expected
 
 
 def test_a_replay_memory_is_put_together_again(saved):
@@ -156,17 +163,17 @@ def test_every_destination_holds_the_same(saved):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["sac.safetensors", "dqn.safetensors", "--steps", "9"], 1, "2 must be of the environment of 1, Pendulum-v1"),
+        (["sac.safetensors", "dqn.safetensors", "--steps", "9"], 2, "2 must be of the environment of 1, Pendulum-v1"),
         (["sac.safetensors", "--mix", "a:1,b:1", "--steps", "9"], 2, "b must be one of the checkpoints, as b=PATH"),
         (["sac.safetensors", "--mix", "random:1", "--steps", "9"], 2, "--mix must name every checkpoint, got no share"),
         (["sac.safetensors", "--mix", "a:0", "--steps", "9"], 2, "shares above 0, got 'a:0'"),
         (["sac.safetensors"], 2, "--steps must be given"),
         (["--steps", "9"], 2, "--env must be given where no checkpoint says it"),
-        (["sac.safetensors", "--steps", "9", "--out", "a.csv"], 1, "its name must end in one of .arrow"),
-        (["sac.safetensors", "--steps", "9", "--out", "there.npz"], 1, "there is such a file already; --force"),
-        (["--replay", "ppo.safetensors"], 1, "must have a replay memory beside it; an off-policy run keeps one"),
+        (["sac.safetensors", "--steps", "9", "--out", "a.csv"], 2, "its name must end in one of .arrow"),
+        (["sac.safetensors", "--steps", "9", "--out", "there.npz"], 2, "there is such a file already; --force"),
+        (["--replay", "ppo.safetensors"], 2, "must have a replay memory beside it; an off-policy run keeps one"),
         (["--replay", "sac.safetensors", "--steps", "9"], 2, "--replay must stand alone"),
-        (["nothing.safetensors", "--steps", "9"], 1, "no file"),
+        (["nothing.safetensors", "--steps", "9"], 2, "no file"),
     ],
 )
 def test_what_cannot_be_collected(saved, tmp_path, words, code, message):
@@ -189,7 +196,7 @@ def test_ctrl_c_leaves_nothing(saved, tmp_path, out, number):
         time.sleep(0.05)
     assert list(tmp_path.rglob("rewards"))
     process.send_signal(number)
-    assert process.wait(20) == 130
+    assert process.wait(20) == 128 + number
     assert "interrupted" in process.stderr.read()
     assert os.listdir() == []
 

@@ -9,8 +9,14 @@ import torch
 from gymnasium.wrappers import FrameStackObservation
 from torch import nn
 
-from rlox import RolloutCollector
-from rlox.policies import ContinuousPolicy, DiscretePolicy
+from rlox import ReplayBuffer, RolloutCollector
+from rlox.batch import RolloutBatch
+from rlox.collectors import ReplayCollector
+from rlox.config import PPOConfig
+from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.kernels.rng import Rng
+from rlox.native import NativePolicy
+from rlox.policies import ContinuousPolicy, DeterministicPolicy, DiscretePolicy
 
 
 class Fixed(nn.Module):
@@ -139,6 +145,39 @@ def test_reward_fn_replaces_learned_rewards_only():
     np.testing.assert_array_equal(batch.episode_returns, batch.episode_lengths)
 
 
+@pytest.mark.parametrize("kind", ["module", "native", "off-policy"])
+def test_reward_fn_is_given_the_actions_that_were_executed(kind):
+    """Pendulum's torque is clipped to 2; the policy's are ten times as large. Log-probabilities stay the samples'."""
+    seen = []
+
+    def reward_fn(obs, actions, raw):
+        seen.append(actions.copy())
+        return np.abs(actions[:, 0]).astype(np.float64)
+
+    if kind == "off-policy":
+        collector = ReplayCollector("Pendulum-v1", n_envs=4, seed=1, reward_fn=reward_fn)
+        policy = DeterministicPolicy(3, 1, 8, low=[-20.0], high=[20.0])
+        policy.noise_std = 1.0
+        memory = ReplayBuffer(200, 3, 1)
+        for _ in range(50):
+            collector.step(policy, memory)
+        taken, rewards = (np.asarray(memory.gather(np.arange(200))[name]) for name in ("actions", "rewards"))
+    else:
+        module, spec = ContinuousPolicy(3, 1, log_std_init=3.0), spec_of(make_vec_env("Pendulum-v1", 1, 0))
+        policy = module if kind == "module" else NativePolicy.adopt(module, spec, PPOConfig())
+        collector = RolloutCollector("Pendulum-v1", n_envs=4, seed=1, reward_fn=reward_fn)
+        batch = collector.collect(policy, 50)
+        assert batch.actions.abs().max() > 10
+        normal = torch.distributions.Normal(module.actor(batch.obs), module.log_std.exp())
+        torch.testing.assert_close(
+            batch.log_probs, normal.log_prob(batch.actions).sum(-1).detach(), rtol=1e-4, atol=1e-4
+        )
+        taken, rewards = batch.actions.clamp(-2, 2).numpy(), batch.rewards.numpy()
+    assert np.abs(taken).max() == 2.0
+    np.testing.assert_array_equal(np.concatenate(seen), taken)
+    np.testing.assert_array_equal(rewards, np.abs(taken[:, 0]))
+
+
 class Half(nn.Module):
     get_action_and_logprob = get_logprob_and_entropy = lambda self, *a: None
 
@@ -170,6 +209,48 @@ def test_minibatches_cover_every_transition_once():
         torch.testing.assert_close(together.sum(0), batch.obs.sum(0))
     with pytest.raises(ValueError, match="batch_size"):
         next(batch.sample_minibatches(0))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_no_minibatch_of_one_row_is_left_over(shuffle):
+    """129 transitions by 64: the last one alone has no standard deviation, and the documents divide by that."""
+    collector = RolloutCollector("CartPole-v1", n_envs=3, seed=0)
+    batch = collector.collect(DiscretePolicy(4, 2), 43)
+    parts = list(batch.sample_minibatches(64, shuffle=shuffle))
+    assert [len(part) for part in parts] == [64, 65]
+    for mb in parts:
+        assert ((mb.advantages - mb.advantages.mean()) / (mb.advantages.std() + 1e-8)).isfinite().all()
+    torch.testing.assert_close(torch.cat([part.obs for part in parts]).sum(0), batch.obs.sum(0))
+    for size, sizes in ((1, [1] * 129), (128, [129]), (127, [127, 2]), (200, [129])):
+        assert [len(part) for part in batch.sample_minibatches(size, shuffle=shuffle)] == sizes
+    assert [len(part) for part in next(batch.sample_minibatches(1)).sample_minibatches(64)] == [1]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("policy", ["torch", "native"])
+def test_every_column_is_a_tensor_and_in_every_minibatch(shuffle, policy):
+    columns = ("obs", "actions", "log_probs", "values", "advantages", "returns", "rewards", "dones")
+    if policy == "native":
+        policy = NativePolicy.make(EnvSpec((4,), n_actions=2), PPOConfig(), Rng(0))
+    else:
+        policy = DiscretePolicy(4, 2)
+    batch = RolloutCollector("CartPole-v1", n_envs=4, seed=0).collect(policy, 100)
+    assert {name: type(getattr(batch, name)) for name in columns} == dict.fromkeys(columns, torch.Tensor)
+    assert batch.dones.dtype == torch.bool
+    assert batch.dones.sum() == len(batch.episode_returns) > 0
+    assert np.asarray(batch.dones).sum() == len(batch.episode_lengths)
+    parts = list(batch.sample_minibatches(128, shuffle=shuffle))
+    assert [len(part.dones) for part in parts] == [128, 128, 128, 16]
+    for name in columns:
+        together = torch.cat([getattr(part, name) for part in parts])
+        assert together.dtype == getattr(batch, name).dtype
+        torch.testing.assert_close(together.double().sum(0), getattr(batch, name).double().sum(0))
+    for part in parts:
+        for row, ended in zip(part.obs, part.dones, strict=True):
+            (at,) = (batch.obs == row).all(1).nonzero()[:, 0]
+            assert batch.dones[at] == ended
+        assert part.episode_returns.shape == (0,)
+    assert next(RolloutBatch(*(getattr(batch, name) for name in columns[:7])).sample_minibatches(8)).dones is None
 
 
 def test_stacked_frames_are_stored_once_and_read_back_whole():
@@ -206,3 +287,26 @@ def test_stacked_frames_are_stored_once_and_read_back_whole():
                 parts = [mb.obs for mb in one.sample_minibatches(50, shuffle=shuffle)]
                 assert [part.shape for part in parts] == [(50, 4, 36, 36), (50, 4, 36, 36), (20, 4, 36, 36)]
                 assert torch.cat(parts).long().sum() == other.obs.long().sum()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["observations", "actions"])
+def test_reward_fn_cannot_change_what_is_learned_from(which):
+    def spoils(*given):
+        given[which][:] = 0
+        return given[2]
+
+    def doubles(obs, actions, rewards):
+        rewards *= 2
+        return rewards
+
+    with pytest.raises(ValueError, match="read-only"):
+        RolloutCollector("CartPole-v1", 2, 0, reward_fn=spoils).collect(DiscretePolicy(4, 2), 8)
+    batch = RolloutCollector("CartPole-v1", 2, 0, reward_fn=doubles).collect(DiscretePolicy(4, 2), 8)
+    assert (batch.rewards == 2).all()
+
+
+@pytest.mark.parametrize("kind", ["<U3", complex, object])
+def test_rewards_of_reward_fn_are_numbers(kind):
+    collector = RolloutCollector("CartPole-v1", 2, 0, reward_fn=lambda obs, actions, rewards: rewards.astype(kind))
+    with pytest.raises(TypeError, match="reward_fn must return numbers, got an array of dtype"):
+        collector.collect(DiscretePolicy(4, 2), 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 
 import numpy as np
 import probes
@@ -14,6 +15,7 @@ import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.callbacks import Callback, EvalCallback
 from rlox.config import OfflineConfig, OffPolicyConfig
+from rlox.logging import LoggerCallback
 
 OFFLINE = [name for name, entry in ALGORITHMS.items() if issubclass(resolve(entry.config), OfflineConfig)]
 ONLINE = [name for name in ALGORITHMS if name not in OFFLINE]
@@ -248,7 +250,7 @@ def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_nan_reward_stops_training_with_the_step(name):
     algorithm = make(name, lambda: probes.ExplodingReward(100, name not in takes("discrete")))
-    with pytest.raises(FloatingPointError, match=r"became nan at step \d+"):
+    with pytest.raises(FloatingPointError, match=r"rewards must be finite, got nan from environment 0 at step \d+"):
         algorithm.train(5000)
     assert algorithm.counters.env_steps < 1000
 
@@ -559,3 +561,267 @@ def test_trains_offline_on_cuda(name, kind):
     algorithm.train(200)
     assert next(algorithm.policy.parameters()).is_cuda
     assert np.isfinite(algorithm.predict(np.zeros(1))).all()
+
+
+ALIKE = {
+    "ppo": [{"learning_rate_schedule": "linear", "clip_eps_schedule": "linear", "clip_vf": 0.02, "batch_size": 24,
+             "n_epochs": 6, "clip_eps": 0.05},
+            {"normalize_advantages": False, "max_grad_norm": None, "ent_coef": 0.1, "vf_coef": 0.2}],
+    "a2c": [{"learning_rate_schedule": "linear", "normalize_advantages": True},
+            {"max_grad_norm": None, "ent_coef": 0.1, "vf_coef": 0.2, "gae_lambda": 0.8}],
+    "dqn": [{"learning_rate_schedule": "linear", "double_dqn": False, "target_update_freq": 24, "tau": 0.5},
+            {"loss": "mse", "prioritized": True, "n_step": 3, "dueling": True, "max_grad_norm": 1.0, "gamma": 0.9}],
+    "sac": [{"learning_rate_schedule": "linear", "max_grad_norm": 1.0, "target_entropy": -2.0, "tau": 0.1},
+            {"auto_entropy": False, "ent_coef": 0.3, "prioritized": True, "gamma": 0.9, "exploration_noise": 0.1}],
+    "td3": [{"learning_rate_schedule": "linear", "policy_delay": 3, "noise_clip": 0.1, "max_grad_norm": 1.0},
+            {"target_noise": 0.5, "tau": 0.1, "prioritized": True, "gamma": 0.9, "noise_correlation": 0.5}],
+    "bc": [{"learning_rate_schedule": "linear", "max_grad_norm": 1.0, "normalize_obs": True}, {"continuous": False}],
+    "td3_bc": [{"learning_rate_schedule": "linear", "alpha": 1.0, "policy_delay": 3, "tau": 0.1},
+               {"normalize_obs": False, "max_grad_norm": 1.0, "gamma": 0.9, "target_noise": 0.5, "noise_clip": 0.1}],
+    "iql": [{"learning_rate_schedule": "linear", "policy_schedule": "cosine", "expectile": 0.8, "tau": 0.1},
+            {"max_grad_norm": 1.0, "gamma": 0.9, "temperature": 10.0, "max_weight": 2.0}],
+    "cql": [{"learning_rate_schedule": "linear", "auto_alpha": True, "cql_target_value": 0.5, "tau": 0.1},
+            {"auto_entropy": False, "ent_coef": 0.2, "max_grad_norm": 1.0, "gamma": 0.9, "n_random_actions": 4}],
+}  # fmt: skip
+NATIVE = [name for name, entry in ALGORITHMS.items() if hasattr(resolve(entry.cls), "update_native")]
+
+
+def small_dataset(continuous=True):
+    rng, n = np.random.default_rng(0), 200
+    obs, next_obs = rng.normal(size=(2, n, 3)).astype(np.float32)
+    actions, rewards = rng.uniform(-0.9, 0.9, (n, 1)).astype(np.float32), rng.normal(size=n).astype(np.float32)
+    if not continuous:
+        actions = rng.integers(3, size=(n, 1))
+    ends = np.arange(n) % 20 == 19
+    return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, ends & (rng.random(n) < 0.5), ends)
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, i) for name in NATIVE for i in range(len(ALIKE.get(name, [{}])))])
+def test_both_backends_train_alike_and_report_the_same(name, case):
+    """Whole short trainings from one seed, by the kernel and by PyTorch, under settings that are not the defaults: the
+    same metrics under the same names, and the same weights, half way through a schedule."""
+    # Steps so large that a setting which is not obeyed is far beyond what rounding does.
+    cls, settings = resolve(ALGORITHMS[name].cls), {"learning_rate": 3e-3, **ALIKE.get(name, [{}])[case]}
+    found = {}
+    for backend in ("native", "torch"):
+        if name in OFFLINE:
+            continuous = settings.get("continuous", True)
+            sizes = {"act_dim": 1 if continuous else 3, "hidden_sizes": [16], "batch_size": 32}
+            algorithm = cls(small_dataset(continuous), 3, backend=backend, seed=3, **sizes, **settings)
+            metrics = algorithm.train(9, schedule_timesteps=18)
+        else:
+            on, off = {"n_steps": 12, "hidden_sizes": [16]}, {**OFF_POLICY, "learning_starts": 16}
+            family = off if off_policy(name) else on
+            env_id = "CartPole-v1" if "discrete" in cls.actions else "Pendulum-v1"
+            algorithm = cls(env_id, **{"n_envs": 4, **family, **settings}, backend=backend, seed=3)
+            metrics = algorithm.train(96, schedule_timesteps=192)
+        assert algorithm.backend == backend
+        weights = algorithm._checkpoint().tensors
+        found[backend] = {k: v for k, v in metrics.items() if not k.startswith("time/")}, weights
+    (ours, kernel), (theirs, torchs) = found["native"], found["torch"]
+    assert ours == pytest.approx(theirs, rel=2e-3, abs=2e-4, nan_ok=True)
+    for section in set(torchs) & set(kernel) - {"optimizer", "critic_optimizer", "alpha_optimizer", "environment"}:
+        for key in set(torchs[section]) & set(kernel[section]) - {"torch"}:
+            if kernel[section][key].dtype == np.float32:
+                np.testing.assert_allclose(kernel[section][key], torchs[section][key], rtol=0, atol=2e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if off_policy(name)])
+@pytest.mark.parametrize(
+    ("settings", "updates"),
+    [
+        # Rounds end at 1, 2, …, 20; the first update is that of step 10.
+        ({"n_envs": 1, "learning_starts": 10, "train_freq": 1, "gradient_steps": 1}, 11),
+        # At 4, 8, …, 20, updated from 8 on: four rounds.
+        ({"n_envs": 1, "learning_starts": 8, "train_freq": 4, "gradient_steps": 3}, 4 * 3),
+        ({"n_envs": 1, "learning_starts": 9, "train_freq": 4, "gradient_steps": -1}, 3 * 4),
+        # Whole steps of three environments: at 6, 12, 18, 24.
+        ({"n_envs": 3, "learning_starts": 12, "train_freq": 4, "gradient_steps": -1}, 3 * 6),
+    ],
+)
+def test_updates_begin_with_learning_starts_and_keep_their_rhythm(name, settings, updates):
+    algorithm = make(name, off={**settings, "batch_size": 4})
+    algorithm.train(20)
+    assert algorithm.counters.updates == updates
+    assert algorithm.counters.env_steps == 20 if settings["n_envs"] == 1 else 24
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if off_policy(name)])
+def test_exactly_the_first_steps_are_random(name):
+    """A policy that does not learn and does not explore: what the memory holds is its own from `learning_starts` on."""
+    still = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0} if "dqn" in name else {}
+    still |= {"exploration_noise": 0.0} if "td3" in name else {}
+    starts, total = 24, 60
+    algorithm = make(name, off={"learning_starts": starts, "train_freq": 1, "learning_rate": 1e-30, **still})
+    algorithm.train(total)
+    rows = algorithm.buffer.gather(np.arange(total))
+    own = np.asarray(algorithm.predict(rows["obs"])).reshape(total, -1)
+    same = np.isclose(np.asarray(rows["actions"]).reshape(total, -1), own, atol=1e-5).all(1)
+    if not name.startswith("sac"):  # which samples
+        assert same[starts:].all()
+    if not name.startswith("dqn"):  # whose random action is the policy's now and then
+        assert not same[:starts].any()
+    assert not same[:starts].all()
+    assert not same[starts - 4 : starts].all() or name.startswith("dqn")
+
+
+# Schedules
+
+LINEAR = {"learning_rate": 1e-3, "learning_rate_schedule": "linear"}
+
+
+def of_any_family(name, **kwargs):
+    """A small algorithm, and how many steps (offline: updates) it takes from one round of updates to the next."""
+    if name in OFFLINE:
+        return learner(name, **kwargs), 1
+    algorithm = make(name, off={"learning_starts": 0}, **kwargs)
+    return algorithm, 8 if off_policy(name) else 64
+
+
+class Rows(LoggerCallback):
+    def __init__(self):
+        self.rows = []
+
+    def log(self, step, metrics):
+        self.rows.append((step, metrics))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+def test_each_update_has_the_step_size_of_its_rounds_beginning_and_tells_it(name):
+    rows = Rows()
+    algorithm, each = of_any_family(name, logger=rows, **LINEAR)
+    metrics = algorithm.train(192)
+    rates = [metrics["schedule/learning_rate"] for _, metrics in rows.rows]
+    assert rates == pytest.approx([1e-3 * (1 - (step - each) / 192) for step, _ in rows.rows])
+    assert metrics["learning_rate"] == rates[-1] == pytest.approx(1e-3 * each / 192)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+def test_a_training_of_one_round_learns(name):
+    algorithm, each = of_any_family(name, **LINEAR, **({"policy_delay": 1} if name.startswith("td3") else {}))
+    before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
+    algorithm.train(each)
+    assert all(not torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+def test_another_end_stretches_the_schedules(name):
+    algorithm, each = of_any_family(name, **LINEAR)
+    algorithm.train(192)
+    before = fingerprint(algorithm)
+    with pytest.warns(RuntimeWarning, match="train: schedules now end at .* 384, not 192: learning_rate 0 -> 0.0005"):
+        metrics = algorithm.train(until=384)
+    assert fingerprint(algorithm) != before
+    assert metrics["learning_rate"] == pytest.approx(1e-3 * each / 384)
+    counters = algorithm.counters.scalars()
+    with pytest.raises(ValueError, match=r"schedule_timesteps must be more than the 384 .* that are done, got 384: "):
+        algorithm.train(until=500, schedule_timesteps=384)
+    with pytest.raises(ValueError, match=r"until must be >= the 384 .* that are done, got 300"):
+        algorithm.train(until=300)
+    assert algorithm.counters.scalars() == counters
+    # A run that 0.6.0 extended goes on as it was planned, and says what that means.
+    algorithm.counters.horizon_steps = 500
+    with pytest.warns(RuntimeWarning, match="train: learning_rate is 0 in all that is left, since schedules ended at"):
+        algorithm.train()
+    assert algorithm.counters.steps >= 500
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told", "start", "end"),
+    [
+        ("ppo", {"clip_eps_schedule": "linear"}, "clip_eps", 0.2, 0.0),
+        ("ppo-torch", {"clip_eps_schedule": "linear"}, "clip_eps", 0.2, 0.0),
+        ("dqn", {"exploration_fraction": 1.0}, "exploration/epsilon", 1.0, 0.05),
+        ("dqn", {"buffer": "prioritized"}, "beta", 0.4, 1.0),
+        ("sac-torch", {"buffer": "prioritized"}, "beta", 0.4, 1.0),
+    ],
+)
+def test_whatever_has_a_schedule_is_told_and_stretched(name, settings, told, start, end):
+    algorithm, each = of_any_family(name, **settings)
+    metrics = algorithm.train(192)
+    assert metrics[told] == pytest.approx(start + (end - start) * (192 - each) / 192)
+    with pytest.warns(RuntimeWarning, match=f"{told} {end:g} -> {start + (end - start) / 2:.3g}"):
+        metrics = algorithm.train(until=384)
+    assert metrics[told] == pytest.approx(start + (end - start) * (384 - each) / 384)
+
+
+def test_the_cosine_of_a_policy_is_told_stretched_and_never_0_for_good():
+    iql = learner("iql", policy_schedule="cosine", learning_rate=1e-3)
+    assert iql.train(100)["policy_learning_rate"] == pytest.approx(5e-4 * (1 + math.cos(math.pi * 0.99)))
+    with pytest.raises(ValueError, match="policy_learning_rate would be 0 in all that is left"):
+        iql.train(until=200, schedule_timesteps=100)
+    with pytest.warns(RuntimeWarning, match="policy_learning_rate 0 -> 0.0005"):
+        iql.train(until=200)
+
+
+def trainable(name, callbacks=()):
+    """The algorithm, small, and the argument of `train`."""
+    if name in OFFLINE:
+        sizes = {"hidden_sizes": [8], "batch_size": 16}
+        return resolve(ALGORITHMS[name].cls)(small_dataset(), 3, 1, callbacks=list(callbacks), **sizes), "n_updates"
+    return make(name, callbacks=list(callbacks)), "total_timesteps"
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+def test_callbacks_are_told_who_trains_how_far_it_is_and_what_it_earned(name):
+    seen = []
+
+    class Watch(Callback):
+        def on_training_start(self, *, algorithm, **info):
+            seen.append(("start", algorithm))
+            return True
+
+        def on_step(self, *, step, reward, metrics, algorithm, **info):
+            assert step == algorithm.counters.steps
+            assert reward == pytest.approx(algorithm.counters.mean_reward, nan_ok=True)
+            assert metrics
+            seen.append((step, algorithm))
+            return step < 128
+
+        def on_training_end(self, *, algorithm, **info):
+            seen.append(("end", algorithm))
+
+    algorithm, length = trainable(name, [Watch()])
+    algorithm.train(**{length: 512})
+    assert all(one is algorithm for _, one in seen)
+    steps = [step for step, _ in seen[1:-1]]
+    assert [seen[0][0], seen[-1][0]] == ["start", "end"]
+    assert steps == sorted(set(steps))
+    # It says no at 128, and that is the end.
+    assert 128 <= steps[-1] == algorithm.counters.steps < 512
+    assert all(step < 128 for step in steps[:-1])
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+def test_times_are_parts_of_the_training_they_are_of(name):
+    algorithm, length = trainable(name)
+    for n in (256, 512):  # the second one's speed is its own
+        before, started = algorithm.counters.steps, time.perf_counter()
+        metrics = algorithm.train(**{length: n})
+        wall, done = time.perf_counter() - started, algorithm.counters.steps - before
+        speed = metrics["time/updates_per_second" if name in OFFLINE else "time/steps_per_second"]
+        parts = metrics["time/collect_s"], metrics["time/update_s"]
+        assert min(parts) >= 0
+        assert 0 < sum(parts) <= wall
+        # Callbacks' time is not the training's, so that what it took is at most what the clock on the wall says.
+        assert 0 < done / speed <= wall
+        assert done / speed >= sum(parts) * 0.999
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
+    if name in OFFLINE:
+        limit = [{"TimeLimit": {"max_episode_steps": 7}}]
+        sizes = {"hidden_sizes": [8], "env_id": "Pendulum-v1", "env_wrappers": limit}
+        algorithm = resolve(ALGORITHMS[name].cls)(small_dataset(), 3, 1, **sizes)
+    else:
+        algorithm = make(name, env_wrappers=[{"TimeLimit": {"max_episode_steps": 7}}], n_envs=1)
+    by_default, asked = algorithm.evaluate(4), algorithm.evaluate(4, deterministic=True)
+    np.testing.assert_array_equal(by_default.returns, asked.returns)
+    assert by_default.deterministic
+    assert (by_default.lengths <= 7).all()
+    # One evaluation is one stream of episodes, decided by the seed.
+    np.testing.assert_array_equal(by_default.returns[:2], algorithm.evaluate(2).returns)
+    np.testing.assert_array_equal(by_default.returns, algorithm.evaluate(4, seed=10_000 + algorithm.seed).returns)
+    if not algorithm.spec.discrete:
+        assert not np.array_equal(by_default.returns, algorithm.evaluate(4, seed=1).returns)

@@ -16,6 +16,7 @@ from torch import nn
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
+from rlox.collectors import reward_name
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.evaluation import evaluate
 from rlox.gym_vec_env import ATARI_WRAPPERS, GymVecEnv, make_gym_env, whole_games
@@ -359,7 +360,8 @@ def test_observations_that_do_not_fit_their_space_are_refused():
         def observe(self):
             return np.zeros(1, np.float32)
 
-    with pytest.raises(ValueError, match=r"Lies: reset must return observations of shape \(2,\).* got \(1,\)"):
+    shapes = r"Lies: observations must have the shape of observation_space, \(2,\), got \(1,\)"
+    with pytest.raises(ValueError, match=shapes):
         GymVecEnv(Lies).reset_all()
     counter = iter([2, 3])
     with pytest.raises(ValueError, match="all environments must have the spaces"):
@@ -419,8 +421,8 @@ def test_make_vec_env_chooses_the_implementation():
     assert isinstance(make_vec_env("CartPole-v1", 2, 0, wrappers=["TimeAwareObservation"]), GymVecEnv)
     assert spec_of(make_vec_env("CartPole-v1", 2, 0)) == spec_of(GymVecEnv("CartPole-v1")) == EnvSpec((4,), n_actions=2)
     assert spec_of(make_vec_env("Pendulum-v1", 2, 0)) == spec_of(GymVecEnv("Pendulum-v1"))
-    for workers in (-1, 3):
-        with pytest.raises(ValueError, match=r"workers must be between 0 and n_envs \(2\)"):
+    for workers, rule in ((-1, ">= 0, got -1"), (3, r"between 0 and n_envs \(2\), got 3")):
+        with pytest.raises(ValueError, match=f"workers must be {rule}"):
             make_vec_env("CartPole-v1", 2, 0, workers=workers)
 
 
@@ -491,6 +493,25 @@ def test_pong_from_the_command_line(algo, tmp_path):
     )
     assert again.collector.reward_fn(None, None, np.array([-7.0, 0.0, 3.0])).tolist() == [-1, 0, 1]
     again.close()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn"])
+def test_pong_in_the_library_is_the_command_lines(algo, tmp_path):
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    cls, (job,) = resolve(ALGORITHMS[algo].cls), compose_jobs([], [f"algo={algo}", "env=ALE/Pong-v5"])
+    made = cls("ALE/Pong-v5", n_envs=1)
+    assert made.config.hidden_sizes == job.config.algo.hidden_sizes == []
+    assert reward_name(made.collector.reward_fn) == f"rlox:{job.config.env.reward_fn}" == "rlox:sign"
+    mine = cls("ALE/Pong-v5", n_envs=1, reward_fn=None, hidden_sizes=[64])
+    assert (mine.config.hidden_sizes, mine.collector.reward_fn) == ([64], None)
+    mine.save(tmp_path / "a.safetensors")
+    again = cls.from_checkpoint(tmp_path / "a.safetensors")
+    assert (again.config.hidden_sizes, again.collector.reward_fn) == ([64], None)
+    other = cls("CartPole-v1", n_envs=1)
+    assert (other.config.hidden_sizes, other.collector.reward_fn) == (cls.Config().hidden_sizes, None)
+    for one in (made, mine, again):
+        one.close()
 
 
 def test_atari_games_learn_from_signs_unless_told_otherwise():
@@ -612,3 +633,27 @@ def test_evaluation_leaves_an_environment_object_alone():
     np.testing.assert_array_equal(env.unwrapped.state, before)
     with pytest.raises(ValueError, match=r"of which no other can be made.*pass lambda: Scripted"):
         evaluate(right, Scripted(), 1)
+
+
+def test_names_and_episode_statistics_of_gymnasiums_vector_environments():
+    def countdown():
+        return probes.Countdown(4)
+
+    theirs = gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        gymnasium.vector.SyncVectorEnv([countdown] * 3, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    )
+    vec = GymVecEnv(countdown, 3)
+    assert vec.num_envs == vec.num_envs() == theirs.num_envs == 3
+    assert vec.observation_space == vec.single_observation_space == theirs.single_observation_space
+    assert vec.action_space == vec.single_action_space == theirs.single_action_space
+    assert (vec.episode_rewards, vec.episode_lengths) == ([], [])
+    vec.reset_all(), theirs.reset(seed=0)
+    for _ in range(10):
+        actions = np.array([vec.action_space.sample() for _ in range(vec.num_envs)])
+        vec.step_all(actions), theirs.step(actions)
+    assert list(vec.return_queue) == vec.episode_rewards == list(theirs.return_queue)
+    assert list(vec.length_queue) == vec.episode_lengths == list(theirs.length_queue)
+    assert len(vec.episode_rewards) == 6
+    for _ in range(200):
+        vec.step_all(actions)
+    assert len(vec.episode_lengths) == 100

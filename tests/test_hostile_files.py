@@ -214,7 +214,7 @@ OFF_POLICY_HEADERS = {
 }
 # What costs nothing until training: there it is an error of its own.
 TRAINING = {
-    "n_steps": (PPO, {"config.n_steps": 2**40}),
+    "n_steps": (PPO, {"config.n_steps": 2**31 - 1}),
     "buffer-size": (SAC, {"buffer.size": 2**50}),
     "mmap-size": (SAC, {"buffer": {"name": "mmap", "size": 2**50, "hot_size": 10, "n_step": 1}}),
 }
@@ -597,7 +597,7 @@ def test_the_command_line_says_it_in_a_paragraph(hostile, saved, tmp_path):
     for path in wrong:
         command = [sys.executable, "-m", "rlox_cli.main", "eval", path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         (line,) = done.stderr.splitlines()
         assert line.startswith("rlox eval: ")

@@ -262,5 +262,5 @@ def test_without_optuna_the_remedy_is_told(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", program, "train", *OPTUNA, *RUNS, RATE], cwd=tmp_path, capture_output=True, text=True
     )
-    assert (done.returncode, not any(tmp_path.iterdir())) == (1, True)
+    assert (done.returncode, not any(tmp_path.iterdir())) == (2, True)
     assert 'pip install "rlox-cli[optuna]"' in done.stderr

@@ -6,6 +6,7 @@ import ctypes as c
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import pytest
 
 import rlox
 from rlox import NativeReward, RolloutCollector, plugins, register_env
+from rlox.config import PPOConfig
 from rlox.envs import is_native, make_vec_env, native_env_ids, spec_of
 from rlox.kernels.envs.vec_env import REGISTERED, VecEnv
+from rlox.native import NativePolicy
 from rlox.policies import ContinuousPolicy, DiscretePolicy
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "native_env"
@@ -83,6 +86,17 @@ def header_of(cwd):
 
 
 # The command line
+
+
+def test_the_readmes_install_what_the_example_is_built_with():
+    text = (EXAMPLE / "pyproject.toml").read_text()
+    requires = re.findall(r'"(.*?)"', re.search(r"^requires = \[(.*)\]", text, re.MULTILINE)[1])
+    assert {"setuptools>=77", "Cython>=3.1,<4", "rlox-cli"} <= set(requires)
+    needed = " ".join(f'"{name}"' for name in requires if name.partition(">")[0] not in ("numpy", "rlox-cli"))
+    for readme in (EXAMPLE / "README.md", EXAMPLE.parents[1] / "README.md"):
+        # pip installs no build requirements where it does not isolate the build.
+        lines = f" *pip install {re.escape(needed)}\n *pip install --no-build-isolation ./examples/native_env\n"
+        assert re.search(lines, readme.read_text())
 
 
 def test_training_by_name_and_evaluating(site, tmp_path):
@@ -380,6 +394,24 @@ def reward_capsule(name=b"rlox.reward.v1", **change):
     spec = Spec(**fields)
     ALIVE.append((spec, fields, name))
     return new_capsule(c.addressof(spec), name, None)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_native_reward_is_given_the_actions_that_were_executed(native):
+    """In single steps by PyTorch, and behind the kernel's whole rollout."""
+
+    def torque(params, n, obs_dim, obs, act_dim, actions, rewards):
+        taken = c.cast(actions, c.POINTER(c.c_float))
+        for i in range(n):
+            rewards[i] = taken[i]
+
+    policy = ContinuousPolicy(3, 1, log_std_init=3.0)
+    collector = RolloutCollector("Pendulum-v1", 4, 1, reward_fn=reward_capsule(reward_n=REWARD(torque)))
+    if native:
+        policy = NativePolicy.adopt(policy, collector.spec, PPOConfig())
+    batch = collector.collect(policy, 32)
+    assert batch.actions.abs().max() > 10
+    np.testing.assert_array_equal(batch.rewards, batch.actions[:, 0].clamp(-2, 2))
 
 
 def test_any_length_and_continuous_actions():

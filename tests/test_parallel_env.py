@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,16 +185,66 @@ def test_an_id_registered_here_is_known_to_the_workers():
         del gymnasium.registry["MyOwnParts-v0"]
 
 
-def test_an_exception_comes_back_with_its_traceback_and_ends_the_workers():
+def test_an_exception_comes_back_with_its_type_and_traceback_and_ends_the_workers():
     vec = ParallelGymVecEnv(Odd, 5, workers=2)
     processes = pids(vec)
     vec.step_all([0] * 5)
-    with pytest.raises(RuntimeError, match=r"environment 3 \(Odd\) failed in worker 1 \(pid \d+\)") as failed:
+    with pytest.raises(KeyError, match="the environment's own words") as failed:
         vec.step_all([0, 0, 0, 1, 0])
-    assert 'raise KeyError("the environment\'s own words")' in str(failed.value)
+    (note,) = failed.value.__notes__
+    assert re.fullmatch(r"rlox: environment 3 \(Odd, worker 1, pid \d+\): step 2 of its episode failed", note)
+    trace = str(failed.value.__cause__)
+    assert trace.count("\n") > 5
+    assert '    raise KeyError("the environment\'s own words")\n' in trace
     assert gone(processes)
     with pytest.raises(RuntimeError, match="Odd is closed"):
         vec.step_all([0] * 5)
+
+
+class SimulatorError(Exception):
+    """As many are: pickle does not rebuild it, since its constructor wants more than the message."""
+
+    def __init__(self, joint, force):
+        super().__init__(f"{joint} broke at {force} N")
+
+
+class Breaks(probes.ConstantReward):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def step(self, action):
+        raise self.error("knee") if self.error is not SimulatorError else SimulatorError("knee", 3)
+
+
+def test_an_exception_that_cannot_be_sent_is_told_all_the_same():
+    vec = ParallelGymVecEnv(Breaks, 1, kwargs={"error": SimulatorError}, workers=1)
+    with pytest.raises(RuntimeError, match="SimulatorError: knee broke at 3 N") as failed:
+        vec.step_all([0])
+    assert "environment 0 (Breaks, worker 0" in failed.value.__notes__[0]
+    assert "in step\n" in str(failed.value.__cause__)
+
+
+def test_a_class_of_the_main_script_stays_that_class(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gymnasium, numpy as np\n"
+        "from rlox.parallel_env import ParallelGymVecEnv\n"
+        "class SimError(Exception):\n"
+        "    pass\n"
+        "class Env(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, seed=None, options=None):\n"
+        "        raise SimError('gone')\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        "        ParallelGymVecEnv(Env, 2, workers=2).reset_all()\n"
+        "    except SimError as e:\n"
+        "        print('caught', e)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "caught gone\n", done.stderr
 
 
 def test_a_killed_worker_is_noticed_though_another_is_busy():

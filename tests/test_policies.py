@@ -1,18 +1,32 @@
 """Policies, networks and losses against PyTorch's distributions and NumPy."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from rlox import RolloutCollector
 from rlox.algorithms import PPO
 from rlox.kernels.rng import Rng
 from rlox.losses import PPOLoss, ppo_clip, value_loss
 from rlox.networks import mlp
 from rlox.optimizers import FlatOptimizer
-from rlox.policies import ContinuousPolicy, DiscretePolicy, MultiDiscretePolicy, policy_outputs
+from rlox.policies import (
+    ContinuousPolicy,
+    DeterministicPolicy,
+    DiscretePolicy,
+    MultiDiscretePolicy,
+    QPolicy,
+    SquashedGaussianPolicy,
+    TanhMeanPolicy,
+    policy_outputs,
+)
 
 
 def _scaled(policy, factor=50.0):
@@ -54,6 +68,48 @@ def test_continuous_policy_matches_normal():
     torch.testing.assert_close(entropy, dist.entropy().sum(-1))
     noise = torch.randn(64, 2)
     torch.testing.assert_close(policy.act(obs, noise), policy.mode(obs) + math.exp(-0.7) * noise)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multi-discrete", "continuous"])
+def test_log_probabilities_of_sampled_actions_have_a_gradient(kind):
+    """REINFORCE as one writes it: act, then differentiate what `get_action_and_logprob` returned."""
+    torch.manual_seed(0)
+    policy = {
+        "discrete": lambda: DiscretePolicy(4, 3),
+        "multi-discrete": lambda: MultiDiscretePolicy(4, [2, 3]),
+        "continuous": lambda: ContinuousPolicy(4, 2),
+    }[kind]()
+    obs, weights = torch.randn(16, 4), torch.randn(16)
+    actions, log_probs = policy.get_action_and_logprob(obs)
+    assert not actions.requires_grad
+    parameters = [p for name, p in policy.named_parameters() if not name.startswith("critic")]
+    got = torch.autograd.grad((log_probs * weights).sum(), parameters)
+    expected = torch.autograd.grad((policy.get_logprob_and_entropy(obs, actions)[0] * weights).sum(), parameters)
+    for one, other in zip(got, expected, strict=True):
+        assert one.abs().sum() > 0
+        torch.testing.assert_close(one, other)
+    assert policy.get_value(obs).requires_grad
+    with torch.no_grad():
+        assert not policy.get_action_and_logprob(obs)[1].requires_grad
+
+
+def test_bounded_policies_sample_differentiably():
+    obs = torch.randn(8, 3)
+    for cls in (SquashedGaussianPolicy, DeterministicPolicy, TanhMeanPolicy):
+        policy = cls(3, 2, hidden=8)
+        sampled = policy.sample(obs)
+        actions, *log_probs = sampled if isinstance(sampled, tuple) else (sampled,)
+        for value in (actions, policy.mode(obs), *log_probs):
+            grads = torch.autograd.grad(value.sum(), list(policy.net.parameters()), retain_graph=True)
+            assert sum(g.abs().sum() for g in grads) > 0
+    q = torch.nn.Linear(3, 2)
+    assert QPolicy(q, 2)(obs).requires_grad
+
+
+def test_collecting_builds_no_graph():
+    for policy, env_id in ((DiscretePolicy(4, 2), "CartPole-v1"), (ContinuousPolicy(3, 1), "Pendulum-v1")):
+        batch = RolloutCollector(env_id, n_envs=2, seed=0).collect(policy, 4)
+        assert not any(getattr(batch, name).requires_grad for name in ("actions", "log_probs", "values", "advantages"))
 
 
 def test_initial_weights_come_from_the_given_generator_alone():
@@ -107,6 +163,22 @@ def test_value_loss_has_no_half_and_clips():
     v, r, old = torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0])
     assert value_loss(v, r, old) == pytest.approx((1 + 9) / 2)
     assert value_loss(v, r, old, clip_vf=0.5) == pytest.approx((1 + 0.25) / 2)
+
+
+def test_which_value_clipping_it_is_stands_where_it_is_chosen():
+    """Stable-Baselines3's, of the clipped value alone; PPO2 takes the greater of both losses."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "rlox_cli.main", "show", "algo=ppo"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "300"},
+    )  # fmt: skip
+    (line,) = (line for line in shown.stdout.splitlines() if "algo.clip_vf" in line)
+    for text in (line, value_loss.__doc__, PPOLoss.__doc__):
+        assert "Stable-Baselines3" in text
+    assert "not PPO2's maximum" in (Path(__file__).parents[1] / "README.md").read_text()
+    values, returns, old = torch.tensor([5.0], requires_grad=True), torch.tensor([2.0]), torch.tensor([1.0])
+    loss = value_loss(values, returns, old, clip_vf=0.5)
+    loss.backward()
+    assert (loss.item(), values.grad.item()) == (0.25, 0.0)
 
 
 def test_ppo_loss_combines_its_parts():

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from rlox import DQN, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from rlox import DQN, TD3, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from rlox.replay_files import ReplayFiles, load
 
 CAPACITY = 40
@@ -153,3 +153,35 @@ def test_the_command_line_keeps_it_beside_the_checkpoint(kept, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(DQN.from_checkpoint(tmp_path / "run/checkpoints/last.safetensors").buffer) == (200 if kept else 0)
     assert (tmp_path / "run/checkpoints/memory").is_dir() is kept
+
+
+def test_a_memory_of_another_kind_starts_empty_and_says_so(tmp_path):
+    options = {"learning_starts": 8, "batch_size": 8, "hidden_sizes": [8]}
+    dqn = DQN("CartPole-v1", **options)
+    dqn.train(64)
+    dqn.save(tmp_path / "last.safetensors", memory=True)
+    for other, named in (
+        ({"buffer": "prioritized"}, "name=prioritized not uniform"),
+        ({"n_step": 3}, "n_step=3 not 1"),
+        ({"buffer_size": 60}, "size=60 not 1000000"),
+    ):
+        with pytest.warns(RuntimeWarning, match=f"the replay memory starts empty, .*{named}"):
+            assert len(DQN.from_checkpoint(tmp_path / "last.safetensors", **other).buffer) == 0
+
+
+def test_a_memory_of_another_environment_is_loaded_with_a_warning(tmp_path):
+    options = {"learning_starts": 8, "batch_size": 8, "hidden_sizes": [8]}
+    dqn = DQN("MountainCar-v0", **options)
+    dqn.train(64)
+    dqn.save_buffer(tmp_path / "memory.safetensors")
+    with pytest.warns(
+        RuntimeWarning, match="holds transitions of MountainCar-v0, and these environments are MountainCarC"
+    ):
+        TD3("MountainCarContinuous-v0", **options).load_buffer(tmp_path / "memory.safetensors")
+
+
+@pytest.mark.parametrize("name", ["n_envs", "seed"])
+def test_what_a_checkpoint_decides_is_refused_by_name(name, tmp_path):
+    DQN("CartPole-v1", hidden_sizes=[8]).save(tmp_path / "dqn.safetensors")
+    with pytest.raises(TypeError, match=f"DQN.from_checkpoint: {name} must be the checkpoint's, got 5; leave it out"):
+        DQN.from_checkpoint(tmp_path / "dqn.safetensors", **{name: 5})

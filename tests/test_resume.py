@@ -1,8 +1,10 @@
 """`rlox train resume=`: what is killed and goes on ends as what was never stopped."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -146,6 +148,39 @@ def test_foreign_environments_that_can_be_restored(tmp_path):
     same_when_killed(tmp_path, 5_000, "algo=ppo", *foreign, *COMMON, "backend=native")
 
 
+@pytest.mark.parametrize("round_", range(ROUNDS))
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_evaluations_beside_training(algo, round_, tmp_path):
+    """None is lost that was pending when the run was killed, and no process is left that played it."""
+    # gymnasium's environments, which can be restored, and evaluations that take as long as the training between them.
+    foreign = ["env.wrappers=[{TimeLimit: {max_episode_steps: 200}}]", "eval.workers=1", "eval.n_points=12"]
+    long = ["eval.n_episodes=20", "backend=native", *(["buffer=uniform", *BUFFERS["uniform"]] if algo == "dqn" else [])]
+    common = [word for word in COMMON if not word.startswith("eval.")]
+    same_when_killed(tmp_path, 6_000, f"algo={algo}", *RUNS[algo], *common, *foreign, *long)
+    assert len(evaluated(tmp_path / "again/run")) == 12
+    assert evaluators_of(tmp_path) == []
+
+
+def evaluated(run):
+    return [row["step"] for row in durable_rows(run) if "eval/mean_return" in row]
+
+
+def evaluators_of(folder):
+    """Processes that evaluate for a run below `folder` and are there after a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                named = b"rlox.evaluator" in (path / "cmdline").read_bytes()
+                if named and str(folder) in os.readlink(path / "cwd"):
+                    found.append(int(path.name))
+        if not found:
+            return []
+        time.sleep(0.1)
+    return found
+
+
 def test_foreign_environments_that_cannot(tmp_path):
     wrapped = ["env=CartPole-v1", "env.backend=gymnasium", "env.wrappers=[RecordEpisodeStatistics]", "env.n_envs=2"]
     command = ["algo=ppo", *wrapped, *COMMON, "total_timesteps=5_000", "checkpoint.every_steps=300"]
@@ -180,20 +215,43 @@ def test_a_finished_run_says_so_and_stays_as_it_is(mine):
     assert {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()} == before
 
 
-def test_more_steps_extend_it_and_its_schedules_stay(mine):
+def test_more_steps_extend_it_and_stretch_its_schedules(mine):
     before = load_checkpoint(mine / "run/checkpoints/last.safetensors")
     said = train(mine, "resume=run/checkpoints/last.safetensors", "total_timesteps=12_000", "algo.clip_eps=0.1")
     assert "resuming run at step 10,240 of 12,000" in said
     assert "changed: total_timesteps 10000 -> 12000" in said
+    assert "schedules now end at step 12,000, not 10,000: learning_rate 0 -> 3.67e-05" in said
     assert events(mine, "start")[1]["changed"] == {"total_timesteps": [10_000, 12_000], "algo.clip_eps": [0.2, 0.1]}
     assert yaml.safe_load((mine / "run/config.yaml").read_text())["total_timesteps"] == 12_000
-    # The step size has fallen to 0: nothing more is learned, unless the schedules are told to go on as well.
     more = load_checkpoint(mine / "run/checkpoints/last.safetensors")
     assert more.header["counters"]["env_steps"] == 12_288
-    np.testing.assert_array_equal(more.tensors["policy"]["actor.0.weight"], before.tensors["policy"]["actor.0.weight"])
-    train(mine, "resume=run", "total_timesteps=14_000", "schedule_timesteps=20_000")
-    after = load_checkpoint(mine / "run/checkpoints/last.safetensors")
-    assert not np.array_equal(after.tensors["policy"]["actor.0.weight"], before.tensors["policy"]["actor.0.weight"])
+    assert not np.array_equal(more.tensors["policy"]["actor.0.weight"], before.tensors["policy"]["actor.0.weight"])
+    rates = [row["schedule/learning_rate"] for row in durable_rows(mine / "run") if "schedule/learning_rate" in row]
+    assert min(rates) > 0
+    assert rates[-1] == pytest.approx(2.5e-4 * (1 - 11_776 / 12_000))
+
+
+def test_an_end_of_schedules_that_leaves_nothing_to_learn_is_refused(mine):
+    before = {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()}
+    command = [sys.executable, "-m", "rlox_cli.main", "train", "resume=run", "total_timesteps=14_000"]
+    for check in ([], ["--check"]):
+        typed = [*command, "schedule_timesteps=10_240", *check]
+        done = subprocess.run(typed, cwd=mine, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2
+        assert (
+            "schedule_timesteps must be more than the 10,240 steps that are done, got 10,240: learning" in done.stderr
+        )
+        assert "leave it out (null on the command line) to stretch the schedules" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()} == before
+    done = subprocess.run([*command, "--check"], cwd=mine, capture_output=True, text=True, timeout=120)
+    assert "schedules now end at step 14,000, not 10,000" in done.stdout
+    # What was typed once holds until it is taken back.
+    assert "learning_rate 0 -> " in train(mine, "resume=run", "total_timesteps=11_000", "schedule_timesteps=20_000")
+    (mine / "out.txt").unlink()
+    assert "schedules" not in train(mine, "resume=run", "total_timesteps=12_000")
+    said = train(mine, "resume=run", "total_timesteps=13_000", "schedule_timesteps=null")
+    assert "schedules now end at step 13,000, not 20,000" in said
 
 
 def test_the_same_in_the_library(tmp_path):
@@ -326,7 +384,9 @@ def test_of_two_that_resume_at_once_one_is_refused(mine):
 
 def test_a_stop_by_score_ends_a_run_until_it_is_lifted(tmp_path):
     train(tmp_path, *SMALL, "eval.n_points=10", "eval.stop_at=9")
-    assert "run is finished: 1,024 steps, stopped early: the evaluation's mean" in train(tmp_path, "resume=run")
+    said = train(tmp_path, "resume=run")
+    assert "run is finished: 1,024 steps, stopped early: the evaluation's mean" in said
+    assert "To train on: rlox train resume=run eval.stop_at=null" in said
     (tmp_path / "out.txt").unlink()
     said = train(tmp_path, "resume=run", "eval.stop_at=null")
     assert "changed: eval.stop_at 9.0 -> None" in said

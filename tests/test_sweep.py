@@ -16,6 +16,7 @@ import pytest
 import yaml
 from outcomes import outcome
 
+from rlox.checkpoint import load_checkpoint
 from rlox_cli.compose import compose_jobs, compose_sweep
 from rlox_cli.errors import UsageError
 from rlox_cli.sweep.commands import launcher_overrides, planned, resume
@@ -163,6 +164,29 @@ def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path)
     assert outcomes(tmp_path) == whole[0]
 
 
+def test_status_tells_where_a_killed_job_goes_on(tmp_path):
+    words = [word for word in SHORT if not word.startswith("total_timesteps")]
+    words += ["-m", "seed=0,1", "total_timesteps=10_000_000", "checkpoint.every_steps=2_000"]
+    process = subprocess.Popen([*RLOX, "train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    last, deadline = tmp_path / "sweep/0-ppo-CartPole-v1-s0/checkpoints/last.safetensors", time.monotonic() + 60
+    while not last.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait(60)
+    at = load_checkpoint(last).header["counters"]["env_steps"]
+    told = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
+    assert [(job["state"], job["resumes_at"]) for job in told] == [("killed", at), ("waiting", 0)]
+    assert f"goes on at step {at:,}" in " ".join(rlox(tmp_path, "sweep", "status", "sweep").split())
+    # And there it goes on.
+    process = subprocess.Popen([*RLOX, "sweep", "resume", "sweep"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    out = last.parent.parent / "out.txt"
+    while "resuming" not in out.read_text() and time.monotonic() < deadline + 60:
+        time.sleep(0.05)
+    process.kill()
+    process.wait(60)
+    assert f"at step {at:,} of 10,000,000" in out.read_text()
+
+
 FLAKY = """
 import os
 import gymnasium
@@ -257,6 +281,16 @@ def test_a_damaged_ledger_is_told_and_decides_nothing(old, new, says, tmp_path, 
     with pytest.raises((UsageError, RuntimeError)) as caught:
         resume(Path("sweep"), [], False)
     assert says in str(caught.value) + capsys.readouterr().err
+
+
+def test_a_ledger_that_lost_its_jobs_is_no_sweep_of_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan(tmp_path / "sweep", "algo=ppo", "seed=0", *SHORT)
+    path = tmp_path / "sweep/sweep.jsonl"
+    head, job = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + job[:50])
+    with pytest.raises(UsageError, match=r"sweep.jsonl is damaged: line 1 must be followed by whole lines"):
+        resume(Path("sweep"), [], False)
 
 
 def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):

@@ -285,9 +285,9 @@ def test_mlflow_equals_the_record(db):
     long = "x" * 7000
     run = make_run(db, "exact", {"mlflow": mlflow_settings(db)}, note=long, empty=None, sizes=[64, 64])
     record = Record(run)
-    begin = time.perf_counter()
+    begin = time.process_time()  # whatever else the machine does: an import of MLflow alone takes seconds of it
     assert start_mirrors(run) == ["mlflow"]
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
     rng = random.Random(0)
     for step in range(0, 3000, 10):
         record.metrics(step, {f"g/m {k}": rng.gauss(0, 10.0**k) for k in range(-3, 4)})

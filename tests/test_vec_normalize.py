@@ -3,6 +3,7 @@ learning."""
 
 import gymnasium
 import numpy as np
+import probes
 import pytest
 import torch
 from gymnasium import spaces
@@ -184,3 +185,92 @@ def test_off_policy_learns_at_an_awkward_scale():
     plain.train(4000)
     normalized.train(4000)
     assert normalized.evaluate(50).returns.mean() > 950 > 750 > plain.evaluate(50).returns.mean()
+
+
+class ValueOfTheNormalised(torch.nn.Module):
+    """V(s) = 10 times the observation as the policy sees it; acts 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(()))
+
+    def get_action_and_logprob(self, obs):
+        return torch.zeros(len(obs), dtype=torch.int64), torch.zeros(len(obs)) * self.unused
+
+    def get_value(self, obs):
+        return 10 * obs[:, 0]
+
+    def get_logprob_and_entropy(self, obs, actions):
+        return torch.zeros(len(obs)) + self.unused, torch.zeros(len(obs))
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_what_a_time_limit_cut_off_is_valued_as_the_policy_sees_observations(truncate):
+    """lambda = 0, reward 1, statistics N(100, 5^2) that no longer move: an episode that was cut at observation 4 goes
+    on with V of the normalised 4, and one that terminated with nothing."""
+    gamma, mean, std = 0.5, 100.0, 5.0
+    normalizer = VecNormalize(2, (1,), gamma, rewards=False, clip_obs=1e6)
+    moments = normalizer.obs_moments
+    moments.mean[:], moments.var[:], moments.count = mean, std**2, 1e18
+    collector = RolloutCollector(
+        lambda: probes.Countdown(limit=4, truncate=truncate),
+        n_envs=2,
+        gamma=gamma,
+        gae_lambda=0.0,
+        normalizer=normalizer,
+    )
+    batch = collector.collect(ValueOfTheNormalised(), 8)
+    s = np.tile(np.arange(8) % 4, (2, 1)).T.ravel()
+    np.testing.assert_allclose(batch.obs[:, 0], (s - mean) / std, rtol=1e-6)
+    ahead = np.where((s == 3) & (not truncate), 0.0, gamma * 10 * (s + 1 - mean) / std)
+    np.testing.assert_allclose(batch.advantages, 1.0 + ahead - 10 * (s - mean) / std, rtol=1e-5)
+
+
+def test_rewards_are_clipped_on_both_sides():
+    normalizer = VecNormalize(2, (1,), clip_rewards=0.5)
+    normalizer.return_moments.count, ended = 1e18, np.zeros(2, bool)  # of deviation 1, for good
+    np.testing.assert_allclose(normalizer.normalize_rewards(np.array([-3.0, 3.0]), ended), [-0.5, 0.5])
+    np.testing.assert_allclose(normalizer.normalize_rewards(np.array([-0.2, 0.2]), ended), [-0.2, 0.2])
+
+
+def test_running_sums_are_restored_only_for_the_episodes_they_belong_to():
+    saved = VecNormalize(3, (2,))
+    saved.normalize_rewards(np.array([1.0, 2.0, 3.0]), np.zeros(3, bool))
+    same, elsewhere, fewer = VecNormalize(3, (2,)), VecNormalize(3, (2,)), VecNormalize(2, (2,))
+    same.set_state(saved.state())
+    elsewhere.set_state(saved.state(), returns=False)
+    fewer.set_state(saved.state())
+    np.testing.assert_array_equal(same.returns, [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(elsewhere.returns, np.zeros(3))
+    np.testing.assert_array_equal(fewer.returns, np.zeros(2))
+    for restored in (same, elsewhere, fewer):
+        assert restored.return_moments.var == saved.return_moments.var
+    # They are copies: what goes on in one changes nothing in the other.
+    saved.normalize_rewards(np.array([5.0, 5.0, 5.0]), np.ones(3, bool))
+    np.testing.assert_array_equal(same.returns, [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"obs_mean must have shape \(3,\), got \(2,\); the environment differs"):
+        VecNormalize(3, (3,)).set_state(saved.state())
+    lacking = {key: value for key, value in saved.state().items() if key != "return_var"}
+    with pytest.raises(ValueError, match=r"return_var must have shape \(\), got nothing"):
+        VecNormalize(3, (2,)).set_state(lacking)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_a_collector_counts_every_observation_once_and_ends_sums_at_every_boundary(truncate):
+    """Countdowns of four steps, reward 1, discount 1/2: the sums go 1, 1.5, 1.75, 1.875 and begin anew, whether an
+    episode terminated or was cut."""
+    normalizer = VecNormalize(2, (1,), 0.5, clip_rewards=1e6)
+    collector = RolloutCollector(
+        lambda: probes.Countdown(limit=4, truncate=truncate), n_envs=2, gamma=0.5, normalizer=normalizer
+    )
+    for _ in range(2):
+        collector.collect(ValueOfTheNormalised(), 6)
+    # What the policy saw, the first of all included: 0 1 2 3 0 1 2 3 0 1 2 3 0.
+    seen = np.array([*range(4), *range(4), *range(4), 0])
+    assert normalizer.obs_moments.count == pytest.approx(2 * len(seen), abs=1e-3)
+    np.testing.assert_allclose(normalizer.obs_moments.mean, seen.mean(), rtol=1e-4)
+    np.testing.assert_allclose(normalizer.obs_moments.var, seen.var(), rtol=1e-3)
+    sums = np.tile([1.0, 1.5, 1.75, 1.875], 3)
+    np.testing.assert_allclose(normalizer.return_moments.mean, sums.mean(), rtol=1e-3)
+    np.testing.assert_allclose(normalizer.return_moments.var, sums.var(), rtol=2e-3)
+    np.testing.assert_array_equal(normalizer.returns, [0.0, 0.0])

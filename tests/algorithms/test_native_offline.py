@@ -31,7 +31,8 @@ def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
 
 def doubled(algorithm):
     """The same in double precision, by PyTorch; its random numbers will be the same too."""
-    double = copy.deepcopy(algorithm)
+    double = object.__new__(type(algorithm))
+    vars(double).update(copy.deepcopy(vars(algorithm), {id(algorithm): double}))
     for module in (double.policy, *double._saved.values()):
         if isinstance(module, torch.nn.Module):
             module.double()

@@ -96,7 +96,7 @@ print(json.dumps(rows))
     np.testing.assert_allclose(json.loads(done.stdout), PINNED[env], rtol=1e-4)
 
 
-def test_schedules_reach_zero_at_the_horizon():
+def test_the_last_update_of_a_linear_schedule_learns():
     rates = []
 
     class Watch(Callback):
@@ -112,7 +112,7 @@ def test_schedules_reach_zero_at_the_horizon():
         learning_rate_schedule="linear",
         callbacks=[Watch()],
     ).train(400)
-    np.testing.assert_allclose(rates, [7.5e-4, 5e-4, 2.5e-4, 0.0], atol=1e-12)
+    np.testing.assert_allclose(rates, [1e-3, 7.5e-4, 5e-4, 2.5e-4], atol=1e-12)
 
 
 def test_target_kl_stops_the_epochs():
@@ -208,3 +208,25 @@ def test_mean_reward_is_the_return_of_whole_episodes():
     assert metrics["mean_reward"] == pytest.approx(np.mean(returns[-100:]))
     short = PPO("Pendulum-v1", n_envs=2, n_steps=8).train(16)
     assert np.isnan(short["mean_reward"])
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_epochs_stop_where_the_divergence_passes_one_and_a_half_times_target_kl(backend):
+    """With one minibatch an epoch the divergence before each step follows from the means of 1, 2, … epochs."""
+    learning_rate, most = 3e-3, 6
+
+    def trained(**settings):
+        common = {"n_envs": 4, "n_steps": 64, "batch_size": 256, "seed": 3, "learning_rate": learning_rate}
+        ppo = PPO("CartPole-v1", backend=backend, **common, **settings)
+        return ppo, ppo.train(256)
+
+    means = [trained(n_epochs=n)[1]["approx_kl"] for n in range(1, most + 1)]
+    kls = np.diff(np.arange(1, most + 1) * means, prepend=0.0)  # before the step of each epoch
+    assert (np.diff(kls[:4]) > 1e-4).all()
+    for stop in (2, 3):
+        for factor, n_epochs in ((0.99, stop), (1.01, stop + 1)):
+            # The step of epoch `stop` (from 0) is taken only if 1.5 times the target lets its divergence pass.
+            capped = {"n_epochs": stop + 1, "target_kl": factor * kls[stop] / 1.5}
+            one, other = trained(**capped)[0], trained(n_epochs=n_epochs)[0]
+            for ours, theirs in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+                assert torch.equal(ours, theirs), (stop, factor)

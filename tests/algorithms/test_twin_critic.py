@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -16,9 +17,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+import rlox
 from rlox.algorithms import SAC, TD3
 from rlox.kernels.rng import Rng
 from rlox.networks import QNetwork, TwinQNetwork
+from rlox.offline.collect import Behaviour, collect
 from rlox.policies import DeterministicPolicy, SquashedGaussianPolicy
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
@@ -270,10 +273,81 @@ def test_noise_continues_exactly_where_the_environments_do(kind, backend, tmp_pa
         loaded.collector.action_noise.set_state({"z": np.zeros((2, 1), np.float32)})
 
 
+class Recorder(probes.Levers):
+    """Keeps the actions it is given, scaled to [-1, 1]."""
+
+    taken: ClassVar[list] = []
+
+    def step(self, action):
+        self.taken.append((action - [0.0, 0.5]) / [2.0, 0.5])
+        return super().step(action)
+
+
+gymnasium.register("Recorder-v0", Recorder)
+
+
+def in_the_middle(kind, **settings):
+    """An algorithm whose policy itself always acts in the middle of the bounds."""
+    algorithm = kind("Recorder-v0", seed=0, **{**SMALL, **settings})
+    with torch.no_grad():
+        for p in algorithm.policy.net[-1].parameters():
+            p.zero_()
+        if kind is SAC:
+            algorithm.policy.net[-1].bias[algorithm.spec.act_dim :] = -20.0  # log standard deviations
+    return algorithm
+
+
+@BOTH
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("noise_correlation", [0.0, 0.9])
+def test_what_acts_as_in_training_has_its_noise(kind, backend, noise_correlation, tmp_path):
+    """Evaluation by samples, and `collect`: of the size and the memory that the configuration says, and clipped."""
+    algorithm = in_the_middle(kind, backend=backend, exploration_noise=0.3, noise_correlation=noise_correlation)
+    algorithm.save(tmp_path / "a.safetensors")
+    algorithm = kind.from_checkpoint(tmp_path / "a.safetensors")
+
+    def played(n_episodes, deterministic):
+        Recorder.taken.clear()
+        algorithm.evaluate(n_episodes, deterministic=deterministic)
+        return np.array(Recorder.taken).reshape(n_episodes, 5, 2)
+
+    assert np.abs(played(2, True)).max() < 1e-6
+    played(1, False)
+    by_evaluation = played(400, False)
+    env = {"id": "Recorder-v0", "kwargs": {}, "wrappers": []}
+    told = collect([Behaviour("it", 1.0, algorithm)], env, 2000, tmp_path / "a.arrow", n_envs=2)
+    rows = rlox.open_dataset(tmp_path / "a.arrow").get_state()
+    by_collect = algorithm.policy.to_unit(torch.tensor(rows["actions"])).numpy().reshape(400, 5, 2)
+    for x in (by_evaluation, by_collect):
+        assert x.std() == pytest.approx(0.3, rel=0.1)
+        assert np.abs(x).max() <= 1 + 1e-6
+        assert correlation(x[:, 1:], x[:, :-1]) == pytest.approx(noise_correlation, abs=0.1)
+        assert abs(correlation(x[1:, 0], x[:-1, 4])) < 0.15  # no episode remembers another
+    assert np.array_equal(played(400, False), by_evaluation)
+    assert told["policies"][0] == {
+        **told["policies"][0], "deterministic": False, "exploration_noise": 0.3, "noise_correlation": noise_correlation,
+    }  # fmt: skip
+    told = collect([Behaviour("it", 1.0, algorithm)], env, 20, tmp_path / "b.arrow", n_envs=2, deterministic=True)
+    rows = rlox.open_dataset(tmp_path / "b.arrow").get_state()
+    assert np.abs(algorithm.policy.to_unit(torch.tensor(rows["actions"])).numpy()).max() < 1e-6
+    assert told["policies"][0]["deterministic"] is True
+    assert "exploration_noise" not in told["policies"][0]
+
+
+def test_a_policy_without_noise_is_said_to_be_deterministic(tmp_path):
+    td3 = in_the_middle(TD3, exploration_noise=0.0)
+    env = {"id": "Recorder-v0", "kwargs": {}, "wrappers": []}
+    told = collect([Behaviour("it", 1.0, td3)], env, 20, tmp_path / "a.arrow", n_envs=2)
+    assert told["policies"][0]["deterministic"] is True
+    sac = in_the_middle(SAC)
+    told = collect([Behaviour("it", 1.0, sac)], env, 20, tmp_path / "b.arrow", n_envs=2)
+    assert told["policies"][0]["deterministic"] is False
+
+
 @BOTH
 def test_noise_must_make_sense(kind):
     for settings, message in (
-        ({"exploration_noise": -0.1}, "exploration_noise must be >= 0 and finite, got -0.1"),
+        ({"exploration_noise": -0.1}, r"exploration_noise must be in \[0, 100\], got -0.1"),
         ({"exploration_noise": 0.1, "noise_correlation": 1.0}, r"noise_correlation must be in \[0, 1\), got 1.0"),
         ({"exploration_noise": 0.1, "noise_correlation": -0.5}, r"noise_correlation must be in \[0, 1\), got -0.5"),
         ({"exploration_noise": 0.0, "noise_correlation": 0.5}, "exploration_noise must be > 0 where noise_correlation"),
@@ -304,7 +378,8 @@ def test_learning_rate_falls_in_every_optimiser(kind):
     algorithm.train(100)
     rates = [optimizer.learning_rate for optimizer in algorithm._optimizers]
     assert len(rates) == (3 if kind is SAC else 2)
-    assert rates == pytest.approx([0.0] * len(rates), abs=1e-12)
+    # As the last update had it, whose step began when all but one were done.
+    assert rates == pytest.approx([0.01 * algorithm.config.learning_rate] * len(rates))
 
 
 @BOTH

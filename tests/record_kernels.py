@@ -1,0 +1,63 @@
+"""Compare every kernel with the Python functions it stands for, and record these: ``python tests/record_kernels.py``.
+
+To be run after an edit of a function that `rlox.shadows.KERNELS` names, once the kernel computes the same again. Writes
+`rlox/fingerprints.py` if the tests below pass; otherwise it stays as it was. A conflict in that file is resolved by
+running this again.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "rlox" / "fingerprints.py"
+HEAD = '''"""The functions that kernels stand for, as they were when the kernels were last compared with them.
+
+Written by ``python tests/record_kernels.py``; see `rlox.shadows`.
+"""
+
+COMPARED: dict[str, str] = {
+'''
+# Those that hold a kernel's numbers against PyTorch's, or its rounds against the loop's.
+TESTS = (
+    "tests/kernels/test_learner.py",
+    "tests/kernels/test_q_learner.py",
+    "tests/kernels/test_ac_learner.py",
+    "tests/algorithms/test_native_offline.py",
+    "tests/test_backends.py",
+)
+
+
+def record() -> int:
+    """Returns the exit code."""
+    before = RECORD.read_text(encoding="utf-8") if RECORD.exists() else ""
+    # A record with conflict markers is no module.
+    RECORD.write_text(HEAD + "}\n", encoding="utf-8")
+    try:
+        from rlox.shadows import present
+
+        text = HEAD + "".join(f'    "{name}": "{value}",\n' for name, value in present().items()) + "}\n"
+    except BaseException:
+        RECORD.write_text(before, encoding="utf-8")
+        raise
+    RECORD.write_text(text, encoding="utf-8")
+    if text == before:
+        print("nothing that a kernel stands for has changed since it was compared")
+        return 0
+    code = 1
+    try:
+        # Kernels run only where the record says that they may.
+        code = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *TESTS], cwd=ROOT, check=False).returncode
+    finally:
+        if code:
+            RECORD.write_text(before, encoding="utf-8")
+    old, new = ({line for line in one.splitlines() if line.startswith("    ")} for one in (before, text))
+    changed = sorted({line.split('"')[1] for line in old ^ new})
+    word = "not recorded, for the comparison failed" if code else "compared and recorded"
+    print(f"{word}: {', '.join(changed)}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(record())

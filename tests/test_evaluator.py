@@ -1,0 +1,353 @@
+"""Evaluation beside training: the same numbers and checkpoints, and no process or result that is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import waiting_envs
+from outcomes import weights
+
+from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, OfflineDatasetBuffer
+from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
+from rlox.checkpoint import load_checkpoint
+from rlox.evaluation import evaluate
+from rlox.evaluator import cores
+from rlox.logging import LoggerCallback
+from rlox.tracking import durable_rows
+
+# An environment of gymnasium's, whose evaluations are not the native ones.
+FOREIGN = {"env_wrappers": [{"TimeLimit": {"max_episode_steps": 60}}], "hidden_sizes": [16]}
+LATER = {"learning_starts": 100, "batch_size": 16}
+SLOW = {"n_steps": 32, "hidden_sizes": [8]}
+
+
+class Log(LoggerCallback):
+    def __init__(self):
+        self.rows = []
+
+    def log(self, step, metrics):
+        self.rows.append((step, {k: v for k, v in metrics.items() if not k.startswith("time/")}))
+
+
+def children(pid):
+    """Processes that `pid` has started."""
+    return [int(x) for path in Path(f"/proc/{pid}/task").glob("*/children") for x in path.read_text().split()]
+
+
+def gone(pids):
+    """Whether all these processes end within a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def played(found):
+    return [(step, e.returns.tolist(), e.lengths.tolist()) for step, e in found.evaluations]
+
+
+def trained(make, folder, workers, n_points=4, n_episodes=3, steps=1500, more=(), **options):
+    log = Log()
+    evaluations = EvalCallback(n_points, n_episodes, 11, workers=workers, **options)
+    algorithm = make(callbacks=[log, evaluations, *more, CheckpointCallback(folder)])
+    algorithm.train(steps)
+    algorithm.close()
+    return evaluations, log.rows
+
+
+def header(path):
+    kept = load_checkpoint(path).header
+    return {name: kept[name] for name in ("counters", "generators", "callbacks", "evaluation") if name in kept}
+
+
+KINDS = {
+    "ppo": lambda **k: PPO("CartPole-v1", 2, 3, n_steps=32, normalize_obs=True, **FOREIGN, **k),
+    "ppo by torch": lambda **k: PPO("CartPole-v1", 2, 3, n_steps=32, backend="torch", **FOREIGN, **k),
+    "a2c": lambda **k: A2C("Pendulum-v1", 2, 3, **FOREIGN, **k),
+    "dqn": lambda **k: DQN("CartPole-v1", 2, 3, dueling=True, **LATER, **FOREIGN, **k),
+    "sac": lambda **k: SAC("Pendulum-v1", 2, 3, **LATER, **FOREIGN, **k),
+    "td3": lambda **k: TD3("Pendulum-v1", 2, 3, **LATER, **FOREIGN, **k),
+    "native environment": lambda **k: PPO("CartPole-v1", 2, 3, n_steps=32, hidden_sizes=[16], **k),
+    "images": lambda **k: PPO("Pictures-v0", 2, 3, n_steps=16, batch_size=32, n_epochs=1, **k),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_numbers_and_checkpoints(kind, tmp_path):
+    steps = 200 if kind == "images" else 1500
+    here, there = (trained(KINDS[kind], tmp_path / str(n), n, steps=steps) for n in (0, 2))
+    assert here[0].beside_s == 0.0 < there[0].beside_s
+    assert played(here[0]) == played(there[0])
+    np.testing.assert_equal(here[1], there[1])  # rows in the same order
+    for name in ("best.safetensors", "last.safetensors"):
+        first, second = tmp_path / "0" / name, tmp_path / "2" / name
+        assert header(first) == header(second)
+        a, b = weights(first), weights(second)
+        assert a.keys() == b.keys()
+        assert all(a[key].tobytes() == b[key].tobytes() for key in a)
+
+
+def test_an_offline_policy_with_its_statistics(tmp_path):
+    rng = np.random.default_rng(0)
+    obs, n = rng.normal(size=(200, 3)).astype(np.float32), 200
+    actions, ends = rng.uniform(-1, 1, (n, 1)).astype(np.float32), np.arange(n) % 50 == 49
+    data = OfflineDatasetBuffer(obs, np.roll(obs, -1, 0), actions, np.ones(n, np.float32), ~ends & ends, ends)
+
+    def make(**k):
+        wrappers = [{"TimeLimit": {"max_episode_steps": 60}}]
+        sizes = {"hidden_sizes": [8], "normalize_obs": True}
+        return TD3BC(data, 3, 1, seed=0, env_id="Pendulum-v1", env_wrappers=wrappers, act_high=2.0, **sizes, **k)
+
+    found = []
+    for n in (0, 1):
+        evaluations = EvalCallback(3, 2, 11, workers=n)
+        make(callbacks=[evaluations]).train(60)
+        found.append(played(evaluations))
+    assert found[0] == found[1]
+
+
+def test_training_goes_on_meanwhile_and_best_is_of_the_evaluations_step(tmp_path, monkeypatch):
+    """The evaluation cannot end before training is two updates further."""
+    flag = tmp_path / "go"
+    monkeypatch.setenv("RLOX_TEST_WAITS_FOR", str(flag))
+
+    class Go(Callback):
+        steps = ()
+
+        def on_step(self, *, step, **info):
+            self.steps += (step,)
+            if step == 64 * 6:
+                # As of then: the evaluation of step 256 is pending.
+                self.saved = (tmp_path / "last.safetensors").exists()
+                flag.touch()
+
+    class Heard(Callback):
+        acts_on_evaluation = False
+        at = ()
+
+        def on_evaluation(self, *, step, algorithm, **info):
+            self.at += ((step, algorithm.counters.steps),)
+
+    heard, go, log = Heard(), Go(), Log()
+    evaluations = EvalCallback(2, 2, 11, workers=1)
+    saves = CheckpointCallback(tmp_path, every_steps=64)
+    ppo = PPO("Waits-v0", 2, 3, callbacks=[log, evaluations, heard, go, saves], env_kwargs={"pid": os.getpid()}, **SLOW)
+    ppo.train(512)
+    assert heard.at[0][0] == 256
+    assert heard.at[0][1] > 256
+    assert heard.at[1] == (512, 512)
+    steps = [step for step, _ in log.rows]
+    assert steps == sorted(steps), "a logger was given an earlier step"
+    best = load_checkpoint(tmp_path / "best.safetensors").header
+    assert best["counters"]["env_steps"] == (256 if evaluations.best == heard_mean(evaluations, 0) else 512)
+    again = PPO.from_checkpoint(tmp_path / "best.safetensors").evaluate(2, 11)
+    assert again.summary()["mean_return"] == best["evaluation"]["mean_return"]
+
+
+def heard_mean(evaluations, i):
+    return evaluations.evaluations[i][1].summary()["mean_return"]
+
+
+def test_no_last_checkpoint_knows_less_than_its_step(tmp_path, monkeypatch):
+    """While an evaluation is pending none is saved: a run that is resumed would lack that evaluation."""
+    flag = tmp_path / "go"
+    monkeypatch.setenv("RLOX_TEST_WAITS_FOR", str(flag))
+    seen = []
+
+    class Look(Callback):
+        def on_checkpoint(self, *, step, kind, **info):
+            if kind == "last":
+                seen.append(step)
+
+        def on_step(self, *, step, **info):
+            if step == 64 * 6:
+                flag.touch()
+
+    evaluations = EvalCallback(2, 2, 11, workers=1)
+    saves = CheckpointCallback(tmp_path, every_steps=64)
+    PPO(
+        "Waits-v0", 2, 3, callbacks=[evaluations, Look(), saves], env_kwargs={"pid": os.getpid()}, **SLOW
+    ).train(512)  # fmt: skip
+    assert not {256, 320} & set(seen)
+    assert {64, 512} <= set(seen)
+
+
+class Kills(Callback):
+    """Kills the processes of this one at an update."""
+
+    def __init__(self, at):
+        self.at, self.killed = at, []
+
+    def on_step(self, *, step, **info):
+        if step == self.at:
+            self.killed = children(os.getpid())
+            for pid in self.killed:
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("at", [128, 192])
+def test_a_worker_that_is_killed_loses_nothing(at, tmp_path):
+    def make(**k):
+        return PPO("Slow-v0", 2, 3, **SLOW, **k)
+
+    here = trained(make, tmp_path / "0", 0, steps=512)
+    kills = Kills(at)  # idle, and in the middle of an evaluation
+    with pytest.warns(RuntimeWarning, match=r"died \(signal 9; .*evaluations go on in this process"):
+        there = trained(make, tmp_path / "1", 1, steps=512, more=[kills])
+    assert kills.killed
+    assert played(here[0]) == played(there[0])
+    np.testing.assert_equal(here[1], there[1])
+    assert header(tmp_path / "0/best.safetensors") == header(tmp_path / "1/best.safetensors")
+
+
+def test_an_exception_of_the_environment_names_its_place(command, tmp_path):
+    arguments = ["train", "--import", "waiting_envs", "env=FailsInEvaluation-v0", "eval.seed=11", "eval.workers=1"]
+    small = ["logger=none", "total_timesteps=512", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
+    before = set(children(os.getpid()))  # of other tests in this process, multiprocessing's resource tracker among them
+    code, _, err = command(*arguments, *small)
+    assert code == 1
+    assert "evaluation on FailsInEvaluation-v0: step" in err
+    assert "failed with KeyError: 'the elbow'" in err
+    assert 'raise KeyError("the elbow")' in err
+    assert "the elbow" in (tmp_path / "run/traceback.txt").read_text()
+    assert gone(set(children(os.getpid())) - before)
+
+
+@pytest.mark.skipif(cores() < 2, reason="auto needs a second core")
+def test_auto_takes_a_process_where_evaluations_take_long_and_nothing_waits_for_them(tmp_path):
+    def beside(env="Slow-v0", more=(), **options):
+        evaluations = EvalCallback(6, 5, 11, workers=-1, **options)
+        PPO(env, 2, 3, callbacks=[evaluations, *more], **SLOW).train(768)
+        return evaluations.beside_s
+
+    class Acts(Callback):
+        def on_evaluation(self, **info):
+            pass
+
+    assert beside() > 0.0
+    assert beside("CartPole-v1") == 0.0  # native
+    assert beside(stop_at=1e9) == 0.0
+    assert beside(patience=100) == 0.0
+    assert beside(more=[Acts()]) == 0.0
+
+
+def test_what_waits_for_the_result_ends_the_same_training(tmp_path):
+    def make(**k):
+        return PPO("Slow-v0", 2, 3, **SLOW, **k)
+
+    for option in ({"stop_at": 5.0}, {"patience": 1}):
+        runs = [trained(make, tmp_path / f"{n}{option}", n, steps=512, n_points=8, **option) for n in (0, -1)]
+        assert played(runs[0][0]) == played(runs[1][0])
+        assert runs[0][0].stopped == runs[1][0].stopped is not None
+        with pytest.raises(ValueError, match="workers must be 0 or -1 here, got 1: training waits"):
+            trained(make, tmp_path / "x", 1, **option)
+
+
+def test_workers_that_cannot_be_are_refused(tmp_path):
+    class Mine(PPO):
+        def evaluate(self, *args, **options):
+            return super().evaluate(*args, **options)
+
+    class Acts(Callback):
+        def on_evaluation(self, **info):
+            pass
+
+    lock = __import__("threading").Lock()
+
+    def refused(match, algorithm=PPO, env="CartPole-v1", more=()):
+        agent = algorithm(env, 2, 3, callbacks=[EvalCallback(2, 2, workers=1), *more], **SLOW)
+        with pytest.raises(ValueError, match=match):
+            agent.train(128)
+
+    refused("Mine has an evaluate of its own", Mine)
+    refused("Acts acts on each evaluation", more=[Acts()])
+    refused("there is another EvalCallback", more=[EvalCallback(3, 1)])
+    refused("cloudpickle can send them", env=lambda: waiting_envs.Slow() if lock else None)
+    if __import__("importlib.util").util.find_spec("imageio") is not None:
+        refused("VideoCallback acts on each evaluation", more=[VideoCallback(tmp_path)])
+    with pytest.raises(ValueError, match="workers must be >= 0, or -1"):
+        EvalCallback(workers=-2)
+
+
+def started(folder, *more):
+    """`rlox train` whose evaluations last, until one is pending."""
+    words = ["train", "--import", "waiting_envs", "env=Waits-v0", "eval.workers=1", "eval.n_points=3"]
+    small = ["logger=none", "total_timesteps=100000", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
+    tests = str(Path(__file__).parent)
+    env = {**os.environ, "RLOX_TEST_WAITS_FOR": str(folder / "go"), "PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
+    program = (
+        "import os, sys; from rlox_cli.main import app; "
+        "sys.argv[1:] += [f'env.kwargs.pid={os.getpid()}']; app()"
+    )  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words, *small, *more], cwd=folder, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (found := children(process.pid)) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert found, process.stdout.read()
+    return process, found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_whatever_ends_the_training_no_process_is_left(number, tmp_path):
+    process, found = started(tmp_path, "total_timesteps=2000")
+    # It trains to its end, and waits for the evaluation, which does not come.
+    time.sleep(0.5)
+    os.killpg(process.pid, number) if number == signal.SIGINT else os.kill(process.pid, number)
+    if number == signal.SIGINT:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+            os.killpg(process.pid, number)  # the second stops at once
+    process.communicate(timeout=60)
+    assert gone(found)
+
+
+def test_an_episode_that_does_not_end_is_cut():
+    module = PPO("CartPole-v1", 2, 3, **SLOW)
+    with pytest.warns(
+        RuntimeWarning, match=r"an episode of EndlessEvaluation-v0 did not end within 40 steps.*TimeLimit"
+    ):
+        found = evaluate(module.actor, "EndlessEvaluation-v0", 3, 11, max_steps=40)
+    assert found.lengths.tolist() == [40] * 3
+    assert found.returns.tolist() == [40.0] * 3
+    assert found.n_cut == 3
+    with pytest.warns(RuntimeWarning, match="an episode of CartPole-v1 did not end within 5 steps"):
+        found = evaluate(module.actor, "CartPole-v1", 3, 11, max_steps=5)  # native
+    assert found.lengths.tolist() == found.returns.tolist() == [5] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert evaluate(module.actor, "CartPole-v1", 3, 11).n_cut == 0
+    with pytest.raises(ValueError, match="max_steps must be >= 1, got 0"):
+        evaluate(module.actor, "CartPole-v1", 3, 11, max_steps=0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_on_an_environment_that_never_ends_an_episode(workers, command, tmp_path, recwarn):
+    arguments = ["train", "--import", "waiting_envs", "env=EndlessEvaluation-v0", "eval.max_steps=50", "eval.seed=11"]
+    small = ["logger=none", "total_timesteps=128", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
+    code, out, err = command(*arguments, *small, f"eval.workers={workers}", "eval.n_points=2")
+    assert code in (0, None), err
+    rows = [row for row in durable_rows(tmp_path / "run") if "eval/mean_length" in row]
+    assert [row["eval/mean_length"] for row in rows] == [50.0, 50.0]
+    assert any("did not end within 50 steps" in str(one.message) for one in recwarn)
+    code, out, err = command("eval", "run", "--import", "waiting_envs")
+    assert "reproduced exactly" in out, err
+
+
+def test_collecting_a_dataset_of_it_ends(command, tmp_path):
+    """By steps, not episodes: already so in 0.6.0."""
+    code, _, err = command(
+        "collect", "--import", "waiting_envs", "--env", "EndlessEvaluation-v0", "--steps", "100", "--out", "d.arrow"
+    )
+    assert code in (0, None), err

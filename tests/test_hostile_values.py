@@ -1,0 +1,257 @@
+"""Values that nobody should pass, for every field of every configuration and every argument of every algorithm: each is
+refused by name, rule and value, or trains. New algorithms, fields and arguments are covered by themselves."""
+
+import copy
+import inspect
+import math
+import pickle
+import typing
+import warnings
+from dataclasses import MISSING, fields
+
+import numpy as np
+import pytest
+import torch
+
+import rlox
+from rlox import config as configs
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.config import Config, OfflineConfig, OffPolicyConfig
+
+NAN, INF = math.nan, math.inf
+HUGE = 10**5000  # of more digits than Python prints
+HOSTILE = [
+    *(-1, 0, 10**18, 10**400, -(10**18), HUGE),
+    *(NAN, INF, -INF, -1.0, 0.5, 1.5, 1e308, -1e308, 5e-324, 1j),
+    *(True, False, None, "abc", "", "1", "nan", "a" * 10_000, b"x"),
+    *([], [0], [-1], [1.5], [True], ["8"], [None], [10**18], [[8]], [NAN], {}, {1: 2}, (), set()),
+    *(np.float32(0.5), np.float64("nan"), np.bool_(True), np.array(0.5), np.array(1), np.array([8, 8])),
+    *(object(), object, lambda: 1),
+]
+CONFIGS = [c for c in vars(configs).values() if isinstance(c, type) and issubclass(c, Config)]
+LEARNERS = [c for c in CONFIGS if any(c is resolve(entry.config) for entry in ALGORITHMS.values())]
+REQUIRED = {"DatasetConfig": {"source": "x.npz"}}
+# Off, where nothing else says so.
+MAY_BE_INFINITE = {"clip_obs", "clip_rewards", "every_s"}
+
+
+def same(a, b) -> bool:
+    return a is b or (type(a) is type(b) and a is not HUGE and b is not HUGE and repr(a) == repr(b))
+
+
+def check_refusal(e: Exception, key: str, value) -> None:
+    """The message names the key and the value, and is short."""
+    text = str(e)
+    assert key in text, f"{key} is not named: {text}"
+    assert len(text) < 1_500, text[:200]
+    if isinstance(value, str):
+        assert value[:50] in text, text
+    elif isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**20):
+        assert str(value) in text or f"{value:,}" in text, text
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
+def test_a_field_refuses_by_name_what_it_cannot_take(cls):
+    hints = typing.get_type_hints(cls)
+    most = 1e39 if cls in LEARNERS else 2**63
+    for item in fields(cls):
+        kinds = {hints[item.name], *typing.get_args(hints[item.name])}
+        for value in HOSTILE:
+            try:
+                made = cls(**{**REQUIRED.get(cls.__name__, {}), item.name: value})
+            except (TypeError, ValueError) as e:
+                if item.name == "noise_correlation" and "where noise_correlation is" in str(e):
+                    continue  # the rule is on the other of the two
+                check_refusal(e, f"{cls.__name__}: {item.name} must ", value)
+                continue
+            if typing.Any in kinds:
+                continue
+            # What is taken is of the field's type, and means something.
+            assert same(getattr(made, item.name), list(value) if isinstance(value, tuple) else value)
+            if isinstance(value, (bool, np.bool_)):
+                assert bool in kinds, (item.name, value)
+            elif isinstance(value, (int, float)):
+                assert {int, float} & kinds, (item.name, value)
+                assert abs(value) < most or (value == INF and item.name in MAY_BE_INFINITE), (item.name, value)
+                if 0 < abs(value) < 1e-40:
+                    # As float32 has it, and so taken only where 0 is.
+                    cls(**{**REQUIRED.get(cls.__name__, {}), item.name: 0.0})
+            elif list[int] in kinds and value is not None:
+                assert value in ([], ()), (item.name, value)
+
+
+def dataset():
+    rng, n = np.random.default_rng(0), 64
+    obs, next_obs = rng.normal(size=(2, n, 3)).astype(np.float32)
+    actions = rng.uniform(-1, 1, (n, 1)).astype(np.float32)
+    rewards = rng.normal(size=n).astype(np.float32)
+    return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, np.arange(n) % 16 == 15, np.zeros(n, bool))
+
+
+ON_POLICY = {"n_steps": 8, "n_envs": 2, "hidden_sizes": [8]}
+OFF_POLICY = {"learning_starts": 8, "train_freq": 4, "batch_size": 8, "n_envs": 2, "buffer_size": 200}
+
+
+def build(name, **given):
+    """The smallest of its kind, with `given` in place of that."""
+    entry = ALGORITHMS[name]
+    cls, config = resolve(entry.cls), resolve(entry.config)
+    if issubclass(config, OfflineConfig):
+        sizes = {} if given.get("hidden") is not None else {"hidden_sizes": [8]}
+        return cls(**{"dataset": dataset(), "obs_dim": 3, "act_dim": 1, "batch_size": 8, **sizes, **given})
+    small = OFF_POLICY if issubclass(config, OffPolicyConfig) else ON_POLICY
+    env_id = "CartPole-v1" if "discrete" in cls.actions else "Pendulum-v1"
+    return cls(env_id, **{"hidden_sizes": [8], **small, **given})
+
+
+def offline(name) -> bool:
+    return issubclass(resolve(ALGORITHMS[name].config), OfflineConfig)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_a_field_takes_trains(name):
+    config = resolve(ALGORITHMS[name].config)
+    for item in fields(config):
+        for value in (0, 1, 2, -1, 1e-30, 0.5, 1e30, True, None, [], [1]):
+            try:
+                config(**{item.name: value})
+            except (TypeError, ValueError):
+                continue
+            try:
+                algorithm = build(name, **{item.name: value})
+                metrics = algorithm.train(16)
+            except ValueError as e:
+                check_refusal(e, item.name, value)  # it does not fit what is around it
+                continue
+            except FloatingPointError:
+                continue  # it diverged, and that is said
+            assert metrics, item.name
+            assert np.isfinite(algorithm.predict(np.zeros(algorithm.spec.obs_dim, np.float32))).all(), (item, value)
+
+
+def arguments(name) -> dict[str, inspect.Parameter]:
+    """All that the class takes beside its hyper-parameters."""
+    found = {}
+    for cls in resolve(ALGORITHMS[name].cls).__mro__:
+        own = vars(cls).get("__init__")
+        for key, parameter in inspect.signature(own).parameters.items() if inspect.isfunction(own) else ():
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and key != "self":
+                found.setdefault(key, parameter)
+    return found
+
+
+# Where a message names the type of an object, or calls the argument as the part does that refuses it.
+CALLED = {
+    **{key: key for key in ("policy", "dataset", "buffer", "reward_fn", "act_low", "act_high")},
+    **{"env_id": "env", "env_wrappers": "wrappers", "continuous": ""},
+}
+# What takes seconds, or is called.
+UNTRIED = {"compile": [True], "env_workers": [1]}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_argument_is_refused_by_name_or_trains(name):
+    for key, parameter in arguments(name).items():
+        for value in HOSTILE:
+            if any(same(value, other) for other in UNTRIED.get(key, ())) or (callable(value) and key in CALLED):
+                continue
+            try:
+                algorithm = build(name, **{key: value})
+            except (TypeError, ValueError) as e:
+                check_refusal(e, "actions" if key == "continuous" and value is False else CALLED.get(key, key), None)
+                if key not in CALLED:
+                    check_refusal(e, key, value)
+                continue
+            default = parameter.default
+            empty = value is None or (isinstance(value, (str, list, dict, tuple, set)) and not value)
+            alike = default is not MISSING and type(value) is type(default)
+            bound = key in ("act_low", "act_high") and np.isfinite(np.asarray(value, float)).all()
+            number = default is None and type(value) in (int, bool)
+            looked_up_later = offline(name) and (key, type(value)) in (("env_id", str), ("env_wrappers", list))
+            assert empty or alike or bound or number or looked_up_later, f"{name} takes {key}={value!r}"
+            algorithm.close()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_train_evaluate_and_predict_refuse_by_name(name):
+    length = "n_updates" if offline(name) else "total_timesteps"
+    algorithm = build(name, env_id="Pendulum-v1") if offline(name) else build(name)
+    algorithm.train(8)
+    before = algorithm.counters.scalars()
+    obs = np.zeros(algorithm.spec.obs_dim, np.float32)
+    ways = {
+        length: lambda value: algorithm.train(**{length: value}),
+        "until": lambda value: algorithm.train(until=value),
+        "schedule_timesteps": lambda value: algorithm.train(8, schedule_timesteps=value),
+        "n_episodes": lambda value: algorithm.evaluate(n_episodes=value),
+        "max_steps": lambda value: algorithm.evaluate(1, max_steps=value),
+        "seed": lambda value: algorithm.evaluate(1, seed=value),
+        "deterministic": lambda value: algorithm.evaluate(1, deterministic=value),
+        "obs": algorithm.predict,
+    }
+    for key, way in ways.items():
+        for value in HOSTILE:
+            takes_huge = key in ("until", "schedule_timesteps", length, "seed", "max_steps")
+            if value is None or (takes_huge and same(value, 10**18)) or (key == "deterministic" and value is False):
+                continue  # by default, or a long time
+            if (key == "seed" and same(value, 0)) or (key == "deterministic" and value is True):
+                continue
+            with pytest.raises((TypeError, ValueError)) as caught:
+                way(value)
+            if key == "obs":
+                assert "obs must" in str(caught.value)
+            else:
+                check_refusal(caught.value, key, value)
+    for bad in (NAN, INF, 1e300):
+        with pytest.raises(ValueError, match="predict: obs must hold finite numbers"):
+            algorithm.predict(np.where(np.arange(len(obs)) == 1, bad, 0.0))
+    with pytest.raises(TypeError, match="deterministic must be"):
+        algorithm.predict(obs, 1)
+    assert algorithm.counters.scalars() == before  # nothing was trained on the way
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "bc"])
+def test_numbers_of_numpy_serve_where_they_are_whole(name, tmp_path):
+    """They come from `np.arange` and the like; a checkpoint's JSON has to hold them."""
+    sizes = {} if offline(name) else {"n_envs": np.int64(2), "threads": np.int32(1)}
+    sizes |= {"buffer_size": np.int64(300)} if name == "dqn" else {}
+    algorithm = build(name, seed=np.int64(3), **sizes)
+    algorithm.train(np.int64(16))
+    algorithm.save(tmp_path / "a.safetensors")
+    again = type(algorithm).from_checkpoint(tmp_path / "a.safetensors")
+    assert again.seed == 3
+    assert again.counters.scalars() == algorithm.counters.scalars()
+    assert again.counters.scalars()["horizon_steps"] == 16
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_copy_of_an_algorithm_that_would_not_learn(name, backend):
+    algorithm = build(name, backend=backend)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=rf"{type(algorithm).__name__}: it must not be copied or pickled; write it"):
+            copied(algorithm)
+    alike = copy.deepcopy(algorithm.policy)
+    algorithm.train(64)
+    assert any(not torch.equal(a, b) for a, b in zip(alike.parameters(), algorithm.policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_parameters_that_would_no_longer_learn_are_noticed(name):
+    algorithm = build(name, backend="torch")
+    algorithm.policy.load_state_dict(copy.deepcopy(algorithm.policy.state_dict()))
+    algorithm.train(8)
+    algorithm.policy.double().float()
+    with pytest.raises(ValueError, match="the networks' parameters must stay where they were laid out"):
+        algorithm.train(8)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_training_with_nothing_left_says_so(name):
+    algorithm = build(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm.train(16)
+    for again in ({}, {"until": algorithm.counters.end}):
+        with pytest.warns(RuntimeWarning, match="train: nothing is left to train, all 16 .* are done"):
+            algorithm.train(**again)

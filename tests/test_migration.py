@@ -1,0 +1,156 @@
+"""Keywords of other trainers: one table, which the error, completion and the migration page read."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+import rlox
+from rlox.algorithms import ALGORITHMS, DQN, PPO, SAC, TD3, resolve
+from rlox.algorithms.base import OnlineAlgorithm
+from rlox.algorithms.off_policy import OffPolicyAlgorithm
+from rlox.config import PrioritizedBufferConfig, RunConfig
+from rlox.migration import KEYWORDS, answers, completions, table
+from rlox_cli.completion import complete
+
+PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
+FIELDS = {item.name for entry in ALGORITHMS.values() for item in fields(resolve(entry.config))}
+ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+
+
+def rlox_cli(*argv, **env):
+    command = [sys.executable, "-m", "rlox_cli.main", *argv]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=300)
+
+
+def test_every_answer_exists():
+    arguments = {*signature(OnlineAlgorithm.__init__).parameters, *signature(OffPolicyAlgorithm.__init__).parameters}
+    sections = {item.name for item in fields(RunConfig)}
+    nested = {f"env.{name}" for name in ("n_envs",)} | {
+        f"buffer.{item.name}" for item in fields(PrioritizedBufferConfig)
+    }
+    nested |= {"logger.wandb.project", "logger.wandb.entity", "logger.mlflow.run_name"}
+    for row in KEYWORDS:
+        assert row.ours or row.command or row.remark, row
+        if row.ours is not None:
+            assert row.ours.partition("=")[0] in FIELDS | arguments, row
+        if row.needs is not None:
+            assert row.needs in FIELDS, row
+        if row.command is not None:
+            key = row.command.partition("=")[0]
+            assert key.removeprefix("algo.") in FIELDS if key.startswith("algo.") else key in sections | nested, row
+    assert len({(row.theirs, row.of) for row in KEYWORDS}) == len(KEYWORDS)
+
+
+# What CleanRL's scripts and Stable-Baselines3's classes take, as their sources have it; no name may go unanswered.
+CLEANRL_PPO = """exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video env_id
+    total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda num_minibatches update_epochs norm_adv
+    clip_coef clip_vloss ent_coef vf_coef max_grad_norm target_kl batch_size minibatch_size"""
+CLEANRL_DQN = """exp_name seed cuda track capture_video save_model env_id total_timesteps learning_rate num_envs
+    buffer_size gamma tau target_network_frequency batch_size start_e end_e exploration_fraction learning_starts
+    train_frequency"""
+CLEANRL_SAC = """env_id total_timesteps num_envs buffer_size gamma tau batch_size learning_starts policy_lr q_lr alpha
+    autotune"""
+CLEANRL_TD3 = """learning_rate buffer_size gamma tau batch_size policy_noise exploration_noise learning_starts
+    policy_frequency noise_clip"""
+SB3_PPO = """learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_vf normalize_advantage
+    ent_coef vf_coef max_grad_norm use_sde sde_sample_freq rollout_buffer_class rollout_buffer_kwargs target_kl
+    stats_window_size tensorboard_log policy_kwargs verbose seed device net_arch activation_fn log_std_init
+    ortho_init"""
+SB3_DQN = """learning_rate buffer_size learning_starts batch_size tau gamma train_freq gradient_steps
+    replay_buffer_class replay_buffer_kwargs optimize_memory_usage target_update_interval exploration_fraction
+    exploration_initial_eps exploration_final_eps max_grad_norm stats_window_size tensorboard_log policy_kwargs verbose
+    seed device"""
+SB3_TD3 = """action_noise policy_delay target_policy_noise target_noise_clip train_freq gradient_steps"""
+SB3_SAC = """ent_coef target_entropy use_sde sde_sample_freq use_sde_at_warmup action_noise optimize_memory_usage"""
+ORIGINAL_PPO = """n_envs n_steps n_epochs batch_size learning_rate clip_eps vf_coef ent_coef max_grad_norm gamma
+    gae_lambda normalize_advantages clip_vloss anneal_lr normalize_rewards normalize_obs"""
+ORIGINAL_DQN = """learning_rate buffer_size batch_size gamma target_update_freq exploration_fraction
+    exploration_initial_eps exploration_final_eps learning_starts double_dqn dueling n_step prioritized alpha beta_start
+    hidden"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "names"),
+    [
+        *((PPO, names) for names in (CLEANRL_PPO, SB3_PPO, ORIGINAL_PPO)),
+        *((DQN, names) for names in (CLEANRL_DQN, SB3_DQN, ORIGINAL_DQN)),
+        *((SAC, names) for names in (CLEANRL_SAC, SB3_SAC)),
+        *((TD3, names) for names in (CLEANRL_TD3, SB3_TD3)),
+    ],
+)
+def test_every_keyword_of_theirs_is_ours_or_answered(cls, names):
+    known = {item.name for item in fields(cls.Config)}
+    taken = {"seed", "device", "env_id", "n_envs", "buffer_size", "n_step", "prioritized"}
+    for name in names.split():
+        if name in known | taken:
+            continue
+        answer = answers(name, known)
+        assert answer is not None, name
+        with pytest.raises(TypeError) as refused:
+            cls(ENVS.get(cls.name, "CartPole-v1"), **{name: 1})
+        assert str(refused.value) == f"{cls.__name__}: unknown hyper-parameter {name!r}; {answer}"
+
+
+def test_the_error_says_what_it_is_here():
+    for cls, arguments, text in (
+        (TD3, {"target_policy_noise": 0.2}, "did you mean target_noise? (target_policy_noise of Stable-Baselines3)"),
+        (PPO, {"clip_range": 0.2}, "did you mean clip_eps?"),
+        (PPO, {"clip_vloss": True}, "a distance, not true or false"),
+        (PPO, {"anneal_lr": True}, "did you mean learning_rate_schedule=linear?"),
+        (PPO, {"num_minibatches": 4}, "did you mean batch_size? (num_minibatches of CleanRL: n_envs * n_steps / num"),
+        (PPO, {"hidden": 64}, "did you mean hidden_sizes? (hidden of the Rust rlox: [hidden, hidden]"),
+        (PPO, {"use_sde": True}, "use_sde of Stable-Baselines3 has no equal here: there is no state-dependent"),
+        (DQN, {"buffer_alpha": 0.6}, 'did you mean buffer? (buffer_alpha of the Rust rlox: {"name": "prioritized", '),
+        (SAC, {"ent_coef": "auto"}, "ent_coef must be of type float, got 'auto'; did you mean auto_entropy=true?"),
+        (PPO, {"learning_rate": lambda left: left}, "did you mean learning_rate_schedule=linear?"),
+        (DQN, {"train_freq": (1, "episode")}, "a number of environment steps, never of episodes"),
+        (PPO, {"gama": 0.9}, "PPO: unknown hyper-parameter 'gama'; did you mean 'gamma'?"),
+    ):
+        with pytest.raises(TypeError) as refused:
+            cls(ENVS.get(cls.name, "CartPole-v1"), **arguments)
+        assert text in str(refused.value)
+    # An answer that the algorithm has no use for is none.
+    with pytest.raises(TypeError, match=r"'target_policy_noise'; (did you mean 'target_kl'|try one of)"):
+        PPO("CartPole-v1", target_policy_noise=0.2)
+    with pytest.raises(TypeError, match=r"must be of type float, got 'abc'$"):
+        SAC("Pendulum-v1", ent_coef="abc")
+    with pytest.raises(TypeError, match="n_envs is an argument of the algorithm's class, not of its Config"):
+        rlox.PPOConfig.from_dict({"n_envs": 4})
+
+
+def test_the_command_line_says_it_in_its_own_words():
+    for argv, text in (
+        (
+            ["algo=td3", "algo.target_policy_noise=0.2"],
+            "no key of TD3Config; did you mean algo.target_noise? (target_po",
+        ),
+        (["algo=sac", "algo.ent_coef=auto"], "algo.ent_coef must be a number, got 'auto'; did you mean algo.auto_ent"),
+        (["num_envs=4"], "num_envs is no key of RunConfig; did you mean env.n_envs? (num_envs of CleanRL)"),
+        (["algo=dqn", "algo.buffer_size=100"], "did you mean buffer.size?"),
+        (["tensorboard_log=runs"], "did you mean logger=tensorboard?"),
+    ):
+        done = rlox_cli("train", *argv, "env=Pendulum-v1")
+        assert done.returncode == 2, done.stderr
+        assert text in " ".join(done.stderr.split())
+
+
+def test_completion_offers_our_key_for_theirs():
+    assert completions("algo.clip_range") == ["algo.clip_eps="]
+    assert completions("algo.target_policy") == ["algo.target_noise="]
+    assert completions("num_env") == ["env.n_envs="]
+    assert completions("algo.anneal_lr") == ["algo.learning_rate_schedule=linear"]
+    assert completions("env.num_envs") == completions("algo.c") == completions("algo.nothing_at_all") == []
+    assert complete("resu") == ["resume="]
+    words = {"_RLOX_COMPLETE": "complete_bash", "COMP_WORDS": "rlox train algo.clip_range", "COMP_CWORD": "2"}
+    program = "import sys; sys.argv = ['rlox']; from rlox_cli.main import app; app(prog_name='rlox')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **words})
+    assert done.stdout.split() == ["algo.clip_eps="]
+
+
+def test_the_page_holds_the_table():
+    assert table() in PAGE.read_text(), "write what rlox.migration.table() returns into docs/migration.md"

@@ -1,0 +1,120 @@
+"""NaN and infinity from an environment are named as such: whose, where, when; those of a policy as its own."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import user_code
+
+import rlox
+from rlox.checkpoint import load_checkpoint
+from rlox.collectors import ReplayCollector, RolloutCollector, all_finite
+
+OFF_POLICY = {"learning_starts": 40, "buffer_size": 1000, "batch_size": 16}
+OBS = r"observations must be finite, got {} in number 0 of 'leg' from environment {} at step {}; mend the environment"
+REWARD = r"rewards must be finite(?: and have a finite square)?, got {} from environment {} at step {}; mend the env"
+
+
+def made(algo, broken, value="nan", **more):
+    continuous = algo in (rlox.SAC, rlox.TD3)
+    more = {"n_steps": 32, **more} if algo in (rlox.PPO, rlox.A2C) else {**OFF_POLICY, **more}
+    kwargs = {"broken": broken, "value": value, "continuous": continuous}
+    return algo("NanAt-v0", 4, 0, env_kwargs=kwargs, hidden_sizes=[8], **more)
+
+
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [
+        (rlox.PPO, {"backend": "native"}),
+        (rlox.PPO, {"backend": "torch"}),
+        (rlox.PPO, {"normalize_obs": True, "normalize_rewards": True}),
+        (rlox.A2C, {"env_workers": 1}),
+        (rlox.DQN, {"backend": "native"}),
+        (rlox.DQN, {"backend": "torch", "normalize_obs": True}),
+        (rlox.SAC, {"backend": "native"}),
+        (rlox.TD3, {"env_workers": 1}),
+    ],
+    ids=lambda item: getattr(item, "__name__", None) or "-".join(item),
+)
+@pytest.mark.parametrize(("broken", "value", "says"), [("obs", "nan", OBS), ("reward", "-inf", REWARD)])
+def test_the_environment_the_step_and_the_key_are_named(algo, more, broken, value, says, tmp_path):
+    algorithm = made(algo, broken, value, **more)
+    # The 201st step of all is the first environment's 51st; each of four has taken 50 before it.
+    with pytest.raises(FloatingPointError, match=says.format(value, 0, 204)):
+        algorithm.train(10_000)
+    # What would be saved now holds none of it, and the training can go on.
+    algorithm.save(tmp_path / "after.safetensors")
+    saved = load_checkpoint(tmp_path / "after.safetensors")
+    for group in saved.tensors.values():
+        assert all(np.isfinite(array).all() for array in group.values() if array.dtype.kind == "f")
+    if hasattr(algorithm, "_buffer"):
+        assert np.isfinite(algorithm.buffer.sample(100, 0)["next_obs"]).all()
+    algorithm.train(until=400)
+    assert algorithm.counters.env_steps >= 400
+
+
+def test_a_reward_function_is_named():
+    for algo in (rlox.PPO("CartPole-v1", 2, 0, n_steps=8), rlox.DQN("CartPole-v1", 2, 0, learning_starts=8)):
+        collector = algo.collector
+        collector.reward_fn = user_code.nan_reward
+        with pytest.raises(FloatingPointError, match=r"rewards of reward_fn nan_reward must be finite, got nan from"):
+            algo.train(64)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("algo", [rlox.PPO, rlox.A2C, rlox.SAC, rlox.TD3])
+def test_a_policy_that_diverges_is_named_as_such(algo, backend, tmp_path):
+    algorithm = made(algo, "", learning_rate=1e30, max_grad_norm=None, backend=backend)
+    with pytest.raises(FloatingPointError, match=r"became (nan|inf|-inf) (at|about) step [\d,]+.*lower learning_rate"):
+        algorithm.train(2000)
+
+
+def test_diverged_weights_that_act_are_no_fault_of_the_environment():
+    algorithm = rlox.PPO("NanAt-v0", 4, 0, env_kwargs={"broken": "", "continuous": True}, n_steps=8, backend="torch")
+    algorithm.train(32)
+    with torch.no_grad():
+        next(algorithm.policy.parameters()).fill_(np.nan)
+    with pytest.raises(FloatingPointError, match="the policy's actions on NanAt-v0 became nan about step 32"):
+        algorithm.train(until=64)
+
+
+def test_what_overflows_in_the_memory_or_after_normalisation_is_named():
+    with pytest.raises(FloatingPointError, match=r"rewards must be finite, got inf"):
+        made(rlox.DQN, "reward", "1e39").train(1000)
+    with pytest.raises(FloatingPointError, match=r"rewards must be finite and have a finite square, got 1e\+200"):
+        made(rlox.PPO, "reward", "1e200", normalize_rewards=True).train(1000)
+
+
+def test_evaluation_names_what_is_not_finite():
+    for broken, says in (
+        ("obs", "got nan in number 0 of 'leg' after 3 steps of episode 1"),
+        ("reward", "in episode 1"),
+    ):
+        algorithm = made(rlox.PPO, broken)
+        algorithm.env_kwargs["after"] = 12
+        with pytest.raises(FloatingPointError, match=f"evaluate: NanAt-v0: .* must be finite, .*{re.escape(says)}"):
+            algorithm.evaluate(3)
+
+
+def test_rows_of_a_memory_name_environment_and_step():
+    collector = ReplayCollector("CartPole-v1", 3)
+    collector.env_steps = 1000
+    rows = np.zeros((30, 12), np.float32)
+    collector.require_finite_rows(rows)
+    rows[19, 6] = np.nan
+    with pytest.raises(FloatingPointError, match=r"observations .* got nan in number 2 from environment 1 at step 991"):
+        collector.require_finite_rows(rows)
+    rows[:] = 0
+    rows[29, 9] = np.inf
+    with pytest.raises(FloatingPointError, match=r"rewards .* got inf from environment 2 at step 1,000"):
+        collector.require_finite_rows(rows)
+
+
+def test_large_numbers_are_finite():
+    assert all_finite(np.full(10, 1e30, np.float32))
+    assert all_finite(np.array([[255]], np.uint8))
+    assert not all_finite(np.array([[1.0, -np.inf]]))
+    assert RolloutCollector("CartPole-v1", 2).env_steps == 0

@@ -1,0 +1,348 @@
+"""What is typed wrong is answered by the key, the rule and what to type; nothing is accepted and then ignored."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rlox
+from rlox.checkpoint import load_checkpoint
+from rlox.config import WandbConfig
+from rlox.tracking.writer import explain
+from rlox_cli.compose import compose_jobs, run_name
+
+SMALL = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes=1", "eval.n_points=1"]
+
+
+REFUSED = [
+    (["+algo.x=1"], "algo.x is no key of PPOConfig; try one of activation"),
+    (["++algo.gama=0.9"], "algo.gama is no key of PPOConfig; did you mean 'gamma'?"),
+    (["+env.x=1"], "env.x is no key of EnvConfig"),
+    (["+eval.n_pts=1"], "eval.n_pts is no key of EvalConfig; did you mean 'n_points'?"),
+    (["+logger.x=1"], "logger.x is no key of LoggerConfig"),
+    (["algo=dqn", "+buffer.x=1"], "buffer.x is no key of "),
+    (["-m", "seed=0,1", "+algo.x=1"], "algo.x is no key of PPOConfig"),
+    (["algo.learning_rate=${oops}"], "algo.learning_rate refers to 'oops', which is no key"),
+    (["algo.learning_rate=${oops:1}"], "algo.learning_rate refers to 'oops', which is no key"),
+    (["algo=[ppo,a2c]"], "algo must be one choice, got [ppo,a2c]; one run for each: -m algo=ppo,a2c"),
+    (
+        ["env=[CartPole-v1,Acrobot-v1]"],
+        "env must be one choice, got [CartPole-v1,Acrobot-v1]; one run for each: -m env=",
+    ),
+    (["algo={gamma:0.9}"], "algo must be one choice, got {gamma:0.9}; keys are set as algo.KEY=VALUE"),
+    (["~algo.gamma"], "~algo.gamma must not delete a key"),
+    (["~algo"], "~algo must not delete a key"),
+    (["~seed"], "~seed must not delete a key"),
+    (["algo.hidden_sizes=abc"], "algo.hidden_sizes must be a list, as [1,2], got a value of type str"),
+    (["env.wrappers={a:1}"], "env.wrappers must be a list, as [1,2], got a mapping"),
+    (["env.kwargs=3"], "env.kwargs must be a mapping, as {name: 1}, got a value of type int"),
+    (["device=[cpu]"], "device must be a text, got a value of type list"),
+    (["algo=ppo,a2c"], "algo=ppo,a2c is several values, which are a sweep: rlox train -m"),
+    (["seed=0,1"], "seed=0,1 is several values, which are a sweep: rlox train -m"),
+    (["algo.gamma=[0.9]"], "algo.gamma must be a number, got '[0.9]'"),
+    (["env=../../x"], "env=../../x does not exist"),
+    (["env=/etc/passwd"], "env=/etc/passwd does not exist"),
+    (["env=" + 5000 * "x"], "env must be a name of at most 200 characters, got one of 5,000: xxxxx"),
+    (["algo=" + 5000 * "x"], "algo must be a name of at most 200 characters, got one of 5,000: xxxxx"),
+    (["env.id=" + 5000 * "x" + "-v0"], "env=xxxxx"),
+    (["env=Ca\0rt-v1"], "must be KEY=VALUE, and a value with other characters than"),
+    (["env=ünï-v0"], "must be KEY=VALUE, and a value with other characters than"),
+    (["env='ünï-v0'"], "env=ünï-v0 is no environment"),
+    (["algo.gamma = 0.9"], "must be KEY=VALUE, and a value with other characters than"),
+    (["algo.gamma=${"], "must be KEY=VALUE, and a value with other characters than"),
+    (["=3"], "'=3' must be KEY=VALUE, got no key"),
+    (["--nope"], "--nope is no flag"),
+    (["--multirum"], "--multirum is no flag; did you mean '--multirun'?"),
+    (["--resolve"], "--resolve must stand beside --cfg job"),
+    (["-p", "algo"], "-p must stand beside --cfg job"),
+    (["--experimental-rerun", "x"], "--experimental-rerun is no flag"),
+    (["seed=???"], "seed must have a value, got ???"),
+    (["algo.gamma=???"], "algo.gamma must have a value, got ???"),
+    (["seed=null"], "seed must have a value, got null"),
+    (["compile=maybe"], "compile must be true or false, got 'maybe'"),
+    (["env=null"], "env must be a name, got null; leave it out"),
+    (["buffer=null"], "buffer must be a name, got null; leave it out"),
+    (["tuned=null"], "tuned must be a name, got null; leave it out"),
+    (["hydra/launcher=null"], "hydra/launcher must be a name, got null; leave it out"),
+    (["-m", "seed=0,1", "logger=null"], "logger must be a name, got null; leave it out"),
+    (["algo.gamma=" + 5000 * "9"], "algo.gamma=99999"),
+    ([300 * "a" + "=1"], "aaaaa … must be a key of at most 200 characters, got one of 300"),
+    (["init_from="], "init_from must be a checkpoint file, or null, got ''"),
+    (["hydra.job.chdir=true"], "hydra.job.chdir must be false, got True: paths are read from the folder where rlox"),
+    (["output_dir=${oops}"], "output_dir refers to 'oops', which is no key"),
+    (["-m", "seed=0,1", "output_dir=${oops}"], "output_dir refers to 'oops', which is no key"),
+    (["output_dir=" + 300 * "x"], "output_dir must name a folder of at most 255 bytes, got xxxxx"),
+    (["resume=a", "resume=b"], "resume must be given once, got resume=a and resume=b"),
+    (["env.kwargs.x=nan"], "env.kwargs must hold no NaN and no infinity"),
+    (["env.kwargs.x=[1,{a:-inf}]"], "env.kwargs must hold no NaN and no infinity"),
+    (["dataset="], "dataset must name a file, or minari:ID, got ''"),
+    (["hydra.run.dir="], "hydra.run.dir must name a folder, got nothing"),
+    (["output_dir="], "output_dir must name a folder, got nothing"),
+    (["output_dir=a", "hydra.run.dir=b"], "output_dir must not stand beside hydra.run.dir, which it sets"),
+    (["total_timesteps=1.5"], "total_timesteps must be an integer, got '1.5'"),
+    (["total_timesteps=1.5e0"], "total_timesteps must be an integer, got '1.5'"),
+    (["seed=-1e3"], "seed must be an integer, got '-1000.0'"),
+    (["algo.hidden_sizes=[1e1,8.5]"], "algo.hidden_sizes[1] must be an integer, got '8.5'"),
+    (
+        ["algo.hidden_sizes=[100000,100000]"],
+        "algo.hidden_sizes must ",
+    ),
+    (["env.n_envs=1e12"], "env.n_envs must "),
+    (["algo.n_steps=1e18"], "algo.n_steps must "),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"), REFUSED, ids=[" ".join(args)[:40].replace("\0", "0") for args, _ in REFUSED]
+)
+def test_it_is_refused_in_one_paragraph_that_names_the_key(args, message, command, tmp_path):
+    code, _, err = command("train", "logger=none", *args)
+    assert message in err
+    assert code == 2
+    assert err.startswith("rlox train: ")
+    assert err.count("\n") == 1
+    assert len(err) < 900
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_whole_numbers_may_be_written_with_an_exponent():
+    words = ["algo=dqn", "total_timesteps=2.5e5", "buffer.size=1e5", "seed=1e3", "algo.hidden_sizes=[1e2,64]"]
+    (job,) = compose_jobs([], _split([*words, "env.kwargs.gravity=1e1", "algo.learning_rate=1e-3"]))
+    c = job.config
+    assert (c.total_timesteps, c.buffer.size, c.seed, c.algo.hidden_sizes) == (250_000, 100_000, 1000, [100, 64])
+    assert type(c.env.kwargs["gravity"]) is float
+    assert c.algo.learning_rate == 1e-3
+    swept = compose_jobs(["-m"], _split(["total_timesteps=1e4,2e4", "seed=range(0,1e1,5)"]))
+    assert [job.config.total_timesteps for job in swept] == [10_000, 10_000, 20_000, 20_000]
+
+
+def _split(words):
+    from rlox_cli.compose import split_args
+
+    return split_args(words)[1]
+
+
+def test_whole_floats_are_whole_numbers_in_the_library(tmp_path):
+    algorithm = rlox.PPO("CartPole-v1", 2, 0, n_steps=8.0, hidden_sizes=[8])
+    algorithm.train(3.2e1)
+    algorithm.save(tmp_path / "a.safetensors")
+    assert load_checkpoint(tmp_path / "a.safetensors").header["counters"]["horizon_steps"] == 32
+    with pytest.raises(TypeError, match=r"total_timesteps must be an integer, got 1.5"):
+        algorithm.train(1.5)
+    with pytest.raises(TypeError, match=r"n_steps must be of type int, got 8.5"):
+        rlox.PPO("CartPole-v1", n_steps=8.5)
+
+
+def test_a_rollout_beyond_all_memory_is_refused_by_its_name():
+    for n_steps in (10**18, 10**12, 2**31 - 1):
+        with pytest.raises(ValueError, match=f"n_steps must .*, got {n_steps}"):
+            rlox.PPO("CartPole-v1", n_steps=n_steps).train(100)
+
+
+def test_what_memory_cannot_hold_is_refused_by_its_key(command, monkeypatch):
+    monkeypatch.setattr("rlox_cli.resources.memory", lambda: (10**7, 10**8))
+    for word, says in (
+        ("algo.hidden_sizes=[1000,1000]", "algo.hidden_sizes must fit in memory, got [1000, 1000], whose weights"),
+        ("env.n_envs=200_000", "env.n_envs must fit in memory, got 200000, whose states"),
+    ):
+        code, _, err = command("train", *SMALL, word)
+        assert (code, says in err) == (2, True), err
+
+
+def test_a_folder_with_a_run_or_a_sweep_takes_neither(command, tmp_path):
+    few = [*SMALL, "hydra.sweeper.plot=false"]
+    assert not command("train", *few, "output_dir=run")[0]
+    assert not command("train", "-m", *few, "seed=0,1", "output_dir=sweep")[0]
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for folder, says in (
+        ("run", "output_dir=run must be a new folder, but holds a run; choose another, or go on with it: rlox train"),
+        ("sweep", "output_dir=sweep must be a new folder, but holds a sweep; choose another, or go on with it: rlox"),
+        ("file/x", "must lie in a folder, got "),
+    ):
+        for words in ([], ["-m", "seed=0,1"], ["--check"]):
+            code, _, err = command("train", *few, *words, f"output_dir={folder}")
+            assert (code, says in err) == (2, True), err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not command("train", "resume=run", "total_timesteps=128")[0]
+
+
+def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    assert not command("train", *SMALL, "output_dir=run")[0]
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.arrow").mkdir()
+    (tmp_path / "folder.gif").mkdir()
+    for words, says in (
+        (["compare", "run", "run", "--threshold", "nan"], "--threshold must be a finite number, got nan"),
+        (["bench", "learn", "--threshold", "inf"], "--threshold must be a finite number, got inf"),
+        (["bench", "learn", "--out", "file"], "--out must be a folder, got the file file"),
+        (["cp", "algo/ppo", "file"], "DEST must be a folder, got the file file"),
+        (["eval", "run", "--render"], "--render must have a display, and DISPLAY is not set"),
+        (["collect", "run", "--steps", "9", "--out", "folder.arrow", "--force"], "it must be a file, and there is a"),
+        (["collect", "run", "--steps", "10" + 15 * "0", "--out", "a.arrow"], "collect: n_steps must fit on the disk"),
+        (["collect", "run", "--steps", "10000000", "--n-envs", "10000000"], "collect: n_envs must be at most"),
+        (["collect", "=run", "--steps", "10"], "CHECKPOINT must have a name before its ="),
+    ):
+        code, _, err = command(*words)
+        assert (code, says in err) == (2, True), err
+        assert err.count("\n") <= 2
+    assert not list(tmp_path.glob("*a.arrow*"))
+
+
+def test_an_empty_argument_does_not_stand_for_the_working_folder(tmp_path):
+    for words in (["eval", ""], ["sync", ""], ["plot", "a", ""]):
+        done = subprocess.run(
+            [sys.executable, "-m", "rlox_cli.main", *words], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 2
+        assert done.stderr == f"rlox: argument {len(words)} must not be empty, got ''\n"
+
+
+def test_a_run_whose_config_names_another_environment_does_not_go_on(command, tmp_path):
+    assert not command("train", *SMALL, "output_dir=run")[0]
+    config = tmp_path / "run/config.yaml"
+    config.write_text(config.read_text().replace("id: CartPole-v1", "id: Acrobot-v1"))
+    code, _, err = command("train", "resume=run", "total_timesteps=128")
+    assert code == 2
+    assert "run/checkpoints/last.safetensors must be of Acrobot-v1, as the run's config.yaml says, got CartPole" in err
+
+
+def test_output_dir_is_the_runs_folder_and_that_of_a_sweep(command, tmp_path, monkeypatch):
+    assert not command("train", *SMALL, "output_dir=runs/first")[0]
+    assert (tmp_path / "runs/first/checkpoints/last.safetensors").is_file()
+    assert not command("train", *SMALL, "output_dir=runs/both", "-m", "seed=0,1")[0]
+    assert len(list((tmp_path / "runs/both").glob("*/metrics.jsonl"))) == 2
+    for odd in ("a b,[c]", "it's"):
+        code, out, _ = command("train", *SMALL, f"output_dir={odd}")
+        assert not code
+        assert f"rlox eval {shlex.quote(f'{odd}/checkpoints/best.safetensors')}\n" in out
+        assert f"rlox train {shlex.quote(f'resume={odd}')} " in command("train", f"resume={odd}")[1]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not command("train", *SMALL, "output_dir=~/home")[0]
+    assert (tmp_path / "home/config.yaml").is_file()
+    code, _, err = command("train", "resume=runs/first", "output_dir=elsewhere")
+    assert code == 2
+    assert "output_dir" in err
+
+
+def test_init_from_another_algorithm_says_what_is_taken_or_whose_it_is(command):
+    rlox.PPO("CartPole-v1", 2, 0).save("ppo.safetensors")
+    code, out, _ = command("train", *SMALL, "algo=a2c", "init_from=ppo.safetensors")
+    assert not code
+    assert "init_from: the networks and normalisation of ppo at step 0 are taken over" in out
+    words = ["algo=dqn", "algo.learning_starts=32", "buffer.size=100", "algo.batch_size=8"]
+    code, _, err = command("train", *SMALL[:2], *words, "init_from=ppo.safetensors")
+    assert code == 2
+    assert "the policy must have the networks of dqn, got that of ppo, which has others; start from" in err
+
+
+def test_names_of_folders_are_bounded_and_safe():
+    name = run_name("ppo", "my_module:../" + 400 * "x" + "/Mine-v0", 3)
+    assert len(name) < 150
+    assert name.endswith("-s3")
+    assert re.fullmatch(r"[\w.-]+", name)
+
+
+def test_wandb_mode_is_taken_from_the_environment_unless_it_is_typed(monkeypatch):
+    for said, typed, found in (
+        (None, None, "online"),
+        ("offline", None, "offline"),
+        ("dryrun", None, "offline"),
+        ("disabled", None, "disabled"),
+        ("disabled", "offline", "offline"),
+    ):
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+        if said is not None:
+            monkeypatch.setenv("WANDB_MODE", said)
+        assert WandbConfig(mode=typed).in_effect == found
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(ValueError, match="WANDB_MODE must be one of online, offline, disabled, got 'ofline'"):
+        _ = WandbConfig().in_effect
+
+
+def test_wandb_mode_decides_what_is_recorded(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert not command("train", "logger=wandb", *SMALL[1:], "output_dir=off")[0]
+    assert yaml.safe_load((tmp_path / "off/config.yaml").read_text())["logger"]["wandb"] is None
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    code, _, err = command("train", "logger=wandb", *SMALL[1:])
+    assert (code, "WANDB_MODE must be one of" in err) == (2, True)
+
+
+def test_a_tracker_that_is_not_there_is_one_short_sentence(tmp_path):
+    text = (
+        "API request to http://127.0.0.1:9/api/2.0/mlflow/experiments/get-by-name failed with exception "
+        "HTTPConnectionPool(host='127.0.0.1', port=9): Max retries exceeded with url: /api/2.0/mlflow/experiments/"
+        "get-by-name?experiment_name=rlox (Caused by NewConnectionError('<urllib3.connection.HTTPConnection object at "
+        "0x7f>: Failed to establish a new connection: [Errno 111] Connection refused'))"
+    )
+    said = explain(RuntimeError(text), Path("run"))
+    assert said.startswith("the tracker at ")
+    assert "127.0.0.1:9" in said
+    assert "urllib3" not in said
+    assert "rlox sync run" in said
+    assert len(said) < 200
+
+
+def test_a_full_disk_names_only_checkpoints_that_there_are(tmp_path):
+    program = (
+        "import resource, signal, sys, rlox\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "a = rlox.PPO('CartPole-v1', 2, 0)\n"
+        "if sys.argv[1] == 'there':\n"
+        "    a.save('c.safetensors')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "try:\n"
+        "    a.save('c.safetensors')\n"
+        "except OSError as e:\n"
+        "    print(e)\n"
+    )
+    for before, says in (("none", "there was no earlier one"), ("there", "the earlier checkpoint there is untouched")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, before], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        )
+        assert f"save_checkpoint: cannot write (File too large); {says}" in done.stdout, done.stderr
+    assert load_checkpoint(tmp_path / "c.safetensors")
+
+
+def test_exit_codes_are_by_what_went_wrong(command, tmp_path):
+    (tmp_path / "damaged.safetensors").write_bytes(b"no checkpoint")
+    for words in (
+        ["eval", "absent"],
+        ["eval", "damaged.safetensors"],
+        ["collect", "absent", "--steps", "10"],
+        ["collect"],
+        ["show", "algo=pppo"],
+        ["show", "nonsense"],
+        ["ls", "nonsense"],
+        ["plot", "absent"],
+        ["compare", "absent", "absent"],
+        ["sweep", "status", "absent"],
+        ["sweep", "resume", "absent"],
+        ["cp", "absent"],
+        ["sync", "absent"],
+        ["ui", "--store", "absent.db"],
+        ["train", "resume=absent"],
+        ["train", "init_from=absent"],
+        ["train", "env.kwargs.nonsense=1", "logger=none"],
+        ["bench", "learn", "algo=pppo"],
+        ["bench", "train", "nonsense"],
+    ):
+        code, _, err = command(*words)
+        assert code == 2, (words, err)
+        assert err.startswith(f"rlox {words[0]}: "), err
+        assert "Traceback" not in err
+    code, _, err = command("train", "logger=none", "algo.learning_rate=1e30", "algo.max_grad_norm=null")
+    assert code == 1
+    assert json.loads(next(tmp_path.rglob("metrics.jsonl")).read_text().splitlines()[-1])["status"] == "failed"
+    assert not os.path.exists(tmp_path / "absent")

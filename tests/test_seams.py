@@ -1,0 +1,177 @@
+"""Where environments start afresh under a memory that is kept, no n-step return and no exported episode runs across."""
+
+import numpy as np
+import probes
+import pytest
+from outside_buffer import NewestBuffer
+
+import rlox
+from rlox.algorithms import DQN, SAC
+from rlox.kernels.buffers.replay import ReplayBuffer
+from rlox.offline.collect import write_replay
+
+ENV = lambda: probes.Countdown(1000)  # noqa: E731  (its observation is the number of steps)
+SMALL = {"n_envs": 2, "seed": 0, "hidden_sizes": [8], "batch_size": 8, "learning_starts": 4, "gamma": 0.5}
+MEMORIES = {
+    "uniform": {"name": "uniform", "size": 300, "n_step": 3},
+    "prioritized": {"name": "prioritized", "size": 300, "n_step": 3},
+    "mmap": {"name": "mmap", "size": 300, "hot_size": 20, "n_step": 3},
+}
+BOTH = pytest.mark.parametrize("backend", ["torch", "native"])
+
+
+def made(memory, backend="native", **more):
+    return DQN(ENV, buffer=MEMORIES[memory], backend=backend, **SMALL, **more)
+
+
+def restored(path, dqn, **more):
+    return DQN.from_checkpoint(path, env_id=ENV, backend=dqn.backend, **more)
+
+
+def require_uncrossed(algorithm, seams=1):
+    """Of 2,000 draws each one's last observation is as many steps further as its discount says."""
+    batch = algorithm.buffer.sample(2000, 3)
+    steps = -np.log2(batch["discounts"])  # gamma is 1/2
+    assert (steps == 3).mean() > 0.8
+    np.testing.assert_array_equal(batch["next_obs"][:, 0] - batch["obs"][:, 0], steps)
+    assert len(algorithm.buffer.seams) == seams
+
+
+@BOTH
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_after_a_resume(memory, backend, tmp_path):
+    """The second resume finds the first one's seam in what was saved."""
+    path = tmp_path / "run" / "checkpoints" / "a.safetensors"
+    folder = {"folder": str(tmp_path)} if memory == "mmap" else {}
+    dqn = DQN(ENV, buffer={**MEMORIES[memory], **folder}, backend=backend, **SMALL)
+    for n in (1, 2):
+        dqn.train(60)
+        dqn.save(path, memory=True)
+        dqn.close()
+        more = {"buffer": rlox.buffers.buffer_config({**MEMORIES[memory], **folder})} if folder else {}
+        dqn = restored(path, dqn, **more)
+        assert len(dqn.buffer) == 60 * n
+        dqn.train(40)
+        require_uncrossed(dqn, n)
+        dqn.close()
+        dqn = restored(path, dqn, **more)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_after_load_buffer(memory, tmp_path):
+    dqn = made(memory)
+    dqn.train(60)
+    dqn.save(tmp_path / "a.safetensors")
+    dqn.save_buffer(tmp_path / "a.memory")
+    dqn.train(20)
+    dqn.load_buffer(tmp_path / "a.memory")  # the environments are 20 steps further
+    dqn.train(40)
+    require_uncrossed(dqn)
+    fresh = restored(tmp_path / "a.safetensors", dqn)
+    fresh.load_buffer(tmp_path / "a.memory")
+    fresh.train(40)
+    require_uncrossed(fresh)
+    for algorithm in (dqn, fresh):
+        algorithm.close()
+
+
+def test_where_the_environments_go_on_there_is_none(tmp_path):
+    dqn = DQN("CartPole-v1", buffer=MEMORIES["uniform"], **SMALL)
+    dqn.train(60)
+    dqn.save(tmp_path / "a.safetensors", memory=True)
+    dqn.save_buffer(tmp_path / "a.memory")
+    dqn.load_buffer(tmp_path / "a.memory")
+    one, other = (DQN.from_checkpoint(tmp_path / "a.safetensors") for _ in range(2))
+    other.load_buffer(tmp_path / "a.memory")
+    for algorithm in (dqn, one, other):
+        algorithm.train(60)
+        assert algorithm.buffer.seams.tolist() == []
+        np.testing.assert_equal(algorithm.buffer.get_state(), dqn.buffer.get_state())
+    elsewhere = DQN.from_checkpoint(tmp_path / "a.safetensors", env_id="CartPole-v1", env_backend="gymnasium")
+    elsewhere.train(10)
+    assert elsewhere.buffer.seams.tolist() == [60]
+
+
+@BOTH
+def test_a_memory_of_ones_own_and_one_that_two_collectors_fill(backend):
+    memory = ReplayBuffer(300, 1, 1, n_step=3, gamma=0.5, n_envs=2)
+    one, other = (DQN(ENV, buffer=memory, backend=backend, **SMALL) for _ in range(2))
+    one.train(40)
+    other.train(60)
+    assert memory.seams.tolist() == [40]
+    one.train(40)
+    assert memory.seams.tolist() == [40, 100]
+    require_uncrossed(one, 2)
+    memory.set_state(memory.get_state())
+    one.train(10)
+    assert memory.seams.tolist() == [40, 100]  # nothing was changed
+
+
+def test_native_environments_too_and_in_one_call():
+    """Fused rounds push by the kernel: a state of the environments that is put back is a seam there as well."""
+    dqn = DQN("CartPole-v1", buffer=MEMORIES["uniform"], **SMALL)
+    dqn.train(40)
+    assert dqn.fused()
+    before = dqn.collector.state()
+    dqn.train(20)
+    dqn.collector.set_state(before)
+    dqn.train(20)
+    assert dqn.buffer.seams.tolist() == [60]
+    batch = dqn.buffer.gather(np.arange(54, 60))
+    assert (np.asarray(batch["discounts"]) > 0.5**3).sum() >= 4
+
+
+class NStep(NewestBuffer):
+    """Would have to make n-step returns."""
+
+
+def test_a_memory_from_outside_must_know_how_to_cut(tmp_path):
+    rlox.buffers.BUFFERS["outside-n-step"] = rlox.buffers.Entry(NStep, None)
+    try:
+        dqn = DQN(ENV, buffer={"name": "outside-n-step", "size": 300, "n_step": 3}, **SMALL)
+        dqn.train(40)
+        dqn.collector.forget()
+        with pytest.raises(TypeError, match=r"must define cut\(\) where environments start afresh, NStep does not"):
+            dqn.train(10)
+        cuts = []
+        dqn.buffer.cut = lambda: cuts.append(len(dqn.buffer))
+        dqn.train(10)
+        dqn.train(10)
+        assert cuts == [40]
+    finally:
+        del rlox.buffers.BUFFERS["outside-n-step"]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_exported_episode_ends_there(marked, tmp_path):
+    """Unmarked as in a memory that rlox 0.6.0 wrote, which a resumed run went on filling."""
+    dqn = DQN(ENV, buffer={"name": "uniform", "size": 300}, **SMALL)
+    dqn.train(60)
+    dqn.save(tmp_path / "a.safetensors", memory=True)
+    dqn = restored(tmp_path / "a.safetensors", dqn)
+    dqn.train(40)
+    if not marked:
+        state = dqn.buffer.get_state()
+        del state["seams"]
+        dqn.buffer.set_state(state)
+    dqn.env_id = "Countdown"
+    metadata = write_replay(dqn, tmp_path / "a.arrow", {})
+    data = rlox.open_dataset(tmp_path / "a.arrow")
+    state = data.get_state()
+    assert metadata["n_cut_episodes"] == 4
+    assert np.flatnonzero(state["truncated"]).tolist() == [29, 59, 79, 99]
+    on = ~state["truncated"].astype(bool)[:-1]
+    np.testing.assert_array_equal(state["next_obs"][:-1][on], state["obs"][1:][on])
+    assert sorted(state["obs"][:, 0].tolist()) == sorted([*range(30), *range(20)] * 2)
+
+
+def test_sac_too(tmp_path):
+    """A gymnasium environment that cannot be restored, at the command line's door."""
+    small = {key: value for key, value in SMALL.items() if key != "gamma"}
+    make = lambda: probes.Levers()  # noqa: E731
+    sac = SAC(make, buffer={**MEMORIES["uniform"]}, **small)
+    sac.train(40)
+    sac.save(tmp_path / "a.safetensors", memory=True)
+    again = SAC.from_checkpoint(tmp_path / "a.safetensors", env_id=make)
+    again.train(20)
+    assert again.buffer.seams.tolist() == [40]

@@ -1,0 +1,594 @@
+"""A kernel is run only where the Python functions it stands for are those it was compared with."""
+
+import ast
+import functools
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rlox
+from rlox import losses, shadows
+from rlox.algorithms import A2C, BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
+from rlox.callbacks import Callback
+from rlox.candle import CandleCollector
+from rlox.collectors import RolloutCollector
+from rlox.fingerprints import COMPARED
+from rlox.native import NativePolicy
+from rlox.policies import DiscretePolicy
+
+ROOT = Path(__file__).parents[1]
+SMALL = {"n_envs": 2, "n_steps": 16, "hidden_sizes": [8]}
+Q_SMALL = {"hidden_sizes": [8], "buffer_size": 200, "batch_size": 8, "learning_starts": 10}
+ONLINE = {PPO: ("CartPole-v1", SMALL), A2C: ("CartPole-v1", SMALL), DQN: ("CartPole-v1", Q_SMALL),
+          SAC: ("Pendulum-v1", Q_SMALL), TD3: ("Pendulum-v1", Q_SMALL)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    rng, never = np.random.default_rng(0), np.zeros(64, bool)
+    obs, next_obs = rng.standard_normal((2, 64, 3)).astype(np.float32)
+    actions, rewards = rng.uniform(-1, 1, (64, 1)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
+    return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, np.arange(64) % 16 == 15, never)
+
+
+@pytest.fixture
+def make(dataset):
+    def made(cls, **options):
+        base = next((kind for kind in ONLINE if issubclass(cls, kind)), None)
+        if base is None:
+            return cls(dataset, 3, 1, hidden_sizes=[8], batch_size=8, **options)
+        env, settings = ONLINE[base]
+        return cls(env, **{**settings, **options})
+
+    return made
+
+
+# ---- the record
+
+
+def test_the_record_is_of_the_present_sources():
+    present = shadows.present()
+    differing = sorted(name for name in {*present, *COMPARED} if present.get(name) != COMPARED.get(name))
+    assert not differing, (
+        f"kernels were not compared with these functions as they are now: {', '.join(differing)}. Let the kernels "
+        "compute the same, then run `python tests/record_kernels.py`: it runs the tests that compare them and records "
+        "the functions in rlox/fingerprints.py if they pass"
+    )
+
+
+# What the two paths call alike, what no kernel does, and classes of which single methods are listed.
+SHARED = ("rlox.config:", "rlox.failures:",
+          "rlox.initial:", "rlox.streams:", "rlox.kernels.", "rlox.native:", "rlox.shadows:",
+          "rlox.offline.mixing:joined", "rlox.networks:rng_from_torch", "rlox.networks:nature_cnn",
+          "rlox.policies:MultiDiscretePolicy", "rlox.loops:_means", "rlox.loops:_require_finite", "rlox.loops:Episodes",
+          "rlox.collectors:_Collector", "rlox.batch:TransitionBatch", "rlox.batch:RolloutBatch",
+          "rlox.batch:_Column")  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", shadows.KERNELS)
+def test_what_a_listed_function_calls_is_listed(kernel):
+    listed = shadows._listed(kernel)
+    for module, entries in listed.items():
+        file = shadows._file(module)
+        for name in file.names(entries):
+            for target in file.sources[name].uses.values():
+                where, _, what = target.partition(":")
+                if where.startswith("rlox.") and what and not target.startswith(SHARED):
+                    assert what in listed.get(where, ()), f"{module}.{name} uses {target}"
+
+
+# Called by the kernel's path too, or not by an update.
+BESIDE = {"compiled", "_normalize", "explore", "update_native", "rounds", "policy", "actor", "target",
+          "buffer", "_own_state", "_restore",
+          "_use", "_add_noise", "_require_outputs", "sample"}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [*ONLINE, BC, TD3BC, IQL, CQL])
+def test_what_an_update_calls_of_its_algorithm_is_listed(cls):
+    listed = shadows._listed(cls.name)
+    names = {
+        node.attr
+        for kind in cls.__mro__
+        for name, method in vars(kind).items()
+        if f"{kind.__name__}.{name}" in listed.get(kind.__module__, ())
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method))))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    for name in names - BESIDE:
+        definer = next((kind for kind in cls.__mro__ if inspect.isfunction(vars(kind).get(name))), None)
+        if definer is not None:
+            assert f"{definer.__name__}.{name}" in listed.get(definer.__module__, ()), f"{definer.__name__}.{name}"
+
+
+# ---- what was replaced at run time
+
+normalized, twin_q_loss = losses.normalized, losses.twin_q_loss
+
+
+def doubled(advantages):
+    return 2.0 * normalized(advantages)
+
+
+@functools.wraps(losses.soft_policy_loss)
+def wrapped(*arguments):
+    return twin_q_loss(*arguments)
+
+
+def other(self, *arguments, **options):
+    raise AssertionError
+
+
+# By case: what is replaced, by what, and for which algorithms.
+PATCHES = {
+    "a loss": ("rlox.losses.normalized", doubled, (PPO, A2C)),
+    "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
+    "a loss within a loss": ("rlox.losses.ppo_clip", other, (PPO,)),
+    "a loss by its neighbour": ("rlox.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
+    "a loss compiled": ("rlox.losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
+    "a decorated one": ("rlox.losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
+    "a method of a loss": ("rlox.losses.PPOLoss.__call__", other, (PPO,)),
+    "a class": ("rlox.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
+    "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
+    "a helper of an update": (
+        "rlox.algorithms.twin_critic.TwinCriticAlgorithm._fit_critics", other, (SAC, TD3)),
+    "an offline helper": ("rlox.algorithms.offline.OfflineAlgorithm._move_target", other, (TD3BC, IQL, CQL)),
+    "the optimiser": ("rlox.optimizers.FlatOptimizer._move", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
+    "a schedule": ("rlox.algorithms.ppo.scheduled", other, (PPO,)),
+    "progress": ("rlox.loops.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
+    "a distribution": ("rlox.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
+    "a method that was inherited": ("rlox.policies.DiscretePolicy.get_value", other, (PPO,)),
+    "a constant": ("rlox.policies._LOG_SQRT_2PI", 1.0, (PPO, A2C, SAC, IQL, CQL)),
+    "a constant of a class": ("rlox.policies.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
+    "a table": ("rlox.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
+    "critics": ("rlox.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
+    "minibatches": ("rlox.batch.RolloutBatch.sample_minibatches", other, (PPO,)),
+    "a module by another": ("rlox.losses.F", nn, (DQN, BC, TD3BC)),
+    "what Python has": ("rlox.algorithms.cql.sum", other, (CQL,)),
+}  # fmt: skip
+
+
+def patch(monkeypatch, case):
+    path, value, kinds = PATCHES[case]
+    monkeypatch.setattr(path, value, raising=not path.endswith((".get_value", ".sum")))
+    return kinds, f"{path} differs from what the kernel was compared with"
+
+
+@pytest.mark.parametrize("case", PATCHES)
+def test_what_was_replaced_is_learned_by_in_pytorch(case, make, monkeypatch):
+    kinds, reason = patch(monkeypatch, case)
+    for kind in kinds:
+        algorithm = make(kind)
+        assert (algorithm.backend, algorithm.backend_reason.partition(";")[0]) == ("torch", reason), kind
+        with pytest.raises(ValueError, match="backend must be auto or torch here, got 'native': " + reason):
+            make(kind, backend="native")
+
+
+@pytest.mark.parametrize("case", ["a loss", "a loss where it is used", "critics", "minibatches", "what Python has"])
+def test_others_stay_native(case, make, monkeypatch):
+    kinds, _ = patch(monkeypatch, case)
+    for kind in {*ONLINE, BC, TD3BC, IQL, CQL} - {*kinds}:
+        assert make(kind).backend == "native"
+
+
+def test_a_replaced_function_is_what_is_learned_by(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "rlox.losses.normalized", lambda advantages: seen.append(len(advantages)) or doubled(advantages)
+    )
+    patched = PPO("CartPole-v1", **SMALL)
+    patched.train(64)
+    monkeypatch.undo()
+    plain = PPO("CartPole-v1", backend="torch", **SMALL)
+    plain.train(64)
+    assert seen
+    assert any((a != b).any() for a, b in zip(patched.policy.parameters(), plain.policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL])
+def test_what_is_replaced_after_the_construction_ends_the_training(kind, make, monkeypatch):
+    algorithm = make(kind)
+    monkeypatch.setattr("rlox.optimizers.FlatOptimizer._move", other)
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*rlox.optimizers.FlatOptimizer._move differs"):
+        algorithm.train(40)
+    monkeypatch.undo()
+    algorithm.train(40)
+    algorithm.update = lambda batch: {}
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*update of this {kind.__name__} was replaced"):
+        algorithm.train(40)
+
+
+def test_what_a_callback_replaces_ends_the_training(make):
+    class Patching(Callback):
+        def on_training_start(self, *, algorithm, **info):
+            algorithm.update = lambda batch: {}
+
+    for kind in (PPO, DQN, BC):
+        with pytest.raises(ValueError, match=r"update of this .* was replaced"):
+            make(kind, callbacks=[Patching()]).train(40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        (PPO, "rlox.losses.normalized", doubled),
+        (SAC, "rlox.algorithms.twin_critic.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
+        (TD3BC, "rlox.algorithms.td3_bc.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
+    ],
+)
+def test_a_checkpoint_of_a_native_run_goes_on_in_pytorch(kind, path, value, make, dataset, monkeypatch, tmp_path):
+    algorithm, saved = make(kind), tmp_path / "a.safetensors"
+    algorithm.train(40)
+    algorithm.save(saved)
+    given = {"dataset": dataset} if kind is TD3BC else {}
+    assert kind.from_checkpoint(saved, **given).backend == "native"
+    monkeypatch.setattr(path, value)
+    restored = kind.from_checkpoint(saved, **given)
+    assert restored.backend == "torch"
+    assert "differs from what the kernel was compared with" in restored.backend_reason
+    restored.train(40)
+    with pytest.raises(ValueError, match="differs from what the kernel was compared with"):
+        kind.from_checkpoint(saved, **given, backend="native")
+
+
+# ---- what a subclass overrides
+
+
+def overriding(cls, name):
+    """A subclass whose method does the same."""
+
+    def method(self, *arguments, **options):
+        return getattr(super(own, self), name)(*arguments, **options)
+
+    own = type(f"Own{cls.__name__}", (cls,), {name: method})
+    return own
+
+
+OVERRIDDEN = [
+    *((kind, name) for kind in (PPO, A2C, DQN, SAC, TD3) for name in ("update", "_make_policy", "_setup", "compiled")),
+    *((kind, name) for kind in (BC, TD3BC, IQL, CQL) for name in ("update", "_make_policy", "_setup", "_adam")),
+    *((kind, name) for kind in (SAC, TD3) for name in ("_fit_critics", "_move_target", "_follow_schedule", "_noise")),
+    *((kind, name) for kind in (TD3BC, IQL, CQL) for name in ("_make_critics", "_move_target", "_follow_schedule")),
+    (DQN, "_move_target"),
+    (CQL, "_move_critics"),
+    (BC, "_unit"),
+]
+
+
+@pytest.mark.parametrize(("cls", "name"), OVERRIDDEN)
+def test_what_a_subclass_overrides_is_learned_by_in_pytorch(cls, name, make):
+    algorithm = make(overriding(cls, name))
+    assert algorithm.backend == "torch"
+    assert algorithm.backend_reason.startswith(f"Own{cls.__name__} has a{'n' * (name[0] == 'u')} {name} of its own")
+    algorithm.train(40)
+    with pytest.raises(ValueError, match=f"got 'native': Own{cls.__name__} has an? {name} of its own"):
+        make(overriding(cls, name), backend="native")
+
+
+@pytest.mark.parametrize("name", ["sample", "_rows", "explore"])
+@pytest.mark.parametrize("cls", [DQN, SAC, TD3])
+def test_what_a_subclass_changes_of_the_rounds_goes_step_by_step(cls, name, make):
+    algorithm = make(overriding(cls, name))
+    assert (algorithm.backend, algorithm.fused()) == ("native", False)
+    assert name in algorithm.backend_reason
+    algorithm.train(40)
+    assert make(type("Own", (cls,), {})).fused()
+
+
+@pytest.mark.parametrize("name", ["step", "_explore", "_act"])
+def test_a_collector_that_was_replaced_is_called_at_every_step(name, make, monkeypatch):
+    calls, plain = [], getattr(rlox.collectors.ReplayCollector, name)
+    path = f"rlox.collectors.ReplayCollector.{name}"
+    monkeypatch.setattr(path, lambda self, *arguments: calls.append(1) or plain(self, *arguments))
+    dqn = make(DQN)
+    assert dqn.backend_reason.endswith(f"step by step, since {path} differs from what the kernel was compared with")
+    dqn.train(40)
+    assert len(calls) >= 30
+
+
+class Counting(RolloutCollector):
+    calls = 0
+
+    def _step_by_step(self, *arguments):
+        self.calls += 1
+        return super()._step_by_step(*arguments)
+
+
+class OwnCollector(PPO):
+    def _make_collector(self, *arguments, **options):
+        return Counting(*arguments, **options)
+
+
+def test_a_collector_of_ones_own_is_called(make):
+    ppo = make(OwnCollector)
+    assert ppo.backend_reason == "Counting has a _step_by_step of its own"
+    ppo.train(64)
+    assert ppo.collector.calls == 2
+
+
+def test_a_replaced_policy_acts_in_collection_and_evaluation(make, monkeypatch):
+    calls, act, mode = [], DiscretePolicy.act, DiscretePolicy.mode
+    monkeypatch.setattr(DiscretePolicy, "act", lambda self, *arguments: calls.append("act") or act(self, *arguments))
+    monkeypatch.setattr(DiscretePolicy, "mode", lambda self, obs: calls.append("mode") or mode(self, obs))
+    for options in ({}, {"backend": "torch"}):
+        ppo = make(PPO, **options)
+        assert not ppo.backend_reason.endswith("a kernel collects")
+        ppo.train(32)
+        ppo.evaluate(1)
+        assert {*calls} == {"act", "mode"}
+        calls.clear()
+    with pytest.raises(ValueError, match=r"CandleCollector: .*rlox.policies.DiscretePolicy.act differs"):
+        CandleCollector()
+
+
+def test_a_policy_replaced_while_a_kernel_collects_for_pytorch_is_used(make, monkeypatch):
+    ppo = make(PPO, backend="torch")
+    assert isinstance(ppo.actor, NativePolicy)
+    calls, act = [], DiscretePolicy.act
+    monkeypatch.setattr(DiscretePolicy, "act", lambda self, *arguments: calls.append(1) or act(self, *arguments))
+    ppo.train(32)
+    assert calls
+
+
+# ---- modules of a native run
+
+
+def hook(module):
+    module.register_forward_hook(lambda *arguments: None)
+
+
+def replace(module):
+    path, layer = next((path, layer) for path, layer in module.named_modules() if type(layer) is nn.Linear)
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, nn.Linear(layer.in_features, layer.out_features))
+
+
+def shadow(module):
+    module.forward = lambda *arguments: None
+    module.mode = lambda *arguments: None
+
+
+ALTERATIONS = {
+    "double": (lambda module: module.double(), "moved or converted"),
+    "half": (lambda module: module.half(), "moved or converted"),
+    "to": (lambda module: module.to(torch.bfloat16), "moved or converted"),
+    "frozen": (lambda module: next(module.parameters()).requires_grad_(False), "frozen"),
+    "hooks": (hook, "hooks, which a kernel does not call"),
+    "another layer": (replace, "not those it was made with"),
+    "a method": (shadow, "a method of the policy was replaced"),
+    "new data": (lambda module: [p.set_(p.clone()) for p in module.parameters()], "moved or converted"),
+}
+
+
+@pytest.mark.parametrize("kind", [PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL])
+@pytest.mark.parametrize("how", ALTERATIONS)
+def test_a_policy_altered_after_the_construction_is_named(kind, how, make):
+    change, reason = ALTERATIONS[how]
+    algorithm = make(kind)
+    algorithm.train(40)
+    with torch.no_grad():
+        change(algorithm.policy)
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*{reason}.*backend='torch'"):
+        algorithm.train(40)
+    if kind in ONLINE:
+        with pytest.raises(ValueError, match=reason):
+            algorithm.predict(np.zeros(algorithm.spec.obs_shape, np.float32))
+        with pytest.raises(ValueError, match=reason):
+            algorithm.evaluate(1)
+
+
+def test_a_policy_may_be_looked_at_and_moved_to_where_it_is(make):
+    for kind in (PPO, DQN, SAC, BC):
+        algorithm = make(kind)
+        module = algorithm.policy
+        module.to("cpu").float().train().eval().requires_grad_(True)
+        module.note = "mine"
+        module.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            next(module.parameters()).mul_(0.5)
+        handle = module.register_forward_hook(lambda *arguments: None)
+        handle.remove()
+        algorithm.train(40)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(PPO, "optimizer"), (DQN, "optimizer"), (SAC, "critics"), (SAC, "target"), (SAC, "log_alpha"),
+     (TD3, "target_policy"), (TD3BC, "critic_optimizer"), (IQL, "value"), (CQL, "log_cql_alpha")],
+)  # fmt: skip
+def test_a_network_or_optimiser_replaced_after_the_construction_is_named(kind, name, make):
+    algorithm = make(kind)
+    setattr(algorithm, name, nn.Parameter(torch.zeros(())))
+    with pytest.raises(ValueError, match=f"{name} of this {kind.__name__} was replaced"):
+        algorithm.train(40)
+
+
+def test_the_targets_of_dqn_are_watched(make):
+    dqn = make(DQN)
+    dqn.target.double()
+    with pytest.raises(ValueError, match="the target's parameters were moved or converted"):
+        dqn.train(40)
+
+
+def test_hooks_on_all_modules_are_noticed(make):
+    ppo = make(PPO)
+    module = ppo.policy
+    handle = nn.modules.module.register_module_forward_hook(lambda *arguments: None)
+    try:
+        with pytest.raises(ValueError, match="all modules have hooks"):
+            ppo.train(32)
+        assert make(PPO, policy=DiscretePolicy(4, 2, 8)).backend == "torch"
+    finally:
+        handle.remove()
+    assert module is ppo.policy
+    ppo.train(32)
+
+
+def test_a_given_policy_with_a_method_of_its_own_is_trained_by_pytorch(make):
+    policy = DiscretePolicy(4, 2, 8)
+    policy.distribution = policy.distribution
+    ppo = make(PPO, policy=policy)
+    assert (ppo.backend, ppo.backend_reason) == ("torch", "the policy has a method of its own, distribution")
+
+
+# ---- what was edited
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory):
+    """The package in another place; a function that edits a file there and runs a program with it."""
+    root = tmp_path_factory.mktemp("edited")
+    package = Path(rlox.__file__).parent
+    shutil.copytree(package, root / "rlox", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "rlox" / "kernels").symlink_to(Path(rlox.kernels.__file__).parent)
+
+    def run(program, *edits):
+        before = {path: (root / path).read_text() for path, *_ in edits}
+        try:
+            for path, old, new in edits:
+                text = (root / path).read_text()
+                assert old in text, old
+                (root / path).write_text(text.replace(old, new, 1))
+            done = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=root,
+                env={**os.environ, "PYTHONPATH": str(root)},
+            )  # fmt: skip
+        finally:
+            for path, text in before.items():
+                (root / path).write_text(text)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    run.root = root
+    return run
+
+
+REASONS = """
+import sys
+import rlox
+from rlox.algorithms import A2C, DQN, PPO
+for cls in (PPO, A2C, DQN):
+    made = cls("CartPole-v1")
+    print(made.backend_reason.partition(";")[0].removesuffix(" differs from what the kernel was compared with"))
+print("torch" in sys.modules, rlox.__file__)
+"""
+SAC_REASON = "from rlox.algorithms import SAC; print(SAC('Pendulum-v1').backend_reason.split(' differs')[0])"
+NATIVE = "a perceptron on the CPU, computed as the PyTorch update defines it"
+
+
+def test_an_edited_function_is_learned_by_in_pytorch(copied):
+    *reasons, last = copied(REASONS, ("rlox/losses.py", "(std + 1e-8)", "(std + 1e-6)"))
+    assert reasons == ["rlox.losses.normalized", "rlox.losses.normalized", NATIVE]
+    assert last == f"True {copied.root / 'rlox' / '__init__.py'}"
+
+
+EDITS = {
+    "policies:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
+    "algorithms.sac:SAC.update": ("losses import soft_policy_loss", "losses import cloning_loss as soft_policy_loss"),
+    "optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
+    "networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
+    "policies:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
+    "algorithms.twin_critic:TwinCriticAlgorithm._move_target": (
+        "self._target_block.lerp_(",
+        "self._target_block.add_(",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_every_kind_of_edit_is_seen(name, copied):
+    path = f"rlox/{name.partition(':')[0].replace('.', '/')}.py"
+    assert copied(SAC_REASON, (path, *EDITS[name])) == [f"rlox.{name.replace(':', '.')}"]
+
+
+def test_layout_comments_docstrings_and_annotations_do_not_count(copied):
+    line = "    std, mean = torch.std_mean(advantages)"
+    edits = [
+        (line, "    # another comment\n\n    std, mean = (\n        torch.std_mean(advantages)  # here\n    )"),
+        ("having no variance", "for it has no variance"),
+        ("def normalized(advantages: torch.Tensor) -> torch.Tensor", "def normalized(advantages)"),
+        ("def ppo_clip(", "def unlisted():\n    return 1\n\n\ndef ppo_clip("),
+    ]
+    *reasons, last = copied(REASONS, *(("rlox/losses.py", *edit) for edit in edits))
+    assert reasons == [NATIVE] * 3
+    assert last == f"False {copied.root / 'rlox' / '__init__.py'}"
+
+
+def test_a_source_that_cannot_be_read_is_not_taken_for_the_recorded_one(copied):
+    source = copied.root / "rlox" / "losses.py"
+    program = "from rlox.algorithms import PPO; PPO('CartPole-v1', backend='native')"
+    source.rename(source.with_suffix(".away"))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=copied.root,
+            env={**os.environ, "PYTHONPATH": str(copied.root)},
+        )  # fmt: skip
+    finally:
+        source.with_suffix(".away").rename(source)
+    assert "got 'native': rlox.losses." in done.stderr
+
+
+def test_what_has_changed_is_recorded_only_if_the_kernels_compute_the_same(copied):
+    (copied.root / "tests").mkdir(exist_ok=True)
+    for name in ("record_kernels.py", "kernels", "algorithms", "test_backends.py", "conftest.py", "gradients.py",
+                 "textbook.py", "probes.py", "children.py"):  # fmt: skip
+        if not (copied.root / "tests" / name).exists():
+            (copied.root / "tests" / name).symlink_to(ROOT / "tests" / name)
+    program = f"""
+import runpy, sys
+sys.path.insert(0, {str(copied.root)!r})
+sys.argv = [{str(copied.root / "tests" / "record_kernels.py")!r}]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as e:
+    print("exit code", e.code)
+"""
+    before = (copied.root / "rlox" / "fingerprints.py").read_text()
+    assert copied(program)[-2:] == ["nothing that a kernel stands for has changed since it was compared", "exit code 0"]
+    said = copied(program, ("rlox/losses.py", "1.0 - clip_eps, 1.0 + clip_eps", "1.0 - clip_eps, 1.5 + clip_eps"))
+    assert said[-2:] == ["not recorded, for the comparison failed: rlox.losses:ppo_clip", "exit code 1"]
+    assert (copied.root / "rlox" / "fingerprints.py").read_text() == before
+
+
+# ---- the command line
+
+
+def test_the_command_line_says_which_function_differs(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import rlox.losses\nplain = rlox.losses.normalized\nrlox.losses.normalized = lambda x: plain(x)\n"
+    )
+    arguments = ["algo=ppo", "env=CartPole-v1", "total_timesteps=64", "algo.n_steps=8", "algo.hidden_sizes=[8]"]
+    arguments += ["logger=none", "eval.n_points=0", "--import", "mine"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rlox_cli.main", "train", *arguments],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert "backend: torch (rlox.losses.normalized differs from what the kernel was compared with" in said, done.stderr
+
+
+def test_threads_may_make_algorithms_at_once(tmp_path):
+    """Python 3.11's parser fails where two threads are in it."""
+    program = (
+        "import pathlib, sys, threading, rlox.shadows as shadows\nsys.setswitchinterval(1e-6)\n"
+        "failed = []\n"
+        "def parse():\n"
+        "    try:\n"
+        "        for kernel in shadows.KERNELS:\n"
+        "            for module in shadows._listed(kernel):\n"
+        "                shadows._parsed(module, pathlib.Path(shadows._path(module)).read_bytes())\n"
+        "    except BaseException as e:\n"
+        "        failed.append(repr(e))\n"
+        "threads = [threading.Thread(target=parse) for _ in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert not failed, failed\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

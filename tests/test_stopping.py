@@ -1,0 +1,258 @@
+"""Ctrl-C and SIGTERM: the first lets an update end and saves, the second stops at once whatever is running."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rlox import PPO, TD3
+from rlox.checkpoint import load_checkpoint
+from rlox.kernels.nn.ac_learner import NativeBC
+from rlox.kernels.nn.learner import NativeActorCritic, n_parameters
+
+RLOX = [sys.executable, "-m", "rlox_cli.main"]
+DEADLINE = 60  # seconds; all of it is over in two or three where the machine is not busy
+SMALL = ["tuned=off", "logger=none", "eval.n_points=0", "eval.n_episodes=1", "algo.hidden_sizes=[16]"]
+SMALL += ["total_timesteps=200", "hydra.run.dir=run"]
+PPO_SMALL = ["algo=ppo", "env=CartPole-v1", "algo.n_steps=16", *SMALL]
+# An update that would last for days.
+ENDLESS = {
+    "ppo": (PPO_SMALL, "algo.n_epochs=100000000"),
+    "dqn": (["algo=dqn", "env=CartPole-v1", "algo.learning_starts=50", *SMALL], "algo.gradient_steps=1000000"),
+    "sac": (["algo=sac", "env=Pendulum-v1", "algo.learning_starts=50", *SMALL], "algo.gradient_steps=1000000"),
+}
+
+
+class Process:
+    """A command whose output is read as it comes."""
+
+    def __init__(self, cwd, *words, **options):
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [*RLOX, *words],
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+            **options,
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.said += line
+
+    def wait_for(self, holds):
+        deadline = time.monotonic() + DEADLINE
+        while not holds():
+            assert time.monotonic() < deadline, self.said
+            assert self.process.poll() is None, self.said
+            time.sleep(0.05)
+
+    def ended(self):
+        """Its exit code."""
+        try:
+            code = self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            pytest.fail(f"it did not stop: {self.said}")
+        self._reader.join(DEADLINE)
+        return code
+
+
+def updating(cwd, *words):
+    """A training that is in the middle of its first update."""
+    process = Process(cwd, "train", *words)
+    process.wait_for(lambda: list(cwd.rglob("metrics.jsonl")))
+    time.sleep(1.0)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("algo", "backend"), [("ppo", "native"), ("ppo", "torch"), ("dqn", "native"), ("sac", "native"), ("sac", "torch")]
+)
+def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backend, tmp_path):
+    words, endless = ENDLESS[algo]
+    done = subprocess.run([*RLOX, "train", *words, f"backend={backend}"], cwd=tmp_path, timeout=300)
+    assert done.returncode == 0
+    last = tmp_path / "run/checkpoints/last.safetensors"
+    before = last.read_bytes()
+    process = Process(tmp_path, "train", "resume=run", "total_timesteps=400", endless)
+    process.wait_for(lambda: (tmp_path / "run/metrics.jsonl").read_text().count('"start"') == 2)
+    time.sleep(1.0)
+    process.process.send_signal(signal.SIGINT)
+    process.wait_for(lambda: "stopping after this update" in process.said)
+    assert "Ctrl-C once more stops at once" in process.said
+    process.process.send_signal(signal.SIGINT)
+    assert process.ended() == 130
+    assert "stopped at once. Saved before that: run/checkpoints/last.safetensors" in process.said
+    assert "Go on: rlox train resume=run" in process.said
+    assert "Traceback" not in process.said
+    assert last.read_bytes() == before
+    again = endless.partition("=")[0] + "=1"
+    done = subprocess.run([*RLOX, "train", "resume=run", again], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert load_checkpoint(last).header["counters"]["env_steps"] >= 400
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_sigterm_does_not_wait_for_an_endless_update(backend, tmp_path):
+    process = updating(tmp_path, *PPO_SMALL, "algo.n_epochs=100000000", f"backend={backend}")
+    process.process.send_signal(signal.SIGTERM)
+    assert process.ended() == 143
+    assert "stopping after this update" in process.said
+    assert "stopped at once. No checkpoint had been saved yet" in process.said
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+BUSY = """
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Busy(CartPoleEnv):
+    def step(self, action):
+        np.linalg.eigvals(np.random.rand(4_000, 4_000))  # a minute of C, in which no handler of a signal runs
+        return super().step(action)
+
+gymnasium.register("Busy-v0", Busy, max_episode_steps=10)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_that_hangs_is_stopped_too(workers, tmp_path):
+    (tmp_path / "busy.py").write_text(BUSY)
+    words = [word for word in PPO_SMALL if not word.startswith("env=")]
+    process = updating(tmp_path, "--import", "busy", *words, "env=Busy-v0", "env.n_envs=1", f"env.workers={workers}")
+    process.process.send_signal(signal.SIGTERM)
+    assert process.ended() == 143
+    assert "stopped at once" in process.said
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+def test_a_sweep_obeys(launcher, how, tmp_path):
+    if launcher != "basic":
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    words = ["-m", "seed=0,1", *PPO_SMALL[:-1], "algo.n_epochs=100000000", "hydra.sweep.dir=sweep", *parallel]
+    process = updating(tmp_path, *words)
+    if how == "ctrl-c":
+        os.killpg(process.process.pid, signal.SIGINT)
+        process.wait_for(lambda: "Ctrl-C once more stops at once" in process.said)
+        os.killpg(process.process.pid, signal.SIGINT)
+    else:
+        process.process.send_signal(signal.SIGTERM)
+    assert process.ended() == (130 if how == "ctrl-c" else 143)
+    assert "rlox sweep resume sweep" in process.said
+    deadline = time.monotonic() + DEADLINE
+    while any_of_session(process.process.pid):
+        assert time.monotonic() < deadline, "a job outlives the sweep"
+        time.sleep(0.2)
+
+
+def any_of_session(session):
+    """Whether a process of that session still runs (a zombie does not)."""
+    table = subprocess.run(["ps", "-eo", "sess,stat"], capture_output=True, text=True, check=True).stdout
+    return any(line.split()[0] == str(session) and "Z" not in line.split()[1] for line in table.splitlines()[1:])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("verb", ["eval", "bench"])
+def test_eval_and_bench_obey(verb, number, code, tmp_path):
+    if verb == "eval":
+        agent = PPO("CartPole-v1", n_envs=2, n_steps=16, hidden_sizes=[8])
+        agent.train(32)
+        agent.save(tmp_path / "agent.safetensors")
+        process = Process(tmp_path, "eval", "agent.safetensors", "--episodes", "1000000")
+    else:
+        words = [word for word in PPO_SMALL if not word.startswith(("hydra", "eval.n_points"))]
+        endless = ["algo.n_epochs=100000000", "--seeds", "5", "--jobs", "2", "--runs", "runs", "--score-only"]
+        process = Process(tmp_path, "bench", "learn", *words, *endless)
+        process.wait_for(lambda: list(tmp_path.rglob("metrics.jsonl")))
+    time.sleep(2.0)
+    process.process.send_signal(number)
+    if verb == "bench" and number == signal.SIGINT:
+        process.wait_for(lambda: "once more stops at once" in process.said)
+        process.process.send_signal(number)
+    assert process.ended() == code
+
+
+def interrupted(work):
+    """Call `work` and send Ctrl-C half a second after its beginning; whether it raised."""
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        timer.cancel()
+    return False
+
+
+LONG = {
+    "epochs": lambda: PPO("CartPole-v1", 2, n_steps=32, hidden_sizes=[8], n_epochs=10**8),
+    "rollout": lambda: PPO("CartPole-v1", 2, n_steps=5_000_000, hidden_sizes=[8]),
+    "rounds": lambda: TD3(
+        "Pendulum-v1", 1, buffer_size=500, learning_starts=20, gradient_steps=10**6, hidden_sizes=[8], batch_size=8
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_an_interrupted_kernel_leaves_the_object_usable(what):
+    """In a notebook Ctrl-C comes at any time, and training may go on after it."""
+    agent = LONG[what]()
+    assert agent.backend == "native"
+    assert interrupted(lambda: agent.train(10**9))
+    agent.config.n_epochs = agent.config.gradient_steps = 1
+    agent.config.n_steps = 32
+    metrics = agent.train(200)
+    assert all(math.isfinite(value) for name, value in metrics.items() if name.endswith("loss"))
+    weights = agent.native.weights()
+    assert all(np.isfinite(array).all() for array in weights.values())
+    if what != "rounds":
+        # Its observations are those of the environments as they are now.
+        np.testing.assert_array_equal(agent.collector._raw, agent.collector.env.observe())
+
+
+@pytest.mark.parametrize("kernel", ["a2c", "bc"])
+def test_one_gradient_of_a_huge_batch_is_interrupted(kernel):
+    n, hidden, rng = 300_000, [512, 512], np.random.default_rng(0)
+    obs, column = rng.normal(size=(n, 64)).astype(np.float32), np.zeros(n, np.float32)
+    if kernel == "bc":
+        net = NativeBC(np.zeros(64 * 512 + 512 + 512 * 512 + 512 + 513, np.float32), 64, 1, hidden)
+        assert interrupted(lambda: [net.update(obs, column[:, None], learning_rate=1e-3) for _ in range(1000)])
+        weights = net.parameters["policy"]
+    else:
+        net = NativeActorCritic(np.zeros(n_parameters(64, 2, hidden), np.float32), 64, 2, hidden)
+        settings = {"learning_rate": 1e-3, "vf_coef": 0.5, "ent_coef": 0.0}
+        columns = (np.zeros(n, np.int64), column, column, column)
+        assert interrupted(lambda: [net.a2c(obs, *columns, **settings) for _ in range(1000)])
+        weights = net.parameters
+    assert np.isfinite(weights).all()
+
+
+def test_a_kernel_in_another_thread_runs_on():
+    agent = PPO("CartPole-v1", 2, n_steps=32, hidden_sizes=[8], n_epochs=20_000)
+    done = threading.Event()
+
+    def work():
+        agent.train(64)
+        done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert interrupted(lambda: time.sleep(DEADLINE))
+    assert done.wait(DEADLINE)
+    assert agent.counters.updates == 1

@@ -1,0 +1,258 @@
+"""What a terminal shows, and what becomes of a command whose reader leaves: real pipes, real pseudo-terminals."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlox.algorithms import PPO, SAC
+from rlox.callbacks import EvalCallback
+from rlox_cli import progress
+from rlox_cli.progress import ProgressCallback
+from rlox_cli.terminal import make_table, print_table
+
+RLOX = [sys.executable, "-m", "rlox_cli.main"]
+SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=2000", "eval.n_episodes=2", "logger=none"]
+
+
+def rlox(*words, cwd, **env):
+    environment = {**os.environ, **env}
+    return subprocess.run([*RLOX, *words], cwd=cwd, env=environment, capture_output=True, timeout=240)
+
+
+def on_a_terminal(columns: int, *words: str, cwd: Path, **env: str) -> tuple[int, list[str]]:
+    """The exit code, and every line that was shown, those of a redrawn line among them."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color", **env}
+    process = subprocess.Popen([*RLOX, *words], cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            more = os.read(ours, 1 << 16)
+        except OSError:  # the terminal's last user has closed it
+            break
+        if not more:
+            break
+        shown += more
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    return process.wait(timeout=240), re.split(r"[\r\n]+", text)
+
+
+def finished(run: Path) -> bool:
+    assert (run / "checkpoints" / "last.safetensors").is_file()
+    assert (run / "checkpoints" / "best.safetensors").is_file()
+    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]).get("status") == "finished"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with runs whose names are long, and a sweep of which one job cannot be."""
+    cwd = tmp_path_factory.mktemp("terminal")
+    name = "outputs/2026-11-22/a-run-whose-folder-has-a-long-name-and-a-longer-one-s{}"
+    for seed in (0, 1):
+        done = rlox("train", *SMALL, f"seed={seed}", f"hydra.run.dir={name.format(seed)}", cwd=cwd)
+        assert done.returncode == 0, done.stderr
+    words = [*SMALL, "algo.hidden_sizes=[16,16]", "hydra.sweeper.plot=false", "hydra.sweep.dir=sweep"]
+    rlox("train", "-m", *words, "algo.learning_rate=0.001,1e30", "algo.max_grad_norm=0.5,null", cwd=cwd)
+    return cwd
+
+
+@pytest.mark.parametrize("error_too", [False, True])
+def test_training_goes_on_when_its_reader_leaves(tmp_path, error_too):
+    words = ["train", *SMALL, "hydra.run.dir=run"]
+    errors = subprocess.STDOUT if error_too else subprocess.PIPE
+    with subprocess.Popen([*RLOX, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors) as process:
+        assert process.stdout.readline().startswith(b"tuned settings")
+        process.stdout.close()
+        said = b"" if error_too else process.stderr.read()
+        assert process.wait(timeout=240) == 0
+    assert said == b""
+    assert finished(tmp_path / "run")
+
+
+def test_a_sweep_goes_on_when_its_reader_leaves(tmp_path):
+    words = ["train", "-m", *SMALL, "seed=0,1", "hydra/launcher=joblib", "hydra.sweep.dir=sweep"]
+    with subprocess.Popen([*RLOX, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout.readline() == b"2 jobs, all valid\n"
+        process.stdout.close()
+        assert process.wait(timeout=240) == 0
+    runs = sorted(tmp_path.glob("sweep/*-s*"))
+    assert len(runs) == 2
+    assert all(map(finished, runs))
+
+
+@pytest.mark.parametrize("verb", ["show", "ls envs", "ls runs", "train --help", "sweep status sweep"])
+def test_what_only_prints_ends_well_when_its_reader_leaves(trained, verb):
+    # Nobody reads from the beginning on, so that every write fails.
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*RLOX, *verb.split()], cwd=trained, stdout=write, stderr=subprocess.PIPE, timeout=240)
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_cost_no_training(tmp_path, closed):
+    command = " ".join([*RLOX, "train", *SMALL, "hydra.run.dir=run", closed])
+    done = subprocess.run(command, shell=True, cwd=tmp_path, timeout=240, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert finished(tmp_path / "run")
+    # What is printed has not gone into the files that took the streams' numbers.
+    assert all(json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    wrong = subprocess.run(command.replace("env=", "nope="), shell=True, cwd=tmp_path, timeout=240, capture_output=True)
+    assert wrong.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "encoding", "sign"),
+    [
+        ({"PYTHONIOENCODING": "ascii"}, "ascii", "+-"),
+        ({"PYTHONIOENCODING": "latin-1"}, "latin-1", "±"),
+        ({"LC_ALL": "C", "PYTHONIOENCODING": ""}, "ascii", "+-"),
+        ({"PYTHONIOENCODING": "utf-8"}, "utf-8", "±"),
+    ],
+)
+def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign):
+    done = rlox("train", *SMALL, "hydra.run.dir=run", cwd=tmp_path, **env)
+    assert done.returncode == 0, done.stderr
+    assert f" {sign} " in done.stdout.decode(encoding)
+    for verb in ("show", "ls buffers", "--help", "train --help", "compare run run", "eval run", "nope"):
+        said = rlox(*verb.split(), cwd=tmp_path, **env)
+        text = (said.stdout + said.stderr).decode(encoding)
+        assert "Traceback" not in text
+        assert len(text) > 50
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONIOENCODING": ""}])
+@pytest.mark.parametrize("columns", [80, 39, 20])
+def test_the_live_line_fits_and_drops_losses_first(tmp_path, columns, locale):
+    words = ["train", *SMALL, "total_timesteps=40_000", "eval.n_points=2", "hydra.run.dir=run"]
+    code, lines = on_a_terminal(columns, *words, cwd=tmp_path, **locale)
+    assert code == 0
+    end = next(i for i, line in enumerate(lines) if line.startswith("trained"))
+    live = [line for line in lines[:end] if re.search(r"\d%", line)]
+    assert live
+    assert max(map(len, live)) < columns
+    assert all(re.search(r"\d%(  \d+:\d\d left|$)", line) for line in live)
+    assert any("left" in line for line in live)
+    bar = "-" if locale else "━"
+    if columns > 20:
+        assert all(line.count(bar) >= 4 for line in live[1:])
+    if columns == 80:
+        assert all("ppo CartPole-v1 seed 0" in line for line in live)
+        assert any("steps/s" in line and "return" in line for line in live)
+        assert not any("policy" in line for line in live)
+    assert not any("±" in line for line in lines) or not locale
+
+
+def test_nothing_is_extrapolated_from_the_random_phase(monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    out = io.StringIO()
+    with ProgressCallback(Console(file=out, width=200), "sac", 2000) as shown:
+        sac = SAC(
+            *("Pendulum-v1", 1, 0),
+            **{"hidden_sizes": [16], "batch_size": 16, "learning_starts": 1005},
+            callbacks=[EvalCallback(4, 1), shown],
+        )
+        sac.train(2000)
+    lines = {int(re.search(r"([\d,]+)/", line)[1].replace(",", "")): line for line in out.getvalue().splitlines()}
+    assert {20, 1000, 1020, 1040, 2000} <= set(lines)
+    for step, line in lines.items():
+        if "eval" in line and "over" in line:
+            continue
+        assert ("warming up" in line) == (step <= 1020)
+        assert ("steps/s" in line) == (step > 1020)
+        assert ("left" in line) == (step > 1020)
+    assert not re.search(r"(?<![\d.,])0 steps/s|nan", out.getvalue())
+
+
+def test_no_speed_is_shown_before_there_is_one(monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    out = io.StringIO()
+    with ProgressCallback(Console(file=out, width=200), "ppo", 512) as shown:
+        PPO("CartPole-v1", 4, 0, n_steps=32, callbacks=[EvalCallback(4, 1), shown]).train(512)
+    assert "warming up" not in out.getvalue()
+    assert out.getvalue().count("steps/s") >= 4
+    assert not re.search(r"(?<![\d.,])0 steps/s|nan", out.getvalue())
+
+
+def test_paths_can_be_copied_whole_at_80_columns(trained):
+    code, lines = on_a_terminal(80, "ls", "runs", cwd=trained)
+    assert code == 0
+    for seed in (0, 1):
+        run = f"outputs/2026-11-22/a-run-whose-folder-has-a-long-name-and-a-longer-one-s{seed}"
+        assert run in [line.rstrip() for line in lines]
+        found = lines[[line.rstrip() for line in lines].index(run) + 1]
+        assert f"algo ppo  env CartPole-v1  seed {seed}  steps 2,048  status finished" in found
+    # Elsewhere a run is a line, however long.
+    piped = rlox("ls", "runs", cwd=trained).stdout.decode().splitlines()
+    assert any(re.search(rf"{re.escape(run)} +ppo +CartPole-v1 +1 +2,048 +finished", line) for line in piped)
+
+
+def test_a_sweep_stays_readable_at_80_columns(trained):
+    code, lines = on_a_terminal(80, "sweep", "status", "sweep", cwd=trained)
+    assert code == 0
+    assert "    job algo.learning_rate=0.001 algo.max_grad_norm=0.5  state finished" in lines
+    failed = lines.index("    job algo.learning_rate=1e+30 algo.max_grad_norm=null  state failed")
+    said = " ".join(line.strip() for line in lines[failed : failed + 8])
+    assert "training cannot go on. Try a lower learning_rate or max_grad_norm" in said
+    assert max(len(line) for line in lines if "/checkpoints/" not in line) <= 80
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("topic", ["algo=ppo", "eval", "env=CartPole-v1"])
+def test_show_breaks_no_word(trained, columns, topic):
+    code, lines = on_a_terminal(columns, "show", topic, cwd=trained)
+    assert code == 0
+    words = {word for line in rlox("show", topic, cwd=trained).stdout.decode().splitlines() for word in line.split()}
+    assert {word for line in lines for word in line.split()} - words <= {"type", "default", "tuned", "search"}
+
+
+def test_tables_hold_text_and_no_markup():
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    table = make_table("sweep", "jobs", "typed")
+    table.add_row("outputs/" + "x" * 60, "1 of 2", "hydra.sweeper.search=[learning_rate,gamma] algo=ppo")
+    print_table(console, table)
+    assert out.getvalue().splitlines() == [
+        "outputs/" + "x" * 60,
+        "    jobs 1 of 2",
+        "    hydra.sweeper.search=[learning_rate,gamma]",
+        "    algo=ppo",
+    ]
+
+
+def test_help_shows_what_is_typed(tmp_path):
+    said = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout.decode()
+    assert "'hydra.sweeper.search=[learning_rate,gamma]'" in said
+    assert "'logger=[mlflow,csv]'" in said
+    assert "--info [TOPIC]" in said
+
+
+def test_no_score_is_none(tmp_path):
+    lines = rlox("ls", "tuned", cwd=tmp_path).stdout.decode().splitlines()
+    assert "None" not in " ".join(lines)
+    assert any(line.split() == ["algo=cql", "env=Pendulum-v1", "5,000"] for line in lines)
+
+
+def test_evaluation_points_are_warned_of_where_they_were_chosen(tmp_path):
+    short = ["train", *SMALL, "total_timesteps=512", "eval.n_episodes=1"]
+    assert b"eval.n_points" not in rlox(*short, "hydra.run.dir=a", cwd=tmp_path).stdout
+    assert b"eval.n_points=12" in rlox(*short, "eval.n_points=12", "hydra.run.dir=b", cwd=tmp_path).stdout

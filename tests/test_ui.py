@@ -1,0 +1,104 @@
+"""`rlox ui` with MLflow's real server, and what the end of a run says of its trackers."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+RLOX = [sys.executable, "-m", "rlox_cli.main"]
+SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=512", "eval.n_points=0", "eval.n_episodes=1"]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A run in MLflow and, offline, in W&B, with what the command printed."""
+    cwd = tmp_path_factory.mktemp("ui")
+    words = [*SMALL, "logger=[mlflow,wandb]", "logger.wandb.mode=offline", "hydra.run.dir=run"]
+    done = subprocess.run([*RLOX, "train", *words], cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return cwd, done.stdout
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def members(group: int) -> list[int]:
+    """Processes of a session, zombies left out."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z" and int(fields[3]) == group:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def test_the_end_of_a_run_names_the_folder_of_wandb(logged):
+    cwd, said = logged
+    folder = re.search(r"^  wandb +(\S+)$", said, re.MULTILINE)[1]
+    assert folder.startswith("run/wandb/offline-run-")
+    assert list((cwd / folder).glob("*.wandb"))
+    assert f"  upload       wandb sync {folder}\n" in said
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGHUP, signal.SIGINT))]
+)
+def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
+    cwd, _ = logged
+    with open(tmp_path / "said", "w+") as said:
+        process = subprocess.Popen([*RLOX, "ui", "--port", str(port)], cwd=cwd, stderr=said, stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 240
+            url = None
+            while url is None and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+                url = re.search(r"^(http\S+) \(Ctrl-C stops it\)$", Path(said.name).read_text(), re.MULTILINE)
+            assert url is not None, Path(said.name).read_text()
+            # It answers at once, and shows the runs as those of a model's training.
+            assert url[1] == f"http://127.0.0.1:{port}/#/experiments/1/runs?workflowType=machine_learning"
+            api = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/get?experiment_id=1"
+            with urllib.request.urlopen(api, timeout=60) as answer:
+                tags = json.load(answer)["experiment"]["tags"]
+            assert {"key": "mlflow.experimentKind", "value": "custom_model_development"} in tags
+            second = subprocess.run([*RLOX, "ui", "--port", str(port)], cwd=cwd, capture_output=True, text=True)
+            assert second.returncode == 2
+            assert second.stderr == (
+                f"rlox ui: --port {port} must be free, but another program listens there; try --port {port + 1}\n"
+            )
+            (server,) = [int(one) for one in _children(process.pid)]
+            assert len(members(server)) >= 2
+            process.send_signal(number)
+            assert process.wait(timeout=60) == 128 + number
+            assert members(server) == []
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_server_that_cannot_start_is_an_error(logged, port):
+    cwd, _ = logged
+    words = ["ui", "--port", str(port), "--no-such-option"]
+    done = subprocess.run([*RLOX, *words], cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "rlox ui: mlflow server ended with exit code 2" in done.stderr
+    assert "Ctrl-C" not in done.stderr
