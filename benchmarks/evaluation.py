@@ -1,0 +1,110 @@
+"""What evaluations cost a run: whole `rlox train` commands, with evaluations in place and beside training, in turns.
+
+usage: evaluation.py [--rounds 3] [--only halfcheetah,lunarlander,atari] [--before RLOX] [--scale 1.0] [--out FILE]
+
+Each round trains every task with each system, one after the other: `in place` (eval.workers=0), `beside`
+(eval.workers=-1), and with --before the rlox command of another installation. Seconds by the clock and of CPU, of the
+command and all that it started; how busy the machine was before and during each run is written beside them. A
+difference in an evaluation, or in the weights of the best checkpoint, ends the measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rlox.checkpoint import load_checkpoint, versions
+from rlox.tracking import durable_rows
+from rlox_cli.bench.machine import provenance
+
+# Words of `rlox train`, and environment steps.
+TASKS = {
+    "halfcheetah": (["algo=ppo", "env=HalfCheetah-v5"], 60_000),
+    "lunarlander": (["algo=ppo", "env=LunarLander-v3"], 200_000),
+    "atari": (["experiment=atari-ppo", "eval.n_points=4", "eval.n_episodes=3"], 6_144),
+}
+SYSTEMS = {"in place": ["eval.workers=0"], "beside": ["eval.workers=-1"]}
+
+
+def train(command: list[str], words: list[str], folder: Path) -> dict[str, float]:
+    """Seconds of one run, by the clock and of CPU, and the share of its cores' time that others took."""
+    before, load = os.times(), os.getloadavg()[0]
+    idle, started = _idle_s(), time.perf_counter()
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = [*command, "train", *words, "logger=none", f"hydra.run.dir={folder}"]
+    done = subprocess.run(run, env=env, capture_output=True, text=True)
+    wall, idle = time.perf_counter() - started, _idle_s() - idle
+    if done.returncode:
+        raise SystemExit(f"{' '.join(run)} failed:\n{done.stderr}")
+    after = os.times()
+    cpu = sum(after[2:4]) - sum(before[2:4])
+    others = max(0.0, wall * os.cpu_count() - idle - cpu)
+    return {"wall_s": wall, "cpu_s": cpu, "load_before": load, "cpu_s_of_others": others}
+
+
+def _idle_s() -> float:
+    """Seconds that the cores have been idle, together."""
+    with open("/proc/stat") as file:
+        return sum(map(int, file.readline().split()[4:6])) / os.sysconf("SC_CLK_TCK")
+
+
+def result(folder: Path) -> tuple[list[tuple[int, float]], dict[str, bytes]]:
+    """What a run has come to: its evaluations, and the weights of its best checkpoint."""
+    rows = [(row["step"], row["eval/mean_return"]) for row in durable_rows(folder) if "eval/mean_return" in row]
+    best = load_checkpoint(folder / "checkpoints" / "best.safetensors").tensors["policy"]
+    return rows, {name: array.tobytes() for name, array in best.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(TASKS))
+    parser.add_argument("--before", help="the rlox command of an earlier version")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the steps")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    here = [sys.executable, "-m", "rlox_cli.main"]
+    systems = {name: (here, words) for name, words in SYSTEMS.items()}
+    if args.before:
+        systems = {"before": ([args.before], []), **systems}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for name in args.only.split(","):
+        words, steps = TASKS[name]
+        words = [*words, f"total_timesteps={int(steps * args.scale)}"]
+        found[name] = {system: [] for system in systems}
+        firsts: dict[bool, tuple[list[tuple[int, float]], dict[str, bytes]]] = {}
+        for _ in range(args.rounds):
+            for system, (command, more) in systems.items():
+                with tempfile.TemporaryDirectory() as scratch:
+                    folder = Path(scratch, "run")
+                    took = train(command, [*words, *more], folder)
+                    outcome = result(folder)
+                # An earlier version may learn otherwise; this one must not, wherever its evaluations are made.
+                if firsts.setdefault(system == "before", outcome) != outcome:
+                    raise SystemExit(f"{name}, {system}: evaluations or best weights are not those of the first run")
+                found[name][system].append(took)
+                print(name, system, json.dumps({k: round(v, 2) for k, v in took.items()}), flush=True)
+    medians = {
+        name: {
+            system: {key: round(statistics.median(one[key] for one in runs), 2) for key in ("wall_s", "cpu_s")}
+            for system, runs in of_task.items()
+        }
+        for name, of_task in found.items()
+    }
+    print(json.dumps(medians, indent=1))
+    if args.out:
+        options = [f"--rounds {args.rounds}", f"--only {args.only}", *([f"--scale {args.scale:g}"] * (args.scale != 1))]
+        command = f"python benchmarks/evaluation.py {' '.join(options)}{' --before RLOX' if args.before else ''}"
+        content = {**provenance(command), "versions": versions(), "medians": medians, "runs": found}
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
