@@ -5,7 +5,8 @@ usage: evaluation.py [--rounds 3] [--only halfcheetah,lunarlander,atari] [--befo
 Each round trains every task with each system, one after the other: `in place` (eval.workers=0), `beside`
 (eval.workers=-1), and with --before the rlox command of another installation. Seconds by the clock and of CPU, of the
 command and all that it started; how busy the machine was before and during each run is written beside them. A
-difference in an evaluation, or in the weights of the best checkpoint, ends the measurement.
+difference in an evaluation, or in the weights of the best checkpoint, ends the measurement. FILE keeps the results of
+tasks that were measured before.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ def main() -> None:
     if args.out:
         options = [f"--rounds {args.rounds}", f"--only {args.only}", *([f"--scale {args.scale:g}"] * (args.scale != 1))]
         command = f"python benchmarks/evaluation.py {' '.join(options)}{' --before RLOX' if args.before else ''}"
-        content = {**provenance(command), "versions": versions(), "medians": medians, "runs": found}
+        content = json.loads(args.out.read_text()) if args.out.exists() else {}
+        for name, runs in found.items():
+            steps = int(TASKS[name][1] * args.scale)
+            made_by = {**provenance(command), "versions": versions()}
+            content[name] = {"env_steps": steps, "medians": medians[name], "runs": runs, **made_by}
         args.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
