@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 DEBUG = os.environ.get("RLOX_CYTHON_DEBUG") == "1"
@@ -69,11 +69,11 @@ class BuildKernels(build_ext):
                 if built.exists() and built.stat().st_mtime < Path(extension.sources[0]).stat().st_mtime:
                     built.unlink()
         super().run()
-        # What the kernels stand for, read once here and not by every process: see rlox/shadows.py.
+        # What the kernels stand for, read once here and not by every process: see rlox/native/shadows.py.
         sys.path.insert(0, str(Path(__file__).parent.resolve()))
-        from rlox.shadows import keep
+        from rlox.native.shadows import keep
 
-        keep("rlox" if self.inplace else Path(self.build_lib, "rlox"))
+        keep("rlox/native" if self.inplace else Path(self.build_lib, "rlox", "native"))
 
 
 def kernel_extensions() -> list[Extension]:
@@ -126,6 +126,12 @@ def kernel_extensions() -> list[Extension]:
 
 
 setup(
+    packages=[
+        *find_packages(include=["rlox", "rlox.*", "rlox_cli", "rlox_cli.*"]),
+        "rlox.kernels",
+        *(f"rlox.kernels.{name}" for name in find_packages("kernels")),
+        "rlox_cli.conf",
+    ],
     cmdclass={"build_ext": BuildKernels},
     # setuptools asks whether there is anything to compile before it runs build_ext, which fills this in.
     ext_modules=[Extension("rlox.kernels._cpu", ["kernels/_cpu.pyx"])],

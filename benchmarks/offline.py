@@ -10,7 +10,7 @@ what an online algorithm makes of the same data. Everything is made by the comma
 
 Printed are the final deterministic return (20 episodes; the mean over seeds with a 95 % interval of Student's t), the
 mean return of the dataset's episodes, and the critics' mean value of 500 of its actions beside the discounted
-returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.algorithms.offline`). Where a simulator can
+returns that followed them (``dataset/q`` and ``dataset/return``, see `rlox.training.offline`). Where a simulator can
 be put into a state of the dataset, ``policy/q`` and ``policy/return`` are what the critics say of the learned policy's
 own actions in 200 such states, and the discounted sum of the 500 rewards that it then gets there.
 """

@@ -21,8 +21,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlox.checkpoint import versions
-from rlox.gym_vec_env import GymVecEnv
-from rlox.parallel_env import ParallelGymVecEnv
+from rlox.envs.gym_vec_env import GymVecEnv
+from rlox.envs.parallel_env import ParallelGymVecEnv
 from rlox_cli.bench.machine import provenance
 
 

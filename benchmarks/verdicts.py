@@ -103,7 +103,7 @@ def target_still() -> None:
 
 
 def last_episode_dropped() -> None:
-    from rlox.loops import Counters
+    from rlox.checkpoint.counters import Counters
 
     original = Counters.ended
     Counters.ended = lambda self, returns, lengths: original(self, returns[:-1], lengths[:-1])

@@ -3,7 +3,10 @@
 Every public name is imported when it is first used (PEP 562), so that ``import rlox`` needs neither NumPy nor PyTorch.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 # In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
@@ -13,7 +16,7 @@ __version__ = "0.7.0"
 _EXPORTS = {
     "A2C": "rlox.algorithms.a2c",
     "A2CConfig": "rlox.config",
-    "A2CTrainer": "rlox.trainers",
+    "A2CTrainer": "rlox.algorithms.trainers",
     "Acrobot": "rlox.kernels.envs.vec_env",
     "AdviceCallback": "rlox.callbacks",
     "Batch": "rlox.kernels.buffers.batch",
@@ -22,7 +25,7 @@ _EXPORTS = {
     "BufferConfig": "rlox.config",
     "Callback": "rlox.callbacks",
     "CallbackList": "rlox.callbacks",
-    "CandleCollector": "rlox.candle",
+    "CandleCollector": "rlox.collectors.candle",
     "CartPole": "rlox.kernels.envs.vec_env",
     "Checkpoint": "rlox.checkpoint",
     "CheckpointCallback": "rlox.callbacks",
@@ -41,35 +44,35 @@ _EXPORTS = {
     "compute_token_kl_schulman": "rlox.kernels.llm.token_kl",
     "compute_token_kl_schulman_f32": "rlox.kernels.llm.token_kl",
     "compute_vtrace": "rlox.kernels.advantage.vtrace",
-    "ContinuousPolicy": "rlox.policies",
+    "ContinuousPolicy": "rlox.nn.policies",
     "CQL": "rlox.algorithms.cql",
     "CQLConfig": "rlox.config",
     "DatasetConfig": "rlox.config",
-    "DeterministicPolicy": "rlox.policies",
-    "DiscretePolicy": "rlox.policies",
-    "DiscreteQNetwork": "rlox.networks",
+    "DeterministicPolicy": "rlox.nn.policies",
+    "DiscretePolicy": "rlox.nn.policies",
+    "DiscreteQNetwork": "rlox.nn.networks",
     "DPOPair": "rlox.kernels.llm.packing",
     "DQN": "rlox.algorithms.dqn",
     "DQNConfig": "rlox.config",
-    "DQNTrainer": "rlox.trainers",
+    "DQNTrainer": "rlox.algorithms.trainers",
     "EarlyStoppingCallback": "rlox.callbacks",
     "EvalCallback": "rlox.callbacks",
-    "evaluate": "rlox.evaluation",
+    "evaluate": "rlox.collectors.evaluation",
     "ExperienceTable": "rlox.kernels.buffers.table",
-    "get_include": "rlox.plugins",
+    "get_include": "rlox.envs.registry",
     "GridWorld": "rlox.kernels.envs.vec_env",
-    "GymVecEnv": "rlox.gym_vec_env",
+    "GymVecEnv": "rlox.envs.gym_vec_env",
     "HybridPPO": "rlox.algorithms.hybrid_ppo",
     "IQL": "rlox.algorithms.iql",
     "IQLConfig": "rlox.config",
     "load_checkpoint": "rlox.checkpoint",
-    "LoggerCallback": "rlox.logging",
+    "LoggerCallback": "rlox.callbacks.loggers",
     "MmapReplayBuffer": "rlox.kernels.buffers.mmap",
     "MountainCar": "rlox.kernels.envs.vec_env",
     "MountainCarContinuous": "rlox.kernels.envs.vec_env",
     "NativeReward": "rlox.kernels.reward",
     "normalized_score": "rlox.offline.scores",
-    "OfflineAlgorithm": "rlox.algorithms.offline",
+    "OfflineAlgorithm": "rlox.training.offline",
     "OfflineDataset": "rlox.buffers",
     "OfflineDatasetBuffer": "rlox.kernels.buffers.offline",
     "open_dataset": "rlox.offline.dataset",
@@ -78,54 +81,101 @@ _EXPORTS = {
     "Pendulum": "rlox.kernels.envs.vec_env",
     "PPO": "rlox.algorithms.ppo",
     "PPOConfig": "rlox.config",
-    "PPOLoss": "rlox.losses",
-    "PPOTrainer": "rlox.trainers",
+    "PPOLoss": "rlox.nn.losses",
+    "PPOTrainer": "rlox.algorithms.trainers",
     "PrioritizedReplayBuffer": "rlox.kernels.buffers.replay",
     "ProgressCallback": "rlox.callbacks",
-    "QNetwork": "rlox.networks",
-    "RecordLogger": "rlox.logging",
+    "QNetwork": "rlox.nn.networks",
+    "RecordLogger": "rlox.callbacks.loggers",
     "register_buffer": "rlox.buffers",
     "register_env": "rlox.envs",
     "ReplayBuffer": "rlox.kernels.buffers.replay",
     "ReplayCollector": "rlox.collectors",
-    "RolloutBatch": "rlox.batch",
+    "RolloutBatch": "rlox.nn.batch",
     "RolloutCollector": "rlox.collectors",
     "RunningStats": "rlox.kernels.stats",
     "RunningStatsVec": "rlox.kernels.stats",
     "SAC": "rlox.algorithms.sac",
     "SACConfig": "rlox.config",
-    "SACTrainer": "rlox.trainers",
+    "SACTrainer": "rlox.algorithms.trainers",
     "SequenceReplayBuffer": "rlox.kernels.buffers.sequence",
-    "SquashedGaussianPolicy": "rlox.policies",
+    "SquashedGaussianPolicy": "rlox.nn.policies",
     "TD3": "rlox.algorithms.td3",
     "TD3BC": "rlox.algorithms.td3_bc",
     "TD3BCConfig": "rlox.config",
     "TD3Config": "rlox.config",
-    "TD3Trainer": "rlox.trainers",
+    "TD3Trainer": "rlox.algorithms.trainers",
     "TimeLimitCallback": "rlox.callbacks",
     "TimingCallback": "rlox.callbacks",
-    "Trainer": "rlox.trainers",
+    "Trainer": "rlox.algorithms.trainers",
     "tuned": "rlox.config",
     "VarLenStore": "rlox.kernels.buffers.varlen",
     "VecEnv": "rlox.kernels.envs.vec_env",
-    "VecNormalize": "rlox.vec_normalize",
+    "VecNormalize": "rlox.collectors.vec_normalize",
     "VideoCallback": "rlox.callbacks",
 }
 
-__all__ = ["__version__", *sorted(_EXPORTS)]
+# Names of the library's first layout, under which its documents import: the modules that answer them.
+_ALIASES = {
+    "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
+    "rlox.losses": ["rlox.nn.losses"],
+    "rlox.networks": ["rlox.nn.networks", "rlox.nn.policies"],
+    "rlox.policies": ["rlox.nn.policies"],
+    "rlox.trainers": ["rlox.algorithms.trainers"],
+}
 
 
-def __getattr__(name: str):
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'rlox' has no attribute {name!r}")
-    value = getattr(import_module(_EXPORTS[name]), name)
-    globals()[name] = value
-    return value
+def lazy(package: str, exports: dict[str, str]):
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports a name's module when it is first used.
+
+    `exports` maps names to modules.
+    """
+
+    def getattr_(name: str):
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(exports[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    names = sorted(exports)
+    return getattr_, lambda: names, names
 
 
-def __dir__() -> list[str]:
-    return __all__
+class _Alias(ModuleType):
+    """Another name of modules, which are imported when an attribute is first asked for. Setting one sets theirs."""
 
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        for module in map(import_module, _ALIASES[self.__name__]):
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(import_module(_ALIASES[self.__name__][0]), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(import_module(_ALIASES[self.__name__][0]), name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({name for module in map(import_module, _ALIASES[self.__name__]) for name in dir(module)})
+
+
+def _alias(name: str) -> ModuleType:
+    module = _Alias(name, f"Another name of {', '.join(_ALIASES[name])}.")
+    module.__spec__ = ModuleSpec(name, None)
+    return module
+
+
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)
+__all__ += ["__version__"]
+for _name in _ALIASES:
+    sys.modules[_name] = globals()[_name.partition(".")[2]] = _alias(_name)
 
 # "rlox/CartPole-v1" in gymnasium.make_vec, whichever of the two packages is imported first.
-import_module("rlox.gym_registration").follow_gymnasium()
+import_module("rlox.envs.gym_import").follow_gymnasium()

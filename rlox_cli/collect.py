@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint, trained_for
+from rlox.collectors.evaluation import torch_threads
 from rlox.config import nearest
-from rlox.evaluation import torch_threads
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.collect import Behaviour, collect, write_replay
 from rlox.offline.dataset import open_dataset

@@ -39,7 +39,7 @@ def complete(incomplete: str) -> list[str]:
     found = [item for item in found if not item.rstrip("=").endswith("_schema")]
     found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
     if not found:
-        from rlox.migration import completions
+        from rlox.config.migration import completions
 
         return [_Replacement(key) for key in completions(incomplete)]
     return sorted(found)

@@ -38,7 +38,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import load_checkpoint, one_line
 from rlox.config import BufferConfig, DatasetConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
-from rlox.migration import answers
+from rlox.config.migration import answers
 from rlox.offline.dataset import check_source
 from rlox_cli.buffer_source import BufferSource
 from rlox_cli.cp import shipped
@@ -631,7 +631,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     from rlox.envs import foreign_id, is_native, native_env_ids
 
     if backend == "envpool":
-        from rlox.envpool_env import check_envpool_id
+        from rlox.envs.envpool_env import check_envpool_id
 
         try:
             check_envpool_id(env_id)
@@ -646,7 +646,7 @@ def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> 
     import gymnasium
     from gymnasium import error
 
-    from rlox.gym_vec_env import register_atari
+    from rlox.envs.gym_make import register_atari
 
     if env_id.startswith("ALE/"):
         try:

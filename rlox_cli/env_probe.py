@@ -14,8 +14,7 @@ import numpy as np
 
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
-from rlox.failures import blame
-from rlox.gym_answers import wrong_answer
+from rlox.envs.failures import blame, wrong_answer
 from rlox_cli.errors import UsageError
 from rlox_cli.preflight import plays_native, time_limit
 
@@ -80,7 +79,7 @@ def _contract(config: RunConfig, where: str) -> Iterator[str]:
     """What gymnasium's checker, and a look at single answers, find wrong with an environment of gymnasium's."""
     from gymnasium.utils.env_checker import check_env
 
-    from rlox.gym_vec_env import make_gym_env
+    from rlox.envs.gym_make import make_gym_env
 
     env = make_gym_env(config.env.id, config.env.kwargs, config.env.wrappers)
     try:

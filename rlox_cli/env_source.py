@@ -10,7 +10,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from omegaconf import OmegaConf
 
 from rlox.config import usual_settings
-from rlox.plugins import ENV_GROUP, offers
+from rlox.envs.registry import ENV_GROUP, offers
 
 # gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
 _ID = re.compile(r"^env/(?P<id>(?:[\w:.-]+/)?[\w:.-]+-v\d+)$")

@@ -25,7 +25,7 @@ from types import TracebackType
 import click
 import typer
 
-from rlox.failures import Failure, Frame, failure_of, frames_of
+from rlox.envs.failures import Failure, Frame, failure_of, frames_of
 from rlox_cli.signals import Signals
 
 TRACEBACK = "traceback.txt"  # in a run's folder: how it failed last

@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 
 from rlox.callbacks import AdviceCallback, Callback, EvalCallback, TimingCallback
+from rlox.callbacks.loggers import RecordLogger
+from rlox.collectors.evaluation import torch_threads
 from rlox.config import LARGEST_COUNT, Config, OffPolicyConfig, RunConfig
 from rlox.envs import is_native
-from rlox.evaluation import torch_threads
-from rlox.logging import RecordLogger
 from rlox.tracking.record import Record
 from rlox_cli import resources
 from rlox_cli.env_probe import Seen
@@ -246,7 +246,7 @@ def _trained(
 
 def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, bool]:
     """Costs of making the environment, and of a step of it; whether a step is one of all episodes side by side."""
-    from rlox.gym_vec_env import ATARI_WRAPPERS, whole_games
+    from rlox.envs.gym_make import ATARI_WRAPPERS, whole_games
 
     c, kwargs = config.env, algorithm.env_kwargs if config.offline else algorithm.eval_kwargs
     if is_native(c.id) and not (kwargs or c.wrappers):

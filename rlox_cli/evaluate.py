@@ -11,9 +11,9 @@ from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint, one_line, trained_for
-from rlox.evaluation import Evaluation
+from rlox.collectors.evaluation import Evaluation
+from rlox.collectors.video import VideoWriter, render_fps
 from rlox.offline.scores import normalized_score
-from rlox.video import VideoWriter, render_fps
 from rlox_cli.imports import import_modules, needed_modules, require_typed
 
 _MOST_EPISODES = 100_000  # that a file may ask for by itself

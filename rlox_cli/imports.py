@@ -12,8 +12,8 @@ from typing import Any
 from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
+from rlox.envs.registry import REWARD_GROUP, load, offers, worker_imports
 from rlox.kernels.envs import NATIVE_ENVS
-from rlox.plugins import REWARD_GROUP, load, offers, worker_imports
 from rlox_cli.errors import UsageError
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from rlox.buffers import Footprint, footprint
 from rlox.callbacks import plan_advice
+from rlox.collectors.evaluation import MAX_STEPS
 from rlox.config import BatchConfig, EvalConfig, OffPolicyConfig, RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
-from rlox.evaluation import MAX_STEPS
 from rlox_cli import resources
 from rlox_cli.errors import UsageError
 

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from rlox import tracking
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms.trainers import offline_sizes
 from rlox.callbacks import (
     AdviceCallback,
     Callback,
@@ -29,13 +30,12 @@ from rlox.callbacks import (
     TimeLimitCallback,
     TimingCallback,
 )
+from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, trained_for, versions
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
-from rlox.failures import failure_of
-from rlox.logging import RecordLogger
+from rlox.envs.failures import failure_of
 from rlox.offline.dataset import open_dataset
 from rlox.tracking.record import FILE, Record
-from rlox.trainers import offline_sizes
 from rlox_cli.errors import Stopped, UsageError, keep_traceback, summary
 from rlox_cli.imports import resolve_reward
 from rlox_cli.preflight import preflight, require_memory, time_limit_warnings

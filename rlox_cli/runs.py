@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlox.callbacks.loggers import tracker_name
 from rlox.config import nearest
-from rlox.logging import tracker_name
 from rlox.tracking.record import Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.errors import UsageError, paragraph

@@ -236,8 +236,8 @@ def _list_envs(console: Console) -> None:
     import gymnasium
 
     from rlox.envs import native_env_ids, origin
+    from rlox.envs.registry import ENV_GROUP, offers
     from rlox.kernels.envs import NATIVE_ENVS
-    from rlox.plugins import ENV_GROUP, offers
 
     console.print("native (compiled, same dynamics as gymnasium's):")
     for name in NATIVE_ENVS:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlox.plugins import worker_imports
+from rlox.envs.registry import worker_imports
 
 # `import probes` from any test, whatever the import mode.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -1,8 +1,8 @@
 """Compare every kernel with the Python functions it stands for, and record these: ``python tests/record_kernels.py``.
 
-To be run after an edit of a function that `rlox.shadows.KERNELS` names, once the kernel computes the same again. Writes
-`rlox/fingerprints.py` if the tests below pass; otherwise it stays as it was. A conflict in that file is resolved by
-running this again.
+Run it after an edit of a function that `rlox.native.shadows.KERNELS` names, once the kernel computes the same again.
+It writes `rlox/native/fingerprints.py` if the tests below pass; otherwise that file stays as it was. Run it again
+to resolve a conflict in that file.
 """
 
 import subprocess
@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "rlox" / "fingerprints.py"
+RECORD = ROOT / "rlox" / "native" / "fingerprints.py"
 HEAD = '''"""The functions that kernels stand for, as they were when the kernels were last compared with them.
 
-Written by ``python tests/record_kernels.py``; see `rlox.shadows`.
+Written by ``python tests/record_kernels.py``; see `rlox.native.shadows`.
 """
 
 COMPARED: dict[str, str] = {
@@ -34,7 +34,7 @@ def record() -> int:
     # A record with conflict markers is no module.
     RECORD.write_text(HEAD + "}\n", encoding="utf-8")
     try:
-        from rlox.shadows import present
+        from rlox.native.shadows import present
 
         text = HEAD + "".join(f'    "{name}": "{value}",\n' for name, value in present().items()) + "}\n"
     except BaseException:

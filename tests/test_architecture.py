@@ -1,105 +1,168 @@
-"""Imports point downwards: rlox_cli -> algorithms -> what happens around training -> what is differentiated ->
-config."""
+"""Imports point downwards, from the command line to the kernels, and no two files import each other."""
 
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import rlox
 import rlox_cli
 
 ROOTS = {"rlox": Path(rlox.__file__).parent, "rlox_cli": Path(rlox_cli.__file__).parent}
-# Floor of each module or package of rlox; a module may import its own floor and those below.
-FLOORS = {
-    "rlox": 0,
-    "rlox.config": 0,
-    "rlox.migration": 0,
-    "rlox.streams": 0,
-    "rlox.kernels": 0,
-    "rlox.plugins": 0,
-    "rlox.failures": 0,
-    "rlox.shadows": 0,
-    "rlox.fingerprints": 0,
-    **dict.fromkeys(
-        (
-            "rlox.policies",
-            "rlox.networks",
-            "rlox.losses",
-            "rlox.batch",
-            "rlox.optimizers",
-            "rlox.acting",
-            "rlox.initial",
-            "rlox.native",
-            "rlox.envs",
-            "rlox.exploration",
-        ),
-        1,
-    ),
-    "rlox.gym_vec_env": 1,
-    "rlox.gym_answers": 1,
-    "rlox.env_state": 1,
-    "rlox.gym_envs": 1,
-    "rlox.gym_registration": 1,
-    "rlox.parallel_env": 1,
-    "rlox.envpool_env": 1,
-    **dict.fromkeys(("rlox.loops", "rlox.collectors", "rlox.callbacks", "rlox.checkpoint", "rlox.evaluation"), 2),
-    "rlox.evaluator": 2,
-    "rlox.candle": 2,
-    "rlox.logging": 2,
-    "rlox.buffers": 2,
-    "rlox.replay_files": 2,
-    "rlox.vec_normalize": 1,
-    "rlox.compiling": 1,
-    "rlox.returns": 1,
-    "rlox.video": 2,
-    "rlox.offline": 2,
-    "rlox.tracking": 2,
-    "rlox.algorithms": 3,
-    "rlox.trainers": 4,
-    "rlox.__main__": 5,  # the command line, by `python -m rlox`
-    "rlox_cli": 5,
-}
+# The packages from the lowest to the highest; those of one row may not import each other.
+ROWS = (
+    ("rlox", "rlox.kernels"),
+    ("rlox.config",),
+    ("rlox.checkpoint",),
+    ("rlox.envs",),
+    ("rlox.nn",),
+    ("rlox.native",),
+    ("rlox.buffers",),
+    ("rlox.collectors",),
+    ("rlox.offline", "rlox.tracking"),
+    ("rlox.callbacks",),
+    ("rlox.training",),
+    ("rlox.algorithms",),
+    ("rlox_cli",),
+    ("rlox.__main__",),  # the command line, by `python -m rlox`
+)
+FLOORS = {package: floor for floor, row in enumerate(ROWS) for package in row}
 CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
+MOST_ENTRIES = 12  # of a package: modules and packages, without __init__ and __main__
 
 
-def modules():
-    for package, root in ROOTS.items():
-        for path in sorted(root.rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+def module_of(root, path):
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {module_of(root, path): path for root in ROOTS.values() for path in sorted(root.rglob("*.py"))}
+
+
+def package_of(module):
+    while module not in FLOORS:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def exports(package):
+    """What the `__init__` of a package hands on: the module that each of its names is imported from."""
+    return getattr(import_module(package), "_EXPORTS", {}) if MODULES[package].name == "__init__.py" else {}
 
 
 def imports(path):
+    """Every name that a file imports, wherever in it, and the line."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def floor(module):
-    while module not in FLOORS:
-        module = module.rpartition(".")[0]
-    return FLOORS[module]
+def target(name):
+    """The module of rlox that an imported name is found in; None for what is not rlox's."""
+    if name.partition(".")[0] not in ROOTS:
+        return None
+    if name in MODULES:
+        return name
+    module, _, attribute = name.rpartition(".")
+    if module.startswith("rlox.kernels"):
+        return "rlox.kernels"
+    assert module in MODULES, name
+    return exports(module).get(attribute, module)
+
+
+ARROWS = [
+    (module, target(name), f"{path.name}:{line}: {module} imports {name}")
+    for module, path in MODULES.items()
+    for name, line in imports(path)
+    if target(name) is not None
+]
 
 
 def test_imports_point_downwards():
-    seen = 0
-    for module, path in modules():
-        for name in imports(path):
-            if name.split(".")[0] in ROOTS:
-                seen += 1
-                assert floor(name) <= floor(module), f"{module} imports {name}"
-            if name.split(".")[0] in CLI_ONLY:
-                assert module.startswith("rlox_cli"), f"{module} imports {name}"
-    assert seen > 50
+    wrong = []
+    for module, other, said in ARROWS:
+        here, there = package_of(module), package_of(other)
+        if here != there and FLOORS[there] >= FLOORS[here]:
+            wrong.append(said)
+    assert not wrong, "\n".join(wrong)
+    assert len(ARROWS) > 300
 
 
-def test_every_module_has_a_floor_of_its_own():
-    for module, _ in modules():
-        top = ".".join(module.split(".")[:2]) if module.startswith("rlox.") else module.split(".")[0]
-        assert top in FLOORS, f"{module}: give {top} a floor"
+def test_every_package_has_a_place():
+    tops = {".".join(module.split(".")[:2]) if module.startswith("rlox.") else "rlox_cli" for module in MODULES}
+    assert tops - {"rlox_cli"} <= set(FLOORS), "give it a place in ROWS"
+
+
+def test_no_two_files_import_each_other():
+    edges = {}
+    for module, other, _ in ARROWS:
+        if (
+            not module.startswith("rlox_cli")
+            and other != module
+            and MODULES.get(other)
+            and MODULES[other].name != "__init__.py"
+        ):
+            edges.setdefault(module, set()).add(other)
+    done, cycles = set(), []
+
+    def walk(module, path):
+        if module in path:
+            cycles.append(" -> ".join([*path[path.index(module) :], module]))
+        elif module not in done:
+            for other in sorted(edges.get(module, ())):
+                walk(other, [*path, module])
+            done.add(module)
+
+    for module in sorted(edges):
+        if not module.startswith("rlox_cli"):
+            walk(module, [])
+    assert not cycles, "\n".join(cycles)
+
+
+@pytest.mark.parametrize("package", ["rlox", *sorted(name for name in MODULES if name.count(".") == 1)])
+def test_a_package_says_what_it_answers_and_stays_small(package):
+    path = MODULES[package]
+    if path.name != "__init__.py" or package.startswith("rlox_cli"):
+        pytest.skip("a module")
+    entries = [entry for entry in path.parent.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()]
+    entries = [entry.name for entry in entries if not entry.name.startswith("__")]
+    assert 1 < len(entries) <= MOST_ENTRIES, entries
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_only_the_command_line_imports_what_the_command_line_needs():
+    for module, path in MODULES.items():
+        for name, line in imports(path):
+            if name.partition(".")[0] in CLI_ONLY:
+                assert module.startswith("rlox_cli"), f"{path}:{line}: {module} imports {name}"
+
+
+@pytest.mark.parametrize("name", sorted(rlox._ALIASES))
+def test_the_first_layouts_names_import(name):
+    module = import_module(name)
+    for target_name in rlox._ALIASES[name]:
+        found = import_module(target_name)
+        public = [attribute for attribute in vars(found) if not attribute.startswith("_")]
+        assert public
+        for attribute in public:
+            assert getattr(module, attribute) is not None
+            assert attribute in dir(module)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_what_is_set_on_an_alias_is_set_on_its_module(monkeypatch):
+    import rlox.losses
+    import rlox.nn.losses
+
+    monkeypatch.setattr(rlox.losses, "normalized", len)
+    assert rlox.nn.losses.normalized is len
 
 
 def run(program):
@@ -156,12 +219,12 @@ def test_every_export_exists():
 
 
 def test_names_are_where_the_documents_look_for_them():
-    from rlox import algorithms, callbacks, config, logging, networks, policies
+    from rlox import algorithms, callbacks, config, networks, policies
 
-    shipped = [cls for cls in vars(callbacks).values() if isinstance(cls, type) and cls.__module__ == "rlox.callbacks"]
-    public = [cls for cls in shipped if issubclass(cls, callbacks.Callback)]
-    assert len(public) >= 10
-    for cls in (*public, logging.LoggerCallback, logging.RecordLogger):
+    shipped = [getattr(callbacks, name) for name in callbacks.__all__]
+    public = [cls for cls in shipped if isinstance(cls, type) and issubclass(cls, callbacks.Callback)]
+    assert len(public) >= 12
+    for cls in public:
         assert getattr(rlox, cls.__name__) is cls
     assert {"Checkpoint", "Trainer"} <= set(rlox.__all__)
     for name, entry in algorithms.ALGORITHMS.items():
@@ -178,14 +241,3 @@ def test_python_m_rlox_is_the_command_line():
     assert said("--version").stdout == f"rlox {rlox.__version__}\n"
     assert "a2c" in said("ls", "algos").stdout
     assert said("nonsense").returncode == 2
-
-
-def test_no_two_algorithms_have_six_equal_lines():
-    """What two of them share stands once, in a base or a function."""
-    seen: dict[tuple[str, ...], str] = {}
-    for path in sorted((ROOTS["rlox"] / "algorithms").glob("*.py")):
-        text = [line.strip() for line in path.read_text().splitlines()]
-        lines = [line for line in text if line and not line.startswith(("import ", "from "))]
-        for i in range(len(lines) - 5):
-            run = tuple(lines[i : i + 6])
-            assert seen.setdefault(run, path.name) == path.name, run

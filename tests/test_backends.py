@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from rlox.algorithms import A2C, DQN, PPO, SAC, TD3
-from rlox.algorithms.off_policy import OffPolicyAlgorithm
-from rlox.batch import RolloutBatch, TransitionBatch
 from rlox.callbacks import Callback, EvalCallback
 from rlox.collectors import RolloutCollector
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy, NativeQPolicy
-from rlox.networks import DiscreteQNetwork
-from rlox.policies import ContinuousPolicy, DiscretePolicy, QPolicy
+from rlox.nn.batch import RolloutBatch, TransitionBatch
+from rlox.nn.networks import DiscreteQNetwork
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, QPolicy
+from rlox.training.off_policy import OffPolicyAlgorithm
 
 SMALL = {"n_envs": 4, "n_steps": 16, "hidden_sizes": [16]}
 Q_SMALL = {"hidden_sizes": [16], "buffer_size": 500, "batch_size": 16, "learning_starts": 30}
@@ -197,7 +197,7 @@ def test_a_stochastic_prediction_and_evaluation_draw_the_same_numbers():
 
 
 def test_initial_weights_are_the_modules():
-    from rlox.policies import make_policy
+    from rlox.nn.policies import make_policy
 
     for ortho in (True, False):
         for env in ("CartPole-v1", "Pendulum-v1"):

@@ -27,10 +27,10 @@ from rlox.callbacks import (
     TimingCallback,
     VideoCallback,
 )
+from rlox.callbacks.loggers import LoggerCallback, tracker_name
 from rlox.checkpoint import load_checkpoint
-from rlox.evaluation import evaluate
-from rlox.logging import LoggerCallback, tracker_name
-from rlox.video import VideoWriter
+from rlox.collectors.evaluation import evaluate
+from rlox.collectors.video import VideoWriter
 
 
 class Spy(Callback):

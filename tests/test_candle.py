@@ -11,7 +11,7 @@ import rlox
 from rlox.algorithms import PPO
 from rlox.callbacks import Callback
 from rlox.kernels.nn.learner import NativeActorCritic
-from rlox.policies import DiscretePolicy
+from rlox.nn.policies import DiscretePolicy
 
 
 def collector(**kwargs):

@@ -10,13 +10,13 @@ from gymnasium.wrappers import FrameStackObservation
 from torch import nn
 
 from rlox import ReplayBuffer, RolloutCollector
-from rlox.batch import RolloutBatch
 from rlox.collectors import ReplayCollector
 from rlox.config import PPOConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.kernels.rng import Rng
 from rlox.native import NativePolicy
-from rlox.policies import ContinuousPolicy, DeterministicPolicy, DiscretePolicy
+from rlox.nn.batch import RolloutBatch
+from rlox.nn.policies import ContinuousPolicy, DeterministicPolicy, DiscretePolicy
 
 
 class Fixed(nn.Module):

@@ -14,8 +14,8 @@ import torch
 import rlox
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.callbacks import Callback, EvalCallback
+from rlox.callbacks.loggers import LoggerCallback
 from rlox.config import OfflineConfig, OffPolicyConfig
-from rlox.logging import LoggerCallback
 
 OFFLINE = [name for name, entry in ALGORITHMS.items() if issubclass(resolve(entry.config), OfflineConfig)]
 ONLINE = [name for name in ALGORITHMS if name not in OFFLINE]

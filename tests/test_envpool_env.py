@@ -16,12 +16,12 @@ from rlox.checkpoint import load_checkpoint
 from rlox.collectors import RolloutCollector
 from rlox.config import EnvConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
-from rlox.gym_vec_env import GymVecEnv, step_arrays
+from rlox.envs.gym_vec_env import GymVecEnv, step_arrays
 from rlox.kernels.envs.vec_env import VecEnv
 
 pytest.importorskip("envpool")
 
-from rlox.envpool_env import EnvPoolVecEnv, evaluation_kwargs
+from rlox.envs.envpool_env import EnvPoolVecEnv, evaluation_kwargs
 
 
 def play(env, steps, seed=0):

@@ -15,10 +15,10 @@ from outcomes import weights
 
 from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, OfflineDatasetBuffer
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
+from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
-from rlox.evaluation import evaluate
-from rlox.evaluator import cores
-from rlox.logging import LoggerCallback
+from rlox.collectors.evaluation import evaluate
+from rlox.collectors.evaluator import cores
 from rlox.tracking import durable_rows
 
 # An environment of gymnasium's, whose evaluations are not the native ones.

@@ -17,9 +17,10 @@ from torch import nn
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors import reward_name
+from rlox.collectors.evaluation import evaluate
 from rlox.envs import EnvSpec, make_vec_env, spec_of
-from rlox.evaluation import evaluate
-from rlox.gym_vec_env import ATARI_WRAPPERS, GymVecEnv, make_gym_env, whole_games
+from rlox.envs.gym_make import ATARI_WRAPPERS, make_gym_env, whole_games
+from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox_cli.compose import compose_jobs
 from rlox_cli.errors import UsageError

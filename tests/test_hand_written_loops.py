@@ -27,9 +27,9 @@ from rlox.callbacks import (
     TimingCallback,
     VideoCallback,
 )
+from rlox.callbacks.loggers import LoggerCallback, RecordLogger
 from rlox.checkpoint import load_checkpoint
-from rlox.logging import LoggerCallback, RecordLogger
-from rlox.policies import DiscretePolicy
+from rlox.nn.policies import DiscretePolicy
 from rlox.tracking.record import Record, read_rows
 
 

@@ -18,9 +18,11 @@ import torch
 import yaml
 from safetensors.numpy import save
 
-from rlox import MmapReplayBuffer, ReplayBuffer, replay_files
+from rlox import MmapReplayBuffer, ReplayBuffer
 from rlox.algorithms import PPO, SAC
-from rlox.checkpoint import FORMAT_VERSION, HEADER_KEYS, _digest, load_checkpoint
+from rlox.buffers import files as replay_files
+from rlox.checkpoint import FORMAT_VERSION, HEADER_KEYS, load_checkpoint
+from rlox.checkpoint.file import _digest
 from rlox.tracking import read_rows
 from rlox.tracking.record import Record
 from rlox.tracking.store import inside, read_config

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from rlox import losses
-from rlox.batch import RolloutBatch, TransitionBatch
 from rlox.envs import EnvSpec
+from rlox.nn import losses
+from rlox.nn.batch import RolloutBatch, TransitionBatch
 
 RNG = np.random.default_rng(7)
 B, A = 6, 2

@@ -11,10 +11,10 @@ import pytest
 
 import rlox
 from rlox.algorithms import ALGORITHMS, DQN, PPO, SAC, TD3, resolve
-from rlox.algorithms.base import OnlineAlgorithm
-from rlox.algorithms.off_policy import OffPolicyAlgorithm
 from rlox.config import PrioritizedBufferConfig, RunConfig
-from rlox.migration import KEYWORDS, answers, completions, table
+from rlox.config.migration import KEYWORDS, answers, completions, table
+from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.online import OnlineAlgorithm
 from rlox_cli.completion import complete
 
 PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
@@ -153,4 +153,4 @@ def test_completion_offers_our_key_for_theirs():
 
 
 def test_the_page_holds_the_table():
-    assert table() in PAGE.read_text(), "write what rlox.migration.table() returns into docs/migration.md"
+    assert table() in PAGE.read_text(), "write what rlox.config.migration.table() returns into docs/migration.md"

@@ -14,8 +14,8 @@ from outcomes import kill_when_there, weights
 
 import rlox
 from rlox.algorithms import BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
-from rlox.batch import TransitionBatch
 from rlox.checkpoint import load_checkpoint
+from rlox.nn.batch import TransitionBatch
 from rlox_cli.runs import unit_of
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import rlox
-from rlox import NativeReward, RolloutCollector, plugins, register_env
+from rlox import NativeReward, RolloutCollector, register_env
 from rlox.config import PPOConfig
-from rlox.envs import is_native, make_vec_env, native_env_ids, spec_of
+from rlox.envs import is_native, make_vec_env, native_env_ids, plugins, spec_of
 from rlox.kernels.envs.vec_env import REGISTERED, VecEnv
 from rlox.native import NativePolicy
-from rlox.policies import ContinuousPolicy, DiscretePolicy
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "native_env"
 OFFERED = ["Gusts-v0", "GustsContinuous-v0"]
@@ -240,7 +240,7 @@ def test_gymnasium_has_what_is_installed(installed):
     import gymnasium
     from gymnasium.utils.env_checker import check_env
 
-    from rlox.gym_registration import announce_all
+    from rlox.envs.gym_import import announce_all
 
     announce_all()
     env = gymnasium.make_vec("rlox/Gusts-v0", num_envs=3)
@@ -481,7 +481,7 @@ class Point:
     ],
 )
 def test_offers_that_are_none(monkeypatch, loaded, error, message):
-    monkeypatch.setattr("rlox.plugins.entry_points", lambda group: [Point("Odd-v0", loaded)])
+    monkeypatch.setattr("rlox.envs.registry.entry_points", lambda group: [Point("Odd-v0", loaded)])
     plugins.offers.cache_clear()
     try:
         with pytest.raises(error, match=message):

@@ -19,8 +19,8 @@ import pytest
 from gymnasium import spaces
 
 from rlox.envs import make_vec_env, spec_of
-from rlox.gym_vec_env import GymVecEnv
-from rlox.parallel_env import ParallelGymVecEnv
+from rlox.envs.gym_vec_env import GymVecEnv
+from rlox.envs.parallel_env import ParallelGymVecEnv
 
 # Workers cannot import a test module by its name; a user's main module is sent by value without this.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -229,7 +229,7 @@ def test_a_class_of_the_main_script_stays_that_class(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import gymnasium, numpy as np\n"
-        "from rlox.parallel_env import ParallelGymVecEnv\n"
+        "from rlox.envs.parallel_env import ParallelGymVecEnv\n"
         "class SimError(Exception):\n"
         "    pass\n"
         "class Env(gymnasium.Env):\n"

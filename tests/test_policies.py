@@ -14,10 +14,10 @@ from torch import nn
 from rlox import RolloutCollector
 from rlox.algorithms import PPO
 from rlox.kernels.rng import Rng
-from rlox.losses import PPOLoss, ppo_clip, value_loss
-from rlox.networks import mlp
-from rlox.optimizers import FlatOptimizer
-from rlox.policies import (
+from rlox.nn.losses import PPOLoss, ppo_clip, value_loss
+from rlox.nn.networks import mlp
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.policies import (
     ContinuousPolicy,
     DeterministicPolicy,
     DiscretePolicy,

@@ -7,7 +7,7 @@ import torch
 from outside_buffer import NewestBuffer
 
 from rlox.collectors import ReplayCollector
-from rlox.policies import QPolicy
+from rlox.nn.policies import QPolicy
 
 
 def pushed(collector, n, policy=None):

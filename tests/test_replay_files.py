@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlox import DQN, TD3, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
-from rlox.replay_files import ReplayFiles, load
+from rlox.buffers.files import ReplayFiles, load
 
 CAPACITY = 40
 MAKERS = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlox.returns import returns_to_go
+from rlox.offline.returns import returns_to_go
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 import rlox
-from rlox import losses, shadows
 from rlox.algorithms import A2C, BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
 from rlox.callbacks import Callback
-from rlox.candle import CandleCollector
 from rlox.collectors import RolloutCollector
-from rlox.fingerprints import COMPARED
-from rlox.native import NativePolicy
-from rlox.policies import DiscretePolicy
+from rlox.collectors.candle import CandleCollector
+from rlox.native import NativePolicy, shadows
+from rlox.native.fingerprints import COMPARED
+from rlox.nn import losses
+from rlox.nn.policies import DiscretePolicy
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"n_envs": 2, "n_steps": 16, "hidden_sizes": [8]}
@@ -61,17 +61,18 @@ def test_the_record_is_of_the_present_sources():
     assert not differing, (
         f"kernels were not compared with these functions as they are now: {', '.join(differing)}. Let the kernels "
         "compute the same, then run `python tests/record_kernels.py`: it runs the tests that compare them and records "
-        "the functions in rlox/fingerprints.py if they pass"
+        "the functions in rlox/native/fingerprints.py if they pass"
     )
 
 
 # What the two paths call alike, what no kernel does, and classes of which single methods are listed.
-SHARED = ("rlox.config:", "rlox.failures:",
-          "rlox.initial:", "rlox.streams:", "rlox.kernels.", "rlox.native:", "rlox.shadows:",
-          "rlox.offline.mixing:joined", "rlox.networks:rng_from_torch", "rlox.networks:nature_cnn",
-          "rlox.policies:MultiDiscretePolicy", "rlox.loops:_means", "rlox.loops:_require_finite", "rlox.loops:Episodes",
-          "rlox.collectors:_Collector", "rlox.batch:TransitionBatch", "rlox.batch:RolloutBatch",
-          "rlox.batch:_Column")  # fmt: skip
+SHARED = ("rlox.config:", "rlox.envs.failures:",
+          "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.native:", "rlox.native.shadows:",
+          "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
+          "rlox.nn.policies:MultiDiscretePolicy", "rlox.training.loops:_means", "rlox.training.loops:_require_finite",
+          "rlox.training.loops:Episodes",
+          "rlox.collectors.base:_Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:RolloutBatch",
+          "rlox.nn.batch:_Column")  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", shadows.KERNELS)
@@ -129,29 +130,29 @@ def other(self, *arguments, **options):
 
 # By case: what is replaced, by what, and for which algorithms.
 PATCHES = {
-    "a loss": ("rlox.losses.normalized", doubled, (PPO, A2C)),
+    "a loss": ("rlox.nn.losses.normalized", doubled, (PPO, A2C)),
     "a loss where it is used": ("rlox.algorithms.sac.soft_policy_loss", wrapped, (SAC,)),
-    "a loss within a loss": ("rlox.losses.ppo_clip", other, (PPO,)),
-    "a loss by its neighbour": ("rlox.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
-    "a loss compiled": ("rlox.losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
-    "a decorated one": ("rlox.losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
-    "a method of a loss": ("rlox.losses.PPOLoss.__call__", other, (PPO,)),
-    "a class": ("rlox.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
+    "a loss within a loss": ("rlox.nn.losses.ppo_clip", other, (PPO,)),
+    "a loss by its neighbour": ("rlox.nn.losses.value_loss", losses.expectile_loss, (PPO, A2C)),
+    "a loss compiled": ("rlox.nn.losses.q_loss", torch.no_grad()(losses.q_loss), (DQN,)),
+    "a decorated one": ("rlox.nn.losses.smoothed_targets", torch.no_grad()(other), (TD3, TD3BC)),
+    "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
+    "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
     "a helper of an update": (
-        "rlox.algorithms.twin_critic.TwinCriticAlgorithm._fit_critics", other, (SAC, TD3)),
-    "an offline helper": ("rlox.algorithms.offline.OfflineAlgorithm._move_target", other, (TD3BC, IQL, CQL)),
-    "the optimiser": ("rlox.optimizers.FlatOptimizer._move", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
+        "rlox.training.twin_critic.TwinCriticAlgorithm._fit_critics", other, (SAC, TD3)),
+    "an offline helper": ("rlox.training.offline.OfflineAlgorithm._move_target", other, (TD3BC, IQL, CQL)),
+    "the optimiser": ("rlox.nn.optimizers.FlatOptimizer._move", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
     "a schedule": ("rlox.algorithms.ppo.scheduled", other, (PPO,)),
-    "progress": ("rlox.loops.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
-    "a distribution": ("rlox.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
-    "a method that was inherited": ("rlox.policies.DiscretePolicy.get_value", other, (PPO,)),
-    "a constant": ("rlox.policies._LOG_SQRT_2PI", 1.0, (PPO, A2C, SAC, IQL, CQL)),
-    "a constant of a class": ("rlox.policies.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
-    "a table": ("rlox.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
-    "critics": ("rlox.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
-    "minibatches": ("rlox.batch.RolloutBatch.sample_minibatches", other, (PPO,)),
-    "a module by another": ("rlox.losses.F", nn, (DQN, BC, TD3BC)),
+    "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
+    "a distribution": ("rlox.nn.policies.ContinuousPolicy.distribution", other, (PPO, A2C)),
+    "a method that was inherited": ("rlox.nn.policies.DiscretePolicy.get_value", other, (PPO,)),
+    "a constant": ("rlox.nn.policies._LOG_SQRT_2PI", 1.0, (PPO, A2C, SAC, IQL, CQL)),
+    "a constant of a class": ("rlox.nn.policies.TanhMeanPolicy.LOG_STD_RANGE", (-1.0, 1.0), (IQL,)),
+    "a table": ("rlox.nn.networks._NONLINEARITIES", {"tanh": nn.Sigmoid, "relu": nn.ReLU}, (PPO, DQN, SAC, BC)),
+    "critics": ("rlox.nn.networks.TwinQNetwork._values", other, (SAC, TD3, TD3BC, IQL, CQL)),
+    "minibatches": ("rlox.nn.batch.RolloutBatch.sample_minibatches", other, (PPO,)),
+    "a module by another": ("rlox.nn.losses.F", nn, (DQN, BC, TD3BC)),
     "what Python has": ("rlox.algorithms.cql.sum", other, (CQL,)),
 }  # fmt: skip
 
@@ -182,7 +183,7 @@ def test_others_stay_native(case, make, monkeypatch):
 def test_a_replaced_function_is_what_is_learned_by(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "rlox.losses.normalized", lambda advantages: seen.append(len(advantages)) or doubled(advantages)
+        "rlox.nn.losses.normalized", lambda advantages: seen.append(len(advantages)) or doubled(advantages)
     )
     patched = PPO("CartPole-v1", **SMALL)
     patched.train(64)
@@ -196,8 +197,8 @@ def test_a_replaced_function_is_what_is_learned_by(monkeypatch):
 @pytest.mark.parametrize("kind", [PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL])
 def test_what_is_replaced_after_the_construction_ends_the_training(kind, make, monkeypatch):
     algorithm = make(kind)
-    monkeypatch.setattr("rlox.optimizers.FlatOptimizer._move", other)
-    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*rlox.optimizers.FlatOptimizer._move differs"):
+    monkeypatch.setattr("rlox.nn.optimizers.FlatOptimizer._move", other)
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.train: .*rlox.nn.optimizers.FlatOptimizer._move differs"):
         algorithm.train(40)
     monkeypatch.undo()
     algorithm.train(40)
@@ -219,8 +220,8 @@ def test_what_a_callback_replaces_ends_the_training(make):
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [
-        (PPO, "rlox.losses.normalized", doubled),
-        (SAC, "rlox.algorithms.twin_critic.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
+        (PPO, "rlox.nn.losses.normalized", doubled),
+        (SAC, "rlox.training.twin_critic.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
         (TD3BC, "rlox.algorithms.td3_bc.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
     ],
 )
@@ -286,7 +287,7 @@ def test_what_a_subclass_changes_of_the_rounds_goes_step_by_step(cls, name, make
 @pytest.mark.parametrize("name", ["step", "_explore", "_act"])
 def test_a_collector_that_was_replaced_is_called_at_every_step(name, make, monkeypatch):
     calls, plain = [], getattr(rlox.collectors.ReplayCollector, name)
-    path = f"rlox.collectors.ReplayCollector.{name}"
+    path = f"rlox.collectors.replay.ReplayCollector.{name}"
     monkeypatch.setattr(path, lambda self, *arguments: calls.append(1) or plain(self, *arguments))
     dqn = make(DQN)
     assert dqn.backend_reason.endswith(f"step by step, since {path} differs from what the kernel was compared with")
@@ -325,7 +326,7 @@ def test_a_replaced_policy_acts_in_collection_and_evaluation(make, monkeypatch):
         ppo.evaluate(1)
         assert {*calls} == {"act", "mode"}
         calls.clear()
-    with pytest.raises(ValueError, match=r"CandleCollector: .*rlox.policies.DiscretePolicy.act differs"):
+    with pytest.raises(ValueError, match=r"CandleCollector: .*rlox.nn.policies.DiscretePolicy.act differs"):
         CandleCollector()
 
 
@@ -485,18 +486,18 @@ NATIVE = "a perceptron on the CPU, computed as the PyTorch update defines it"
 
 
 def test_an_edited_function_is_learned_by_in_pytorch(copied):
-    *reasons, last = copied(REASONS, ("rlox/losses.py", "(std + 1e-8)", "(std + 1e-6)"))
-    assert reasons == ["rlox.losses.normalized", "rlox.losses.normalized", NATIVE]
+    *reasons, last = copied(REASONS, ("rlox/nn/losses.py", "(std + 1e-8)", "(std + 1e-6)"))
+    assert reasons == ["rlox.nn.losses.normalized", "rlox.nn.losses.normalized", NATIVE]
     assert last == f"True {copied.root / 'rlox' / '__init__.py'}"
 
 
 EDITS = {
-    "policies:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
+    "nn.policies:LOG_STD_RANGE": ("LOG_STD_RANGE = (-20.0, 2.0)", "LOG_STD_RANGE = (-5.0, 2.0)"),
     "algorithms.sac:SAC.update": ("losses import soft_policy_loss", "losses import cloning_loss as soft_policy_loss"),
-    "optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
-    "networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
-    "policies:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
-    "algorithms.twin_critic:TwinCriticAlgorithm._move_target": (
+    "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
+    "nn.networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
+    "nn.policies:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
+    "training.twin_critic:TwinCriticAlgorithm._move_target": (
         "self._target_block.lerp_(",
         "self._target_block.add_(",
     ),
@@ -517,13 +518,13 @@ def test_layout_comments_docstrings_and_annotations_do_not_count(copied):
         ("def normalized(advantages: torch.Tensor) -> torch.Tensor", "def normalized(advantages)"),
         ("def ppo_clip(", "def unlisted():\n    return 1\n\n\ndef ppo_clip("),
     ]
-    *reasons, last = copied(REASONS, *(("rlox/losses.py", *edit) for edit in edits))
+    *reasons, last = copied(REASONS, *(("rlox/nn/losses.py", *edit) for edit in edits))
     assert reasons == [NATIVE] * 3
     assert last == f"False {copied.root / 'rlox' / '__init__.py'}"
 
 
 def test_a_source_that_cannot_be_read_is_not_taken_for_the_recorded_one(copied):
-    source = copied.root / "rlox" / "losses.py"
+    source = copied.root / "rlox" / "nn" / "losses.py"
     program = "from rlox.algorithms import PPO; PPO('CartPole-v1', backend='native')"
     source.rename(source.with_suffix(".away"))
     try:
@@ -533,7 +534,7 @@ def test_a_source_that_cannot_be_read_is_not_taken_for_the_recorded_one(copied):
         )  # fmt: skip
     finally:
         source.with_suffix(".away").rename(source)
-    assert "got 'native': rlox.losses." in done.stderr
+    assert "got 'native': rlox.nn.losses." in done.stderr
 
 
 def test_what_has_changed_is_recorded_only_if_the_kernels_compute_the_same(copied):
@@ -551,11 +552,11 @@ try:
 except SystemExit as e:
     print("exit code", e.code)
 """
-    before = (copied.root / "rlox" / "fingerprints.py").read_text()
+    before = (copied.root / "rlox" / "native" / "fingerprints.py").read_text()
     assert copied(program)[-2:] == ["nothing that a kernel stands for has changed since it was compared", "exit code 0"]
-    said = copied(program, ("rlox/losses.py", "1.0 - clip_eps, 1.0 + clip_eps", "1.0 - clip_eps, 1.5 + clip_eps"))
-    assert said[-2:] == ["not recorded, for the comparison failed: rlox.losses:ppo_clip", "exit code 1"]
-    assert (copied.root / "rlox" / "fingerprints.py").read_text() == before
+    said = copied(program, ("rlox/nn/losses.py", "1.0 - clip_eps, 1.0 + clip_eps", "1.0 - clip_eps, 1.5 + clip_eps"))
+    assert said[-2:] == ["not recorded, for the comparison failed: rlox.nn.losses:ppo_clip", "exit code 1"]
+    assert (copied.root / "rlox" / "native" / "fingerprints.py").read_text() == before
 
 
 # ---- the command line
@@ -563,7 +564,7 @@ except SystemExit as e:
 
 def test_the_command_line_says_which_function_differs(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import rlox.losses\nplain = rlox.losses.normalized\nrlox.losses.normalized = lambda x: plain(x)\n"
+        "import rlox.nn.losses\nplain = rlox.nn.losses.normalized\nrlox.nn.losses.normalized = lambda x: plain(x)\n"
     )
     arguments = ["algo=ppo", "env=CartPole-v1", "total_timesteps=64", "algo.n_steps=8", "algo.hidden_sizes=[8]"]
     arguments += ["logger=none", "eval.n_points=0", "--import", "mine"]
@@ -572,13 +573,15 @@ def test_the_command_line_says_which_function_differs(tmp_path):
         capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     said = " ".join(done.stdout.split())
-    assert "backend: torch (rlox.losses.normalized differs from what the kernel was compared with" in said, done.stderr
+    assert "backend: torch (rlox.nn.losses.normalized differs from what the kernel was compared with" in said, (
+        done.stderr
+    )
 
 
 def test_threads_may_make_algorithms_at_once(tmp_path):
     """Python 3.11's parser fails where two threads are in it."""
     program = (
-        "import pathlib, sys, threading, rlox.shadows as shadows\nsys.setswitchinterval(1e-6)\n"
+        "import pathlib, sys, threading, rlox.native.shadows as shadows\nsys.setswitchinterval(1e-6)\n"
         "failed = []\n"
         "def parse():\n"
         "    try:\n"

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from rlox import PPO, RolloutCollector, VecNormalize
 from rlox.algorithms import DQN
 from rlox.checkpoint import load_checkpoint
-from rlox.policies import DiscretePolicy
-from rlox.vec_normalize import RunningMoments
+from rlox.collectors.vec_normalize import RunningMoments
+from rlox.nn.policies import DiscretePolicy
 
 
 def test_running_moments_equal_those_of_the_whole_stream():

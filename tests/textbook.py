@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import rlox
-from rlox.batch import TransitionBatch
 from rlox.kernels.rng import Rng
+from rlox.nn.batch import TransitionBatch
 
 LOW, HIGH = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
 

@@ -1,43 +1,12 @@
-"""The table of algorithms.
+"""Which algorithms are there, and what does each one compute? One file per algorithm, its update whole.
 
-Adding one: a Config in `rlox.config`, a file here, a line below, a YAML in ``conf/algo``.
+Adding one: a Config in `rlox.config`, a file here, a line in `rlox.training.table`, a YAML in ``conf/algo``.
 """
 
-from importlib import import_module
-from typing import NamedTuple
+from rlox import lazy
+from rlox.training.table import ALGORITHMS
 
-
-class Entry(NamedTuple):
-    """Where an algorithm lives; imported when it is first used."""
-
-    cls: str  # "module:Class"
-    config: str  # "module:Config"
-
-
-ALGORITHMS: dict[str, Entry] = {
-    "a2c": Entry("rlox.algorithms.a2c:A2C", "rlox.config:A2CConfig"),
-    "bc": Entry("rlox.algorithms.bc:BC", "rlox.config:BCConfig"),
-    "cql": Entry("rlox.algorithms.cql:CQL", "rlox.config:CQLConfig"),
-    "dqn": Entry("rlox.algorithms.dqn:DQN", "rlox.config:DQNConfig"),
-    "iql": Entry("rlox.algorithms.iql:IQL", "rlox.config:IQLConfig"),
-    "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config:PPOConfig"),
-    "sac": Entry("rlox.algorithms.sac:SAC", "rlox.config:SACConfig"),
-    "td3": Entry("rlox.algorithms.td3:TD3", "rlox.config:TD3Config"),
-    "td3_bc": Entry("rlox.algorithms.td3_bc:TD3BC", "rlox.config:TD3BCConfig"),
-}
-
-_CLASSES = {path.split(":")[1]: path for entry in ALGORITHMS.values() for path in entry}
-
-__all__ = ["ALGORITHMS", "resolve", *sorted(_CLASSES)]
-
-
-def resolve(path: str):
-    """The object that "module:Name" names."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
-
-
-def __getattr__(name: str):
-    if name not in _CLASSES:
-        raise AttributeError(f"module 'rlox.algorithms' has no attribute {name!r}")
-    return resolve(_CLASSES[name])
+_EXPORTS = {"ALGORITHMS": "rlox.training.table", "resolve": "rlox.training.table"}
+for _entry in ALGORITHMS.values():
+    _EXPORTS |= {path.partition(":")[2]: path.partition(":")[0] for path in _entry}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

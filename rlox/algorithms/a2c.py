@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlox.algorithms.on_policy import OnPolicyAlgorithm
-from rlox.batch import RolloutBatch
 from rlox.config import A2CConfig
-from rlox.loops import scheduled
+from rlox.nn.batch import RolloutBatch
+from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.schedules import scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ class A2C(OnPolicyAlgorithm):
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """One gradient step on the whole rollout; metrics as tensors ()."""
-        from rlox.losses import a2c_loss, normalized
+        from rlox.nn.losses import a2c_loss, normalized
 
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from rlox.algorithms.offline import OfflineAlgorithm
-from rlox.batch import TransitionBatch
 from rlox.config import BCConfig
 from rlox.kernels.nn.ac_learner import NativeBC
 from rlox.kernels.rng import Rng
-from rlox.losses import cloning_loss, label_loss
-from rlox.policies import CategoricalPolicy, DeterministicPolicy
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.losses import cloning_loss, label_loss
+from rlox.nn.policies import CategoricalPolicy, DeterministicPolicy
+from rlox.training.offline import OfflineAlgorithm
 
 
 class BC(OfflineAlgorithm):

@@ -4,7 +4,7 @@ for offline reinforcement learning", arXiv:2006.04779).
 As in the paper's reference implementation the critics' targets have no entropy, and the squared TD error is not halved
 beside the penalty. The soft maximum is estimated from 2 M actions in each state, M of them uniform and M the policy's
 (appendix F); the reference implementation adds M of the policy's actions at the next state, a third more work.
-Departures: the penalty is measured against uniform actions (`rlox.losses.conservative_penalty`), so that
+Departures: the penalty is measured against uniform actions (`rlox.nn.losses.conservative_penalty`), so that
 ``cql_target_value`` has the same meaning whatever the number of actions; critics move before the policy, as in
 `rlox.algorithms.sac`.
 """
@@ -18,16 +18,16 @@ from functools import partial
 import torch
 from torch import nn
 
-from rlox.algorithms.offline import OfflineAlgorithm
-from rlox.batch import TransitionBatch
 from rlox.config import CQLConfig
 from rlox.kernels.nn.ac_learner import NativeCQL
 from rlox.kernels.rng import Rng
-from rlox.losses import conservative_q_loss, soft_policy_loss
 from rlox.native import NativeAdam
-from rlox.networks import TwinQNetwork
-from rlox.optimizers import FlatOptimizer
-from rlox.policies import SquashedGaussianPolicy
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.losses import conservative_q_loss, soft_policy_loss
+from rlox.nn.networks import TwinQNetwork
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.training.offline import OfflineAlgorithm
 
 _ROWS = 800  # pairs of state and action that go through the critics at a time
 _LARGEST = math.log(1e6)  # of a learned penalty weight, as in the reference implementation

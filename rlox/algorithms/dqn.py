@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.algorithms.base import load_weights_, weights_of
-from rlox.algorithms.off_policy import OffPolicyAlgorithm
-from rlox.batch import TransitionBatch
 from rlox.checkpoint import Checkpoint
+from rlox.checkpoint.streams import Stream
 from rlox.config import DQNConfig
 from rlox.kernels.nn.q_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.loops import Rounds, interpolated, scheduled
 from rlox.native import NativeOptimizer, NativeQPolicy, q_obstacle
-from rlox.streams import Stream
+from rlox.nn.batch import TransitionBatch
+from rlox.training.loops import Rounds
+from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.parts import load_weights_, weights_of
+from rlox.training.schedules import interpolated, scheduled
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.policies import QPolicy
+    from rlox.nn.policies import QPolicy
 
 
 class DQN(OffPolicyAlgorithm):
@@ -56,8 +57,8 @@ class DQN(OffPolicyAlgorithm):
             return
         from torch import nn
 
-        from rlox.networks import DiscreteQNetwork
-        from rlox.policies import QPolicy
+        from rlox.nn.networks import DiscreteQNetwork
+        from rlox.nn.policies import QPolicy
 
         if policy is None:
             obs = spec.obs_shape[0] if len(spec.obs_shape) == 1 else spec.obs_shape
@@ -72,7 +73,7 @@ class DQN(OffPolicyAlgorithm):
         if self.native is not None:
             self.optimizer = NativeOptimizer(self.native.net, c.learning_rate)
         else:
-            from rlox.optimizers import FlatOptimizer
+            from rlox.nn.optimizers import FlatOptimizer
 
             # Before the optimiser lays the online network's parameters out anew.
             self._target = copy.deepcopy(self.policy).requires_grad_(False)
@@ -108,13 +109,13 @@ class DQN(OffPolicyAlgorithm):
         if self.native is not None:
             self.native.net.move_target(tau)
             return
-        from rlox.networks import polyak_update
+        from rlox.nn.networks import polyak_update
 
         polyak_update(self.policy, self.target, tau)
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One gradient step; metrics as tensors ()."""
-        from rlox.losses import q_loss
+        from rlox.nn.losses import q_loss
 
         c = self.config
         self._prepare()

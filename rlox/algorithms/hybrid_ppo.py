@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from rlox.algorithms.ppo import PPO
-from rlox.batch import RolloutBatch
 from rlox.callbacks import Callback, TimingCallback
-from rlox.candle import CandleCollector
-from rlox.logging import LoggerCallback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors.candle import CandleCollector
+from rlox.nn.batch import RolloutBatch
 
 
 class _Ahead:

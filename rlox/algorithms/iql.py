@@ -11,14 +11,14 @@ import math
 
 import torch
 
-from rlox.algorithms.offline import OfflineAlgorithm
-from rlox.batch import TransitionBatch
 from rlox.config import IQLConfig
 from rlox.kernels.nn.ac_learner import NativeIQL
 from rlox.kernels.rng import Rng
-from rlox.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
-from rlox.networks import mlp
-from rlox.policies import TanhMeanPolicy
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
+from rlox.nn.networks import mlp
+from rlox.nn.policies import TanhMeanPolicy
+from rlox.training.offline import OfflineAlgorithm
 
 
 def _cosine(progress: float) -> float:

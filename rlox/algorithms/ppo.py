@@ -2,17 +2,17 @@
 https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details that Stable-Baselines3 has too.
 
 Departures: the value loss has no factor 1/2, and value changes are clipped without a maximum
-(`rlox.losses.value_loss`), both as in Stable-Baselines3; time limits bootstrap and are no terminations.
+(`rlox.nn.losses.value_loss`), both as in Stable-Baselines3; time limits bootstrap and are no terminations.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlox.algorithms.on_policy import OnPolicyAlgorithm
-from rlox.batch import RolloutBatch
 from rlox.config import PPOConfig
-from rlox.loops import scheduled
+from rlox.nn.batch import RolloutBatch
+from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.schedules import scheduled
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class PPO(OnPolicyAlgorithm):
         """`n_epochs` passes over the rollout in minibatches; means over all minibatches, as tensors ()."""
         import torch
 
-        from rlox.losses import PPOLoss, normalized
+        from rlox.nn.losses import PPOLoss, normalized
 
         c, progress = self.config, self.counters.progress
         clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)

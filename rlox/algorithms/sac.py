@@ -12,13 +12,13 @@ import math
 import torch
 from torch import nn
 
-from rlox.algorithms.twin_critic import TwinCriticAlgorithm
-from rlox.batch import TransitionBatch
 from rlox.config import SACConfig
 from rlox.kernels.nn.ac_learner import NativeSAC
-from rlox.loops import Rounds
-from rlox.losses import soft_policy_loss
-from rlox.policies import SquashedGaussianPolicy
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.losses import soft_policy_loss
+from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.training.loops import Rounds
+from rlox.training.twin_critic import TwinCriticAlgorithm
 
 
 class SAC(TwinCriticAlgorithm):

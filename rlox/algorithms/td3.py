@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlox.algorithms.twin_critic import TwinCriticAlgorithm
-from rlox.batch import TransitionBatch
+from rlox.collectors.exploration import ActionNoise
 from rlox.config import TD3Config, require
-from rlox.exploration import ActionNoise
 from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.kernels.rng import Rng
-from rlox.loops import Rounds
-from rlox.losses import deterministic_policy_loss, smoothed_targets
-from rlox.networks import polyak_update
-from rlox.optimizers import flatten_
-from rlox.policies import DeterministicPolicy
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.losses import deterministic_policy_loss, smoothed_targets
+from rlox.nn.networks import polyak_update
+from rlox.nn.optimizers import flatten_
+from rlox.nn.policies import DeterministicPolicy
+from rlox.training.loops import Rounds
+from rlox.training.twin_critic import TwinCriticAlgorithm
 
 
 class TD3(TwinCriticAlgorithm):

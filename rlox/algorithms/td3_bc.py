@@ -9,15 +9,15 @@ import copy
 
 import torch
 
-from rlox.algorithms.offline import OfflineAlgorithm
-from rlox.batch import TransitionBatch
 from rlox.config import TD3BCConfig
 from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.kernels.rng import Rng
-from rlox.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
-from rlox.networks import polyak_update
-from rlox.optimizers import flatten_
-from rlox.policies import DeterministicPolicy
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
+from rlox.nn.networks import polyak_update
+from rlox.nn.optimizers import flatten_
+from rlox.nn.policies import DeterministicPolicy
+from rlox.training.offline import OfflineAlgorithm
 
 
 class TD3BC(OfflineAlgorithm):

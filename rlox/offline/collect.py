@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint import versions
+from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -21,7 +22,6 @@ from rlox.kernels.rng import Rng
 from rlox.offline.arrow import ArrowWriter, block_rows
 from rlox.offline.rows import COLUMNS, Block, Rows
 from rlox.offline.scores import reference_returns
-from rlox.streams import Stream
 
 
 @dataclass
@@ -191,7 +191,7 @@ def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
     """How the actions were chosen: whether always the most likely ones, and the noise that was added to them."""
     if algorithm is None:
         return {"deterministic": False}
-    from rlox.policies import DeterministicPolicy
+    from rlox.nn.policies import DeterministicPolicy
 
     c = getattr(algorithm, "config", None)
     noise = 0.0 if deterministic else getattr(c, "exploration_noise", 0.0)

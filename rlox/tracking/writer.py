@@ -36,8 +36,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlox.tracking import lock, logger_class
+from rlox.tracking import lock
 from rlox.tracking import store as stores
+from rlox.tracking.mirrors import logger_class
 from rlox.tracking.record import FILE, Ledger, is_alive
 
 POLL = 0.5  # s between looks at the queue

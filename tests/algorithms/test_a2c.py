@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from rlox.algorithms import A2C
+from rlox.algorithms.trainers import A2CTrainer
 from rlox.kernels.rng import Rng
-from rlox.losses import policy_gradient
-from rlox.policies import DiscretePolicy
-from rlox.trainers import A2CTrainer
+from rlox.nn.losses import policy_gradient
+from rlox.nn.policies import DiscretePolicy
 
 
 def test_update_is_one_step_of_rmsprop_on_the_textbook_loss():

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from rlox.algorithms import DQN
-from rlox.batch import TransitionBatch
+from rlox.algorithms.trainers import DQNTrainer
 from rlox.callbacks import Callback
 from rlox.kernels.rng import Rng
-from rlox.networks import DiscreteQNetwork, polyak_update
-from rlox.trainers import DQNTrainer
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.networks import DiscreteQNetwork, polyak_update
 
 SMALL = {"hidden_sizes": [16, 16], "buffer_size": 2_000, "batch_size": 16, "learning_starts": 20}
 
@@ -424,7 +424,7 @@ def test_pinned_trajectory(kind, backend):
     program = f"""
 import json
 from rlox.algorithms import DQN
-from rlox.logging import LoggerCallback
+from rlox.callbacks.loggers import LoggerCallback
 rows = []
 class Rows(LoggerCallback):
     def log(self, step, metrics):

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlox.algorithms import BC, CQL, IQL, TD3BC
-from rlox.batch import TransitionBatch
 from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL
-from rlox.optimizers import flatten_
+from rlox.nn.batch import TransitionBatch
+from rlox.nn.optimizers import flatten_
 
 
 def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from rlox.algorithms import PPO
-from rlox.batch import RolloutBatch
+from rlox.algorithms.trainers import PPOTrainer
 from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
 from rlox.kernels.rng import Rng
-from rlox.logging import LoggerCallback
-from rlox.policies import DiscretePolicy
-from rlox.trainers import PPOTrainer
+from rlox.nn.batch import RolloutBatch
+from rlox.nn.policies import DiscretePolicy
 
 
 def reference_update(policy, batch, config, order):
@@ -81,7 +81,7 @@ def test_pinned_trajectory(env, backend):
     program = f"""
 import json
 from rlox.algorithms import PPO
-from rlox.logging import LoggerCallback
+from rlox.callbacks.loggers import LoggerCallback
 rows = []
 class Rows(LoggerCallback):
     def log(self, step, metrics):

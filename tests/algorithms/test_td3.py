@@ -9,8 +9,8 @@ import textbook
 import torch
 
 from rlox.algorithms import TD3
-from rlox.policies import DeterministicPolicy
-from rlox.trainers import TD3Trainer
+from rlox.algorithms.trainers import TD3Trainer
+from rlox.nn.policies import DeterministicPolicy
 
 SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "learning_starts": 20}
 

@@ -20,9 +20,9 @@ from torch import nn
 import rlox
 from rlox.algorithms import SAC, TD3
 from rlox.kernels.rng import Rng
-from rlox.networks import QNetwork, TwinQNetwork
+from rlox.nn.networks import QNetwork, TwinQNetwork
+from rlox.nn.policies import DeterministicPolicy, SquashedGaussianPolicy
 from rlox.offline.collect import Behaviour, collect
-from rlox.policies import DeterministicPolicy, SquashedGaussianPolicy
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
 SMALL = {"hidden_sizes": [32, 32], "buffer_size": 2_000, "batch_size": 32, "learning_starts": 20}
@@ -420,7 +420,7 @@ def test_pinned_trajectory(kind):
     program = f"""
 import json
 from rlox.algorithms import {kind.__name__}
-from rlox.logging import LoggerCallback
+from rlox.callbacks.loggers import LoggerCallback
 rows = []
 class Rows(LoggerCallback):
     def log(self, step, metrics):

@@ -9,12 +9,12 @@ from gradients import PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlox.batch import RolloutBatch
 from rlox.kernels.nn.learner import NativeActorCritic, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.losses import PPOLoss, normalized, policy_gradient, value_loss
-from rlox.optimizers import FlatOptimizer
-from rlox.policies import ContinuousPolicy, DiscretePolicy, policy_outputs
+from rlox.nn.batch import RolloutBatch
+from rlox.nn.losses import PPOLoss, normalized, policy_gradient, value_loss
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.policies import ContinuousPolicy, DiscretePolicy, policy_outputs
 
 
 def make(gaussian, obs_dim, n_outputs, hidden, activation, seed, optimizer="adam"):

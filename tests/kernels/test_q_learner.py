@@ -12,8 +12,8 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.nn.q_learner import METRICS, NativeQ, n_parameters
 from rlox.kernels.rng import Rng
-from rlox.networks import DiscreteQNetwork, polyak_update
-from rlox.optimizers import FlatOptimizer
+from rlox.nn.networks import DiscreteQNetwork, polyak_update
+from rlox.nn.optimizers import FlatOptimizer
 
 
 def make(obs_dim, n_actions, hidden, activation, dueling, seed, learning_rate=1e-4):

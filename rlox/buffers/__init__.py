@@ -1,0 +1,21 @@
+"""Which replay memories are there?
+
+The table of memories, what one must provide, and their files beside a checkpoint.
+"""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "Footprint": "rlox.buffers.footprint",
+    "footprint": "rlox.buffers.footprint",
+    "Buffer": "rlox.buffers.protocols",
+    "OfflineDataset": "rlox.buffers.protocols",
+    "BUFFERS": "rlox.buffers.table",
+    "buffer_class": "rlox.buffers.table",
+    "buffer_config": "rlox.buffers.table",
+    "buffer_config_class": "rlox.buffers.table",
+    "buffer_names": "rlox.buffers.table",
+    "make_buffer": "rlox.buffers.table",
+    "register_buffer": "rlox.buffers.table",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

@@ -1,0 +1,286 @@
+"""The replay memory beside a checkpoint, in files that hold what each save found new.
+
+A save writes the transitions that came since the one before into a new file of ``memory/``, and returns what the
+checkpoint is to hold: the names of all files it needs, and the little that changes as a whole (priorities). Only when
+that checkpoint is in place are files removed that it does not name. So whatever moment a process is killed at, the
+checkpoint on disk finds its files. Files whose transitions have all made room for newer ones are dropped, and small
+ones are joined.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.buffers.protocols import Buffer
+from rlox.checkpoint import Checkpoint, is_count, load_checkpoint, one_line, save_checkpoint
+from rlox.kernels.buffers.mmap import MmapReplayBuffer
+from rlox.kernels.buffers.replay import ReplayBuffer
+
+_BIG = ("rows", "frames")
+# The newest files are joined as soon as there are so many of a size class, as long as that takes no more memory than
+# this; a file of class k holds what (about) 8**k saves have written.
+_JOINED = 8
+_JOINED_BYTES = 128 * 2**20
+
+
+def _split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Values for a header, and arrays."""
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    return {name: value for name, value in state.items() if name not in arrays}, arrays
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A copy of what is to be written of a memory at one moment."""
+
+    # Returns the header's entry, and the tensors by which `load` finds everything with it.
+    write: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
+    tidy: Callable[[], None]  # removes what the checkpoint, once it is in place, does not need
+
+
+class ReplayFiles:
+    """What one training writes beside its checkpoints.
+
+    Parameters
+    ----------
+    folder : path
+        Where the files go; made when it is first needed.
+    entry : dict, optional
+        What a `Taken` has written in another process, with the memory that `load` made of it: to go on with its files.
+    """
+
+    def __init__(self, folder: str | os.PathLike, entry: dict[str, Any] | None = None, buffer: Buffer | None = None):
+        self.folder = Path(folder)
+        self._run = secrets.token_hex(4)
+        self._lock = threading.Lock()  # of the disk: a checkpoint may be written while another is asked for
+        self._begin_anew()
+        known = entry is not None and entry["files"] and all("joined" in file for file in entry["files"])
+        if known and isinstance(buffer, ReplayBuffer) and len(buffer):
+            # The newest row alone, and no frames.
+            saved = entry["values"]
+            values, arrays = _split(buffer.get_state(saved["count"] - 1, saved.get("next_frame", 0)))
+            self._files = list(entry["files"])
+            self._upto = (values["count"], values.get("next_frame", 0))
+            self._newest = arrays["rows"][-1].tobytes()
+
+    def _begin_anew(self) -> None:
+        self._files: list[dict[str, Any]] = []  # oldest first; those of a save that is being written among them
+        self._upto = (0, 0)  # transitions and frames that they hold
+        self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
+
+    def take(self, buffer: Buffer) -> Taken:
+        """Copy what is new, for another thread to write while the memory goes on; an OSError comes from there."""
+        if isinstance(buffer, MmapReplayBuffer):
+            # Its own file keeps what the two newest states name.
+            values, arrays = _split(buffer.get_state(include_cold=False))
+            return self._taken_of([], values, arrays, None)
+        if not isinstance(buffer, ReplayBuffer):
+            values, arrays = _split(buffer.get_state())
+            self._files = []
+            return self._taken_of([self._named(secrets.token_hex(4))], values, {}, arrays)
+        count, frame = self._upto
+        # One row more than is new: a memory that was cleared or exchanged shows by it.
+        values, arrays = _split(buffer.get_state(max(0, count - 1), frame))
+        rows, now = arrays["rows"], (values["count"], values.get("next_frame", 0))
+        if count and len(rows) == now[0] - count + 1 and rows[0].tobytes() == self._newest:
+            arrays["rows"] = rows[1:]
+        else:
+            self._begin_anew()
+            count = 0
+            values, arrays = _split(buffer.get_state(0, 0))
+        news = {name: arrays.pop(name) for name in _BIG if name in arrays}
+        gone = (now[0] - buffer.capacity, now[1] - getattr(buffer, "frame_slots", 0))
+        files = [file for file in self._files if file["count"] > gone[0] or file["next_frame"] > gone[1]]
+        if not len(news["rows"]):
+            news = None
+        else:
+            size = sum(x.nbytes for x in news.values())
+            entry = {**self._named(f"{count:012d}-{now[0]:012d}"), "count": now[0], "next_frame": now[1]}
+            files.append({**entry, "bytes": size, "joined": 0})
+            self._newest = news["rows"][-1].tobytes()
+        self._upto = now
+        return self._taken_of(files, values, arrays, news)
+
+    def _named(self, stem: str) -> dict[str, Any]:
+        return {"name": f"{stem}-{self._run}.safetensors"}
+
+    def _taken_of(
+        self,
+        files: list[dict[str, Any]],
+        values: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        news: dict[str, np.ndarray] | None,
+    ) -> Taken:
+        """`news` are for the last of `files`, which all hold the memory together."""
+        self._files = files
+        named: list[dict[str, Any]] = []
+
+        def write() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+            with self._lock:
+                try:
+                    if news is not None:
+                        self._write(files[-1]["name"], news)
+                    if lost := [file["name"] for file in files if not (self.folder / file["name"]).is_file()]:
+                        raise FileNotFoundError(
+                            2, f"replay memory: {self.folder / lost[0]} must be there; the next save writes all anew"
+                        )
+                    named[:] = self._joined(files)
+                    if self._files is files:
+                        self._files = named
+                except BaseException:
+                    self._begin_anew()
+                    raise
+            return {"values": values, "files": named}, arrays
+
+        def tidy() -> None:
+            with self._lock:
+                needed = {file["name"] for file in (*named, *self._files)}
+                for path in self.folder.glob("*.safetensors"):
+                    if path.name not in needed:
+                        path.unlink(missing_ok=True)
+
+        return Taken(write, tidy)
+
+    def _write(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        save_checkpoint(self.folder / name, Checkpoint({"file": name}, {"memory": arrays}))
+
+    def _joined(self, files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """`files` with the newest of them joined, where there are enough of a size class."""
+        while len(last := files[-_JOINED:]) == _JOINED and len({file.get("joined") for file in last}) == 1:
+            size = sum(file["bytes"] for file in last)
+            if size > _JOINED_BYTES:
+                break
+            pieces = [load_checkpoint(self.folder / file["name"], ("file",)).tensors["memory"] for file in last]
+            first, newest = last[0]["name"].split("-")[0], last[-1]
+            entry = {**newest, **self._named(f"{first}-{newest['count']:012d}-joined")}
+            self._write(entry["name"], {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]})
+            files = [*files[:-_JOINED], {**entry, "bytes": size, "joined": newest["joined"] + 1}]
+        return files
+
+
+def _require_entry(entry: Any) -> None:
+    """A ValueError unless a header's entry is such as a `Taken` writes: names, counts and short texts."""
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str) and len(value) < 65_536 and "\0" not in value
+
+    good = (
+        isinstance(entry, dict)
+        and isinstance(entry.get("values"), dict)
+        and all(is_text(x) for x in entry["values"].values() if isinstance(x, str))
+        and is_text(entry["values"].get("cold_path", ""))
+        and is_count(entry["values"].get("next_frame", 0))
+        and is_count(entry.get("start", 0))
+        and isinstance(entry.get("files"), list)
+        and all(isinstance(file, dict) and is_text(file.get("name")) for file in entry["files"])
+        and all(is_count(file.get("next_frame", 0)) for file in entry["files"])
+        # Named again and again, one small file would be much to load.
+        and len({os.path.basename(file["name"]) for file in entry["files"]}) == len(entry["files"])
+    )
+    if not good:
+        raise ValueError(f"replay memory: its entry in the header must be what was saved, got {one_line(entry, 80)}")
+
+
+def missing(folder: Path, entry: dict[str, Any], own: str | os.PathLike | None = None) -> list[str]:
+    """The files of a header entry that are not there; `own` is the folder of an `MmapReplayBuffer`'s configuration.
+
+    Raises
+    ------
+    ValueError
+        For an entry that is not what was saved.
+    """
+    _require_entry(entry)
+    paths = [folder / os.path.basename(file["name"]) for file in entry["files"]]
+    if "cold_path" in entry["values"]:
+        paths.append(_cold_path(folder, entry["values"]["cold_path"], own))
+    return [str(path) for path in paths if not path.is_file()]
+
+
+def _cold_path(folder: Path, saved: str, own: str | os.PathLike | None) -> Path:
+    """Where the file of an `MmapReplayBuffer` is: in the run's folder, which may have been moved, or in its `own`.
+
+    Of the saved path only the name counts. It comes out of a file, and the memory writes to what it leads to.
+    """
+    name = os.path.basename(saved)
+    beside = folder.parent.parent / name
+    return beside if own is None or beside.is_file() else Path(own) / name
+
+
+def _pieces(folder: Path, entry: dict[str, Any]) -> list[dict[str, np.ndarray]]:
+    """What the files of an entry hold."""
+    pieces = []
+    for file in entry["files"]:
+        # The name comes out of a file: it must not lead anywhere else.
+        name = os.path.basename(file["name"])
+        piece = load_checkpoint(folder / name, ("file",))
+        if piece.header["file"] != name:
+            raise ValueError(f"replay memory: {folder / name} must be written by that name, got {piece.header['file']}")
+        pieces.append(piece.tensors.get("memory", {}))
+    return pieces
+
+
+def _require_pieces(entry: dict[str, Any], pieces: list[dict[str, np.ndarray]], own: dict[str, Any]) -> None:
+    """A ValueError unless every piece holds rows (and frames) of bytes, as many to each as those of `own` have."""
+    for file, piece in zip(entry["files"], pieces, strict=True):
+        for name in _BIG:
+            found = piece.get(name)
+            if name in own and (found is None or found.dtype != np.uint8 or found.shape[1:] != own[name].shape[1:]):
+                got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+                raise ValueError(
+                    f"replay memory: {name} of {file['name']} must be uint8 (N, {own[name].shape[1]}), got {got}"
+                )
+
+
+def load(buffer: Buffer, folder: Path, entry: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Bring `buffer` to what `ReplayFiles.take` found.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `rlox.checkpoint.load_checkpoint`, and where the files do not fit the memory; it is then as it was.
+    """
+    _require_entry(entry)
+    values, pieces = entry["values"], _pieces(folder, entry)
+    if "cold_path" in values:
+        own = Path(buffer.cold_path).parent if isinstance(buffer, MmapReplayBuffer) else None
+        values = {**values, "cold_path": str(_cold_path(folder, values["cold_path"], own))}
+    try:
+        _set(buffer, entry, values, arrays, pieces)
+    except (LookupError, MemoryError, OverflowError, TypeError) as e:
+        raise ValueError(f"replay memory: the files in {folder} do not fit it: {one_line(e)}") from e
+
+
+def _set(
+    buffer: Buffer,
+    entry: dict[str, Any],
+    values: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    pieces: list[dict[str, np.ndarray]],
+) -> None:
+    if not isinstance(buffer, ReplayBuffer):
+        buffer.set_state({**values, **arrays, **(pieces[0] if pieces else {})})
+        return
+    own = buffer.get_state()
+    # A memory to which nothing has been pushed does not know yet how long its rows will be.
+    _require_pieces(
+        entry, pieces, {name: own[name] for name in _BIG if name in own and (name != "rows" or len(buffer))}
+    )
+    rows = np.concatenate([piece["rows"] for piece in pieces]) if pieces else own["rows"][:0]
+    arrays = {**arrays, "rows": rows[max(0, len(rows) - buffer.capacity) :]}
+    if "next_frame" in values:
+        slots, end = buffer.frame_slots, values["next_frame"]
+        frames = np.zeros((min(end, slots), *own["frames"].shape[1:]), np.uint8)
+        for file, piece in zip(entry["files"], pieces, strict=True):
+            numbers = np.arange(file["next_frame"] - len(piece["frames"]), file["next_frame"])
+            kept = (numbers >= end - slots) & (numbers < end)
+            frames[numbers[kept] % slots] = piece["frames"][kept]
+        arrays["frames"] = frames
+    buffer.set_state({**values, **arrays})

@@ -1,0 +1,190 @@
+"""The table of replay memories, and what one must be able to do.
+
+A package outside adds one by `register_buffer`, or by an entry point of the group ``rlox.buffers`` in its
+``pyproject.toml``, which is loaded when the name is first used::
+
+    [project.entry-points."rlox.buffers"]
+    recency = "their_package.buffers:RecencyBuffer"
+
+From then on ``rlox train algo=dqn buffer=recency`` and ``DQN(..., buffer="recency")`` know it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from typing import Any, NamedTuple
+
+from rlox.buffers.protocols import Buffer
+from rlox.config import BufferConfig, OutsideBufferConfig, nearest, shown
+from rlox.envs import EnvSpec
+
+ENTRY_POINTS = "rlox.buffers"
+_METHODS = ("push_batch", "sample", "__len__", "get_state", "set_state")
+
+
+class Entry(NamedTuple):
+    """Where a buffer lives; imported when it is first used."""
+
+    cls: Any  # "module:Class", or the class
+    config: Any  # "module:Config", or the class
+
+
+BUFFERS: dict[str, Entry] = {
+    "uniform": Entry("rlox.kernels.buffers.replay:ReplayBuffer", "rlox.config.data:BufferConfig"),
+    "prioritized": Entry(
+        "rlox.kernels.buffers.replay:PrioritizedReplayBuffer", "rlox.config.data:PrioritizedBufferConfig"
+    ),
+    "mmap": Entry("rlox.kernels.buffers.mmap:MmapReplayBuffer", "rlox.config.data:MmapBufferConfig"),
+}
+
+
+def register_buffer(name: str, cls: type | str, config: type[BufferConfig] | str | None = None) -> None:
+    """Make ``buffer=NAME`` known.
+
+    Parameters
+    ----------
+    name : str
+        Letters, digits, ``_``, ``-`` and ``.``.
+    cls : type or str
+        A `Buffer`, or its ``"module:Class"``, which is imported when it is first used.
+    config : type or str, optional
+        Its configuration, a dataclass below `rlox.config.BufferConfig`, or ``"module:Config"``. Without one it is
+        ``cls.Config`` where there is one, else `rlox.config.OutsideBufferConfig`, whose ``kwargs`` take anything.
+
+    Raises
+    ------
+    ValueError
+        For an empty or odd name, and one that is taken by another class.
+    TypeError
+        If `cls` or `config` is neither a class nor a text.
+    """
+    if not isinstance(name, str) or not name.replace("_", "a").replace("-", "a").replace(".", "a").isalnum():
+        raise ValueError(f"register_buffer: name must be of letters, digits, _, - and ., got {name!r}")
+    for what, value in (("cls", cls), ("config", config)):
+        if not (isinstance(value, type) or (isinstance(value, str) and ":" in value) or (config is value is None)):
+            raise TypeError(f"register_buffer: {what} must be a class or 'module:Class', got {value!r}")
+    entry = Entry(cls, config)
+    if BUFFERS.get(name, entry) != entry:
+        raise ValueError(f"register_buffer: name must be new, but {name!r} is {BUFFERS[name].cls}")
+    BUFFERS[name] = entry
+
+
+def _from_outside() -> dict[str, Entry]:
+    """The buffers that installed packages announce; nothing of theirs is imported."""
+    return {point.name: Entry(point.value, None) for point in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def buffer_names() -> list[str]:
+    """All names that ``buffer=`` takes, those of installed packages included."""
+    return [*BUFFERS, *sorted(set(_from_outside()) - set(BUFFERS))]
+
+
+def _entry(name: str) -> Entry:
+    entry = BUFFERS.get(name) or _from_outside().get(name)
+    if entry is None:
+        raise ValueError(
+            f"buffer: name must be known, got {shown(name)}; {nearest(shown(name), buffer_names())}, or register_buffer"
+        )
+    return entry
+
+
+def _resolve(found: Any) -> Any:
+    """The class itself, or what "module:Class" names."""
+    if not isinstance(found, str):
+        return found
+    module, _, name = found.partition(":")
+    return getattr(import_module(module), name)
+
+
+def buffer_class(name: str) -> type:
+    """The class that `name` stands for, imported now.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name; the message has the nearest.
+    """
+    return _resolve(_entry(name).cls)
+
+
+def buffer_config_class(name: str) -> type[BufferConfig]:
+    """The configuration of the buffer `name`; a ValueError as for `buffer_class`."""
+    entry = _entry(name)
+    config = entry.config
+    if config is None:
+        config = getattr(_resolve(entry.cls), "Config", OutsideBufferConfig)
+    config = _resolve(config)
+    if not (isinstance(config, type) and issubclass(config, BufferConfig)):
+        raise TypeError(
+            f"buffer: the Config of {name!r} must be a dataclass below rlox.config.BufferConfig, got {config!r}"
+        )
+    return config
+
+
+def buffer_config(
+    buffer: str | BufferConfig | Mapping[str, Any] | None = None, prioritized: bool | None = None, **changes: Any
+) -> BufferConfig:
+    """The configuration that a name, a mapping, or a configuration stands for.
+
+    Parameters
+    ----------
+    buffer
+        None, and a mapping without a ``name``, stand for the uniform memory.
+    prioritized
+        True turns that into the prioritized one; True and False must fit a name that is given.
+    **changes
+        Fields that go before those of `buffer`; None leaves one alone.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an unknown name, an unknown field, a value out of range.
+    """
+    if isinstance(buffer, BufferConfig):
+        kind, fields = type(buffer), buffer.to_dict()
+    elif buffer is None or isinstance(buffer, (str, Mapping)):
+        fields = {"name": buffer} if isinstance(buffer, str) else dict(buffer or {})
+        if not all(isinstance(key, str) for key in fields):
+            raise TypeError(f"buffer: a mapping must have names of fields for keys, got {shown(buffer)}")
+        fields.setdefault("name", "prioritized" if prioritized else "uniform")
+        kind = buffer_config_class(fields["name"])
+    else:
+        raise TypeError(
+            "buffer: it must be a name, a BufferConfig, a mapping or a rlox.buffers.Buffer, "
+            f"got {type(buffer).__name__}"
+        )
+    name = fields["name"]
+    if prioritized is not None and prioritized is not (name == "prioritized"):
+        raise ValueError(f"buffer: prioritized must fit the name, got {prioritized} beside {name!r}; leave one out")
+    fields |= {key: value for key, value in changes.items() if value is not None}
+    return kind.from_kwargs("buffer", **fields)
+
+
+def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float) -> Buffer:
+    """Build the replay memory that `config` describes, for the observations and actions of `spec`.
+
+    Raises
+    ------
+    TypeError
+        If what it names is no `Buffer`, or does not take its arguments.
+    """
+    cls = buffer_class(config.name)
+    arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
+    if config.n_step > 1:
+        arguments |= {"n_step": config.n_step, "gamma": gamma, "n_envs": n_envs}
+    if spec.image:
+        arguments |= {"obs_shape": spec.obs_shape, "obs_dtype": spec.obs_dtype}
+        if spec.n_stacked > 1 and config.frame_stacks:
+            arguments |= {"n_stacked": spec.n_stacked, "n_envs": n_envs}
+    try:
+        buffer = cls(**arguments)
+    except TypeError as e:
+        if "argument" not in str(e):
+            raise
+        raise TypeError(f"buffer: {config.name} must take the arguments {', '.join(arguments)}: {e}") from e
+    if not isinstance(buffer, Buffer):
+        missing = [name for name in _METHODS if not hasattr(buffer, name)]
+        raise TypeError(f"buffer: {config.name} ({cls}) must define {', '.join(missing)}; see rlox.buffers.Buffer")
+    return buffer

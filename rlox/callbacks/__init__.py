@@ -1,0 +1,20 @@
+"""What happens around training? Callbacks that the loops call: evaluation, checkpoints, progress, advice, loggers."""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "AdviceCallback": "rlox.callbacks.advice",
+    "plan_advice": "rlox.callbacks.advice",
+    "Callback": "rlox.callbacks.base",
+    "CallbackList": "rlox.callbacks.base",
+    "CheckpointCallback": "rlox.callbacks.checkpoint",
+    "EvalCallback": "rlox.callbacks.evaluation",
+    "LoggerCallback": "rlox.callbacks.loggers",
+    "RecordLogger": "rlox.callbacks.loggers",
+    "ProgressCallback": "rlox.callbacks.progress",
+    "TimingCallback": "rlox.callbacks.progress",
+    "EarlyStoppingCallback": "rlox.callbacks.stopping",
+    "TimeLimitCallback": "rlox.callbacks.stopping",
+    "VideoCallback": "rlox.callbacks.video",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

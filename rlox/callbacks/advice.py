@@ -1,0 +1,160 @@
+"""Advice on plans and metrics that look wrong."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlox.callbacks.base import Callback
+
+
+@dataclass(frozen=True)
+class _Advice:
+    """Say `line` once `holds` was true for `updates` updates in a row; `metric` must be there and be a number."""
+
+    metric: str
+    holds: Callable[[float], bool]
+    updates: int
+    line: str
+
+
+_ADVICE = (
+    _Advice(
+        "explained_variance",
+        lambda value: value < 0.0,
+        20,
+        "explained variance is below 0 ({value:.2f}): the critic predicts returns worse than their mean would; "
+        "raise vf_coef or learning_rate, normalise observations or rewards, or check that gamma fits the episodes",
+    ),
+    _Advice(
+        "approx_kl",
+        lambda value: value > 0.1,
+        10,
+        "approx_kl is above 0.1 ({value:.2f}): each update throws the policy far from the one that collected its data; "
+        "lower learning_rate or n_epochs, or set target_kl=0.02",
+    ),
+    _Advice(
+        "clip_fraction",
+        lambda value: value > 0.5,
+        10,
+        "clip_fraction is above 0.5 ({value:.2f}): most samples give no gradient any more; lower learning_rate or "
+        "n_epochs, or raise batch_size",
+    ),
+)
+_ENTROPY = (
+    "the policy's entropy fell below 1 % of its start ({value:.2g} of {start:.2g} nats): it has stopped exploring; if "
+    "the return is not what you want yet, raise ent_coef or lower learning_rate"
+)
+_GRAD_NORM = (
+    "grad_norm is more than 100 times its recent median ({value:.3g} against {median:.3g}): the loss is exploding; "
+    "lower learning_rate, set max_grad_norm=0.5, or normalise rewards"
+)
+_LASTING, _RECENT = 3, 50  # updates: how long entropy and grad_norm must stay out, how many the median is taken of
+
+
+def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
+    """What in an algorithm's settings and environment goes wrong in a well-known way: its kind, and a line."""
+    c, spec = algorithm.config, algorithm.spec
+    if getattr(c, "normalize_advantages", False) and c.n_steps * algorithm.n_envs == 1:
+        yield (
+            "one_row",
+            "a rollout is a single transition, whose advantage has no variance and is not normalised; raise n_steps or "
+            "n_envs, or set normalize_advantages=false",
+        )
+    normalizer = getattr(algorithm, "normalizer", None)
+    if spec.obs_bytes is not None and (normalizer is None or not normalizer.obs):
+        image = len(spec.obs_bytes) == 2 and min(spec.obs_bytes) >= 36
+        shape = ", ".join(map(str, (*spec.obs_bytes, 1)))
+        remedy = f"for an image take the wrapper {{ReshapeObservation: {{shape: [{shape}]}}}}, else " if image else ""
+        yield (
+            "unscaled",
+            f"observations are bytes of shape {spec.obs_bytes}, {spec.obs_dim:,} numbers from 0 to 255 that the "
+            f"network sees unscaled; {remedy}set normalize_obs=true",
+        )
+
+
+class AdviceCallback(Callback):
+    """Watches the metrics for the well-known ways in which training goes wrong, and says so once for each.
+
+    At the start it says what goes wrong in the settings: rollouts of one transition whose advantage is to be
+    normalised, and bytes for observations that are neither an image nor normalised.
+
+    ===================  ========================================================
+    explained_variance   below 0 for 20 updates in a row
+    approx_kl            above 0.1 for 10 updates in a row
+    clip_fraction        above 0.5 for 10 updates in a row
+    entropy              of a discrete policy: below 1 % of its start, for 3
+    grad_norm            above 100 times the median of the last 50, for 3
+    ===================  ========================================================
+
+    Parameters
+    ----------
+    tell : callable, optional
+        Given each line: what it means and what to change. None: they go to stderr.
+    plan : bool
+        Whether to look at the settings; ``rlox train`` does it before the run.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None, plan: bool = True):
+        self.tell = tell
+        self.plan = plan
+        self.told: list[str] = []  # kinds, by their metric
+        self._streaks: dict[str, int] = {}
+        self._entropy_start: float | None = None
+        self._grad_norms: deque[float] = deque(maxlen=_RECENT)
+
+    def state(self) -> dict[str, Any]:
+        norms = [norm for norm in self._grad_norms if math.isfinite(norm)]
+        return {"told": self.told, "streaks": self._streaks, "entropy_start": self._entropy_start, "grad_norms": norms}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.told, self._streaks = list(state["told"]), dict(state["streaks"])
+        self._entropy_start = state["entropy_start"]
+        self._grad_norms.extend(state["grad_norms"])
+
+    def on_training_start(self, *, algorithm=None, **info: Any) -> None:
+        if self.plan and hasattr(algorithm, "config"):
+            for kind, line in plan_advice(algorithm):
+                self._say(kind, line)
+
+    def on_step(self, *, metrics: dict[str, float] | None = None, algorithm=None, **info: Any) -> bool:
+        if metrics is None:
+            raise TypeError('AdviceCallback needs metrics=…; pass metrics={"approx_kl": …, "grad_norm": …} to on_step')
+        for advice in _ADVICE:
+            value = metrics.get(advice.metric, math.nan)
+            # Explained variance is NaN where all returns are equal, which says nothing either way.
+            if not math.isnan(value):
+                self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
+        # A loop written by hand does not say which kind of actions the entropy is of.
+        if "entropy" in metrics and algorithm is not None and algorithm.spec.discrete:
+            value = metrics["entropy"]
+            if self._entropy_start is None:
+                self._entropy_start = value
+            start = self._entropy_start
+            self._judge("entropy", value < 0.01 * start, _LASTING, _ENTROPY, value=value, start=start)
+        if "grad_norm" in metrics:
+            value = metrics["grad_norm"]
+            if len(self._grad_norms) >= _RECENT // 5:
+                median = statistics.median(self._grad_norms)
+                self._judge("grad_norm", value > 100.0 * median > 0.0, _LASTING, _GRAD_NORM, value=value, median=median)
+            self._grad_norms.append(value)
+        return True
+
+    def _judge(self, kind: str, holds: bool, updates: int, line: str, **values: float) -> None:
+        self._streaks[kind] = self._streaks.get(kind, 0) + 1 if holds else 0
+        if self._streaks[kind] == updates:
+            self._say(kind, line.format(**values))
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind in self.told:
+            return
+        self.told.append(kind)
+        if self.tell is None:
+            print(f"advice: {text}", file=sys.stderr)
+        else:
+            self.tell(text)

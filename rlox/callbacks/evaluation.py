@@ -1,0 +1,393 @@
+"""Evaluate while training."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlox.callbacks.base import Callback, _algorithm, _finite, _HandWritten, _number
+from rlox.collectors.evaluation import Evaluation, warn_of_cut
+from rlox.collectors.evaluator import EvaluationWorker, WorkerDied, cores, make_job, play
+from rlox.envs import is_native
+
+_KEPT_EPISODES = 20_000  # of evaluations, in a checkpoint
+# Evaluations beside training: at most so many processes where their number is chosen here, where the evaluations that
+# are left take at least so many seconds.
+_MOST_WORKERS, _WORTH_S = 4, 2.0
+# What an evaluation's step and episode are taken to be where training says nothing of them: seconds, steps.
+_USUAL_STEP_S, _USUAL_LENGTH = 5e-5, 1000
+
+
+@dataclass
+class _Begun:
+    """An evaluation whose result has not been taken."""
+
+    step: int
+    job: bytes
+    worker: EvaluationWorker
+
+
+class EvalCallback(Callback):
+    """Evaluate the policy on an environment of its own; training goes on exactly as it would without.
+
+    With `workers`, other processes play what the policy was at the evaluation's step, beside training, and the numbers
+    and checkpoints are the same. ``on_evaluation`` then comes some updates later, with the evaluation's step; loggers
+    hold back what comes after that step, and `CheckpointCallback` saves no ``last`` meanwhile, so that a resumed run
+    lacks none; where one is due, the next evaluation is made in place. A checkpoint of your own, saved meanwhile, does
+    lack it. Training waits for the last evaluation, and for a process where all are busy. Where a process dies, this
+    one plays its evaluation again.
+
+    Parameters
+    ----------
+    n_points : int
+        Evaluations evenly spread over training, at the first update past each point, the last at the end.
+    n_episodes : int
+        Episodes of one evaluation.
+    seed : int, optional
+        Seed of the evaluation environment; None: 10_000 + the algorithm's seed.
+    stop_at : float, optional
+        Training stops right after an evaluation whose mean return reaches this.
+    patience : int, optional
+        Training stops right after this many evaluations in a row without a new best one.
+    every_steps : int, optional
+        Steps between two evaluations, in place of `n_points`: for a loop written by hand, which passes no algorithm
+        that says how long the training is.
+    policy, env_id : optional
+        What is evaluated in such a loop, a module, and where; attributes of the same names may be set later.
+    workers : int
+        Processes that evaluate beside training; 0: this one evaluates; -1: as many as there are free cores, at most 4,
+        where evaluations take long, and 0 where they must be made here, as on native environments.
+    max_steps : int, optional
+        Steps after which an episode is cut (see `rlox.collectors.evaluation.evaluate`).
+    imports : sequence of str
+        Modules that the processes import first.
+
+    Attributes
+    ----------
+    beside_s : float
+        Seconds that evaluations took in other processes.
+    evaluations : list of (int, Evaluation)
+        Environment steps (offline: updates) and what was found there.
+    best : float
+        Mean return of the best evaluation so far; -inf before the first.
+    stopped : str or None
+        Why this callback stopped the training, if it did.
+    """
+
+    section = "evaluate"
+    acts_on_evaluation = False
+
+    def __init__(
+        self,
+        n_points: int = 10,
+        n_episodes: int = 20,
+        seed: int | None = None,
+        stop_at: float | None = None,
+        patience: int | None = None,
+        every_steps: int | None = None,
+        policy: Any = None,
+        env_id: Any = None,
+        workers: int = 0,
+        max_steps: int | None = None,
+        imports: Sequence[str] = (),
+    ):
+        if workers < -1:
+            raise ValueError(f"EvalCallback: workers must be >= 0, or -1 for as many as are useful, got {workers}")
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(f"EvalCallback: max_steps must be >= 1, got {max_steps}")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"EvalCallback: every_steps must be >= 1, got {every_steps}")
+        if n_points < 0:
+            raise ValueError(f"EvalCallback: n_points must be >= 0, got {n_points}")
+        if patience is not None and patience < 1:
+            raise ValueError(f"EvalCallback: patience must be >= 1, got {patience}")
+        self.n_points = n_points
+        self.n_episodes = n_episodes
+        self.seed = seed
+        self.stop_at = stop_at
+        self.patience = patience
+        self.every_steps = every_steps
+        self.policy = policy
+        self.env_id = env_id
+        self.workers = workers
+        self.max_steps = max_steps
+        self.imports = list(imports)
+        self.beside_s = 0.0
+        self._most_workers = 0  # that may be started now
+        self._weighing = False  # whether there may be some, once evaluations are known to take long
+        self._weigh_at = 0
+        self._took_s: float | None = None  # by the last evaluation in this process
+        self._collected = (0, 0.0)  # steps and seconds of this training
+        self._processes: list[EvaluationWorker] = []
+        self._begun: deque[_Begun] = deque()
+        self.evaluations: list[tuple[int, Evaluation]] = []
+        self.best = -math.inf
+        self.waited = 0
+        self.stopped: str | None = None
+        self._due: list[int] = []
+
+    def state(self) -> dict[str, Any]:
+        # The newest, since a checkpoint's header is no place for millions of numbers.
+        counts = np.cumsum([len(e.returns) for _, e in reversed(self.evaluations)])
+        newest = self.evaluations[-max(1, int((counts <= _KEPT_EPISODES).sum())) :]
+        played = [
+            {
+                "step": step,
+                "returns": [_finite(value) for value in e.returns.tolist()],
+                "lengths": e.lengths.tolist(),
+                "seed": e.seed,
+                "deterministic": e.deterministic,
+            }
+            for step, e in newest
+        ]
+        return {"best": _finite(self.best), "waited": self.waited, "evaluations": played}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = _number(state["best"]), state["waited"]
+        self.evaluations = [
+            (
+                e["step"],
+                Evaluation(np.array(e["returns"], float), np.array(e["lengths"]), e["seed"], e["deterministic"]),
+            )
+            for e in state["evaluations"]
+        ]
+
+    def on_training_start(self, *, algorithm=None, **info: Any) -> bool:
+        algorithm = _algorithm(self, algorithm, **info)
+        c = algorithm.counters
+        if self.every_steps is not None:
+            self._due = [c.steps + self.every_steps]
+        elif isinstance(algorithm, _HandWritten):
+            raise TypeError(
+                "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or make it by "
+                'EvalCallback(every_steps=1000, policy=policy, env_id="CartPole-v1")'
+            )
+        else:
+            points = [c.horizon_start + round(c.horizon_steps * (i + 1) / self.n_points) for i in range(self.n_points)]
+            self._due = [point for point in points if point > c.steps]
+        if c.steps == c.horizon_start:
+            self.waited, self.stopped = 0, None
+        else:
+            # One that goes on, perhaps from right where it was stopped, or with other limits.
+            self.stopped = self._reason() if self.evaluations and self.evaluations[-1][0] == c.steps else None
+        self._plan_workers(algorithm)
+        return self.stopped is None
+
+    def on_step(self, *, step: int, algorithm=None, metrics: dict[str, float] | None = None, **info: Any) -> bool:
+        algorithm = _algorithm(self, algorithm, step, **info)
+        if self._weighing:
+            self._weigh(algorithm, step, metrics or {})
+        if self._begun:
+            self._deliver(algorithm)
+        if self._due and step >= self._due[0]:
+            every = [] if self.every_steps is None else [step + self.every_steps]
+            self._due = every or [point for point in self._due if point > step]
+            last = step >= algorithm.counters.end
+            if self._most_workers and not (last or algorithm.callbacks.waiting()):
+                self._begin(algorithm, step)
+            else:
+                self.evaluate(algorithm)
+            # At the horizon there is nothing left to stop.
+            if not (last or self._begun):
+                self.stopped = self._reason()
+        return self.stopped is None
+
+    def on_collection_error(self, *, algorithm=None, **info: Any) -> None:
+        # The first error is the one to report.
+        with suppress(Exception):
+            self._deliver(algorithm, wait=True)
+
+    def on_training_error(self, *, algorithm=None, **info: Any) -> None:
+        self.on_collection_error(algorithm=algorithm)
+        self.close()
+
+    def on_training_end(self, *, algorithm=None, **info: Any) -> None:
+        algorithm = _algorithm(self, algorithm, **info)
+        if algorithm.counters.steps >= algorithm.counters.end or isinstance(algorithm, _HandWritten):
+            self.evaluate(algorithm)
+        self._deliver(algorithm, wait=True)
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; what they have not finished is lost."""
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+        self._begun.clear()
+
+    def obstacle(self, algorithm) -> str | None:
+        """Why the evaluations of this training cannot be made beside it; None where they can."""
+        kind = type(algorithm)
+        if isinstance(algorithm, _HandWritten):
+            return "a loop written by hand passes no algorithm"
+        if "evaluate" in vars(algorithm) or not kind.evaluate.__module__.startswith("rlox."):
+            return f"{kind.__name__} has an evaluate of its own"
+        if self.stop_at is not None or self.patience is not None:
+            return "training waits for each evaluation where stop_at or patience is set"
+        if acting := algorithm.callbacks.that_act_on_evaluations():
+            return f"{type(acting[0]).__name__} acts on each evaluation, so that training waits for it"
+        if sum(isinstance(callback, EvalCallback) for callback in algorithm.callbacks.by_name().values()) > 1:
+            return "there is another EvalCallback, and their results must come in order"
+        if algorithm.device != "cpu":
+            return f"the policy is on {algorithm.device}, and gives the same numbers only there"
+        try:
+            self._job(algorithm)
+        except Exception as e:
+            return f"policy and environment must be such that cloudpickle can send them to another process: {e}"
+        return None
+
+    def obstacle_for_auto(self, algorithm) -> str | None:
+        """Why they are not, where this callback chooses; None where they are if they take long."""
+        if isinstance(algorithm, _HandWritten) or self.workers == 0:
+            return "as asked"
+        if self._free_cores(algorithm) < 1:
+            return f"training uses all {cores()} cores that there are"
+        if getattr(algorithm, "_own_policy", False):
+            return "the policy is a module of your own, which may keep state"
+        obstacle = self.obstacle(algorithm)
+        if obstacle is None:
+            arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
+            if is_native(arguments["env_id"]) and not (arguments["env_kwargs"] or arguments["wrappers"]):
+                return "native environments are evaluated within milliseconds"
+        return obstacle
+
+    def planned_workers(self, algorithm, seconds: float) -> int:
+        """How many processes there may be, where the evaluations to come take so many `seconds` together."""
+        if self.workers > 0:
+            return self.workers
+        if seconds < _WORTH_S or self.obstacle_for_auto(algorithm) is not None:
+            return 0
+        return min(_MOST_WORKERS, self._free_cores(algorithm))
+
+    @staticmethod
+    def _free_cores(algorithm) -> int:
+        """Cores that training itself leaves."""
+        torch = sys.modules.get("torch")
+        used = [algorithm.threads or (torch.get_num_threads() if torch else 1), getattr(algorithm, "env_workers", 0)]
+        if getattr(algorithm, "env_backend", "auto") == "envpool":
+            used.append(algorithm.env_kwargs.get("num_threads") or algorithm.n_envs)
+        return cores() - max(used)
+
+    def _plan_workers(self, algorithm) -> None:
+        """Decide how many processes this training may have for its evaluations, or when that is decided."""
+        c = algorithm.counters
+        self.close()
+        self._most_workers, self._weighing = 0, False
+        if self.workers > 0:
+            if (obstacle := self.obstacle(algorithm)) is not None:
+                raise ValueError(f"EvalCallback: workers must be 0 or -1 here, got {self.workers}: {obstacle}")
+            self._most_workers = self.workers
+            self._start_worker()  # it gets ready while training begins
+        elif self.workers < 0 and self._due and self.obstacle_for_auto(algorithm) is None:
+            self._weighing, self._collected = True, (c.steps, 0.0)
+            self._weigh_at = c.steps + (self._due[0] - c.steps) // 4
+
+    def _weigh(self, algorithm, step: int, metrics: dict[str, float]) -> None:
+        """Start a process as soon as the evaluations that are left are known to take long enough."""
+        begun, seconds = self._collected
+        self._collected = begun, seconds + metrics.get("time/collect_s", 0.0)
+        if step < self._weigh_at:
+            return
+        left = len(self._due) if self.every_steps is None else 2
+        self._weigh_at = self._due[0] if self._due else sys.maxsize
+        self._most_workers = self.planned_workers(algorithm, left * self._expected_s(algorithm, step))
+        if self._most_workers:
+            self._weighing = False
+            self._start_worker()
+
+    def _expected_s(self, algorithm, step: int) -> float:
+        """Seconds of one evaluation, from the last one in this process, or from how training collects."""
+        if self._took_s is not None:
+            return self._took_s
+        begun, seconds = self._collected
+        each, length = _USUAL_STEP_S, algorithm.counters.mean_length
+        if algorithm.counters.clock == "env_steps" and step > begun:
+            each = seconds / (step - begun) * max(1, algorithm.env_workers)
+        return self.n_episodes * (_USUAL_LENGTH if math.isnan(length) else length) * each
+
+    def _start_worker(self) -> EvaluationWorker:
+        self._processes.append(EvaluationWorker())
+        return self._processes[-1]
+
+    def _job(self, algorithm) -> bytes:
+        arguments = algorithm.evaluation_arguments(self.n_episodes, self.seed)
+        return make_job({**arguments, "max_steps": self.max_steps}, algorithm.threads, self.imports)
+
+    def _begin(self, algorithm, step: int) -> None:
+        """Let a process evaluate the policy as it is now."""
+        job = self._job(algorithm)
+        while len(self._begun) >= self._most_workers > 0:
+            self._deliver(algorithm, wait=True, leave=self._most_workers - 1)
+        if not self._most_workers:  # one has died meanwhile
+            self.evaluate(algorithm)
+            return
+        worker = next((process for process in self._processes if not process.busy), None) or self._start_worker()
+        worker.begin(job)
+        self._begun.append(_Begun(step, job, worker))
+        algorithm.callbacks.on_evaluation_start(step=step, algorithm=algorithm)
+
+    def _deliver(self, algorithm, wait: bool = False, leave: int = 0) -> None:
+        """Take what is there, in the order of steps; with `wait` until no more than `leave` are pending."""
+        while self._begun:
+            one = self._begun[0]
+            try:
+                if not one.worker.ready(wait and len(self._begun) > leave):
+                    return
+                evaluation, seconds = one.worker.result()
+            except WorkerDied as e:
+                self._most_workers = 0
+                self._processes.remove(one.worker)
+                warnings.warn(
+                    f"EvalCallback: {e} in the evaluation at {one.step:,}; evaluations go on in this process",
+                    RuntimeWarning,
+                    2,
+                )
+                evaluation = play(one.job)
+            except (Exception, SystemExit):
+                self.close()
+                raise
+            else:
+                self.beside_s += seconds
+                if evaluation.n_cut:
+                    warn_of_cut(algorithm.env_id, int(evaluation.lengths.max()))
+            self._begun.popleft()
+            self._take(algorithm, one.step, evaluation)
+
+    def evaluate(self, algorithm) -> None:
+        """Evaluate now, unless the last evaluation was made at this very step."""
+        step = algorithm.counters.steps
+        if self._begun and self._begun[-1].step == step:
+            self._deliver(algorithm, wait=True)
+        if self.evaluations and self.evaluations[-1][0] == step:
+            return
+        started = time.perf_counter()
+        options = {} if self.max_steps is None else {"max_steps": self.max_steps}
+        # Pending ones are played meanwhile, and come first.
+        evaluation = algorithm.evaluate(self.n_episodes, self.seed, **options)
+        self._took_s = time.perf_counter() - started
+        self._deliver(algorithm, wait=True)
+        self._take(algorithm, step, evaluation)
+
+    def _take(self, algorithm, step: int, evaluation: Evaluation) -> None:
+        self.evaluations.append((step, evaluation))
+        mean = evaluation.summary()["mean_return"]
+        self.waited = 0 if mean > self.best else self.waited + 1
+        self.best = max(self.best, mean)
+        algorithm.callbacks.on_evaluation(step=step, evaluation=evaluation, algorithm=algorithm)
+
+    def _reason(self) -> str | None:
+        mean = self.evaluations[-1][1].summary()["mean_return"]
+        if self.stop_at is not None and mean >= self.stop_at:
+            return f"the evaluation's mean return {mean:.1f} reached stop_at={self.stop_at:g}"
+        if self.patience is not None and self.waited >= self.patience:
+            return f"{self.waited} evaluations in a row were no better than {self.best:.1f} (patience={self.patience})"
+        return None

@@ -1,0 +1,99 @@
+"""Loggers: callbacks that are given named numbers. The run's record is one; trackers are mirrors of that record."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from rlox.callbacks.base import Callback
+
+# Library metrics have the seeds' flat names, trackers group them by a prefix.
+_TRACKER_NAMES = {
+    "mean_reward": "episode/return",
+    "mean_length": "episode/length",
+    "policy_loss": "loss/policy",
+    "value_loss": "loss/value",
+    "q_loss": "loss/q",
+    **{name: f"schedule/{name}" for name in ("learning_rate", "policy_learning_rate", "clip_eps", "beta")},
+}
+
+
+def tracker_name(metric: str) -> str:
+    """``policy_loss`` -> ``loss/policy``, ``mean_reward`` -> ``episode/return``; a name with a slash stays."""
+    return metric if "/" in metric else _TRACKER_NAMES.get(metric, f"loss/{metric}")
+
+
+class LoggerCallback(Callback):
+    """Base of loggers: override `log`. Given to an algorithm as ``logger=``.
+
+    Steps come in order: while an evaluation is pending (see `rlox.callbacks.EvalCallback`), what follows it is held
+    back.
+
+    Attributes
+    ----------
+    logged_at : float or None
+        In `log`: the time (as `time.time`) of metrics that were held back; None for those of this moment.
+    """
+
+    section = "log"
+    acts_on_evaluation = False
+    logged_at: float | None = None
+    # Pending evaluations and what follows each of them: step, time, metrics (None for the evaluation itself).
+    _held: deque[tuple[int, float, dict[str, float] | None]] | None = None
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Take `metrics` (tracker names, finite or NaN) of environment step `step`."""
+        raise NotImplementedError
+
+    def on_step(
+        self, *, step: int, metrics: dict[str, float] | None = None, reward: float | None = None, **info: Any
+    ) -> bool:
+        if metrics is None:  # a loop written by hand
+            if reward is None:
+                raise TypeError(f"{type(self).__name__} needs metrics=…; pass metrics={{name: number}} to on_step")
+            metrics = {"mean_reward": reward}
+        named = {tracker_name(name): value for name, value in metrics.items()}
+        if self._held:
+            self._held.append((step, time.time(), named))
+        else:
+            self.log(step, named)
+        return True
+
+    def on_training_start(self, **info: Any) -> None:
+        self._held = None
+
+    def on_evaluation_start(self, *, step: int, **info: Any) -> None:
+        self._held = deque() if self._held is None else self._held
+        self._held.append((step, time.time(), None))
+
+    def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
+        found = {f"eval/{name}": float(value) for name, value in evaluation.summary().items()}
+        if not self._held:
+            self.log(step, found)
+            return
+        _, began, _ = self._held.popleft()
+        self._log_held(step, found, began)
+        while self._held and self._held[0][2] is not None:
+            then, at, metrics = self._held.popleft()
+            self._log_held(then, metrics, at)
+
+    def _log_held(self, step: int, metrics: dict[str, float], at: float) -> None:
+        self.logged_at = at
+        try:
+            self.log(step, metrics)
+        finally:
+            self.logged_at = None
+
+
+class RecordLogger(LoggerCallback):
+    """Writes metrics and checkpoint events into a run's `rlox.tracking.record.Record`."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.record.metrics(step, metrics, self.logged_at)
+
+    def on_checkpoint(self, *, step: int, kind: str, path, **info: Any) -> None:
+        self.record.checkpoint(step, kind, path.relative_to(self.record.folder).as_posix())

@@ -1,0 +1,54 @@
+"""Record videos while training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlox.callbacks.base import Callback
+from rlox.collectors.video import VideoWriter, render_fps
+
+
+class VideoCallback(Callback):
+    """Film an episode of evaluations, as ``<folder>/step-000012800.mp4``.
+
+    It is played apart, on the evaluation's seed (for native ids in gymnasium's environment, which has pictures);
+    neither the evaluation nor the training changes. Needs the extra ``video`` (``pip install "rlox-cli[video]"``).
+
+    Parameters
+    ----------
+    folder : path
+        Where the films go.
+    every_evaluations : int
+        Film every so many evaluations, beginning with the first.
+    kind : str
+        ``mp4`` or ``gif``.
+    fps : int, optional
+        Frames per second of the film; None: what the environment says.
+
+    Raises
+    ------
+    ImportError
+        At once, if the package that writes films is not installed.
+    """
+
+    def __init__(self, folder: str | Path, every_evaluations: int = 1, kind: str = "mp4", fps: int | None = None):
+        if every_evaluations < 1:
+            raise ValueError(f"VideoCallback: every_evaluations must be >= 1, got {every_evaluations}")
+        self.folder = Path(folder)
+        self.every_evaluations = every_evaluations
+        self.kind = kind
+        self.fps = fps
+        self.paths: list[Path] = []
+        self._evaluations = 0
+        # An unknown kind or a missing package is to be told now, not hours later.
+        VideoWriter(self.folder / f"step.{kind}", fps or 30)
+
+    def on_evaluation(self, *, step: int, evaluation, algorithm, **info: Any) -> None:
+        due = self._evaluations % self.every_evaluations == 0
+        self._evaluations += 1
+        if due:
+            path = self.folder / f"step-{step:09d}.{self.kind}"
+            with VideoWriter(path, self.fps or render_fps(algorithm.env_id)) as video:
+                algorithm.evaluate(1, evaluation.seed, evaluation.deterministic, frames=video.add)
+            self.paths.append(path)

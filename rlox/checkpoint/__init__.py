@@ -1,0 +1,19 @@
+"""What is kept of a run, and how? Checkpoint files, the counters and the random streams in them."""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "Counters": "rlox.checkpoint.counters",
+    "Checkpoint": "rlox.checkpoint.file",
+    "load_checkpoint": "rlox.checkpoint.file",
+    "save_checkpoint": "rlox.checkpoint.file",
+    "FORMAT_VERSION": "rlox.checkpoint.header",
+    "HEADER_KEYS": "rlox.checkpoint.header",
+    "is_count": "rlox.checkpoint.header",
+    "one_line": "rlox.checkpoint.header",
+    "parse_json": "rlox.checkpoint.header",
+    "trained_for": "rlox.checkpoint.header",
+    "Stream": "rlox.checkpoint.streams",
+    "versions": "rlox.checkpoint.versions",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

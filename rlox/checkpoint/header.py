@@ -1,0 +1,179 @@
+"""The JSON header of a checkpoint: what it must hold, checked before another module sees it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rlox.checkpoint.counters import Counters
+
+FORMAT = "rlox-checkpoint"
+FORMAT_VERSION = 1
+# What every header must hold for `from_checkpoint`.
+HEADER_KEYS = ("algorithm", "config", "counters", "env", "generators", "policy", "sections", "seed", "threads")
+# A header has some ten kilobytes, and the text of one this long, or of so many parts, is not even parsed.
+_MOST_BYTES = 8 << 20
+_MOST_PARTS = 200_000
+
+
+def trained_for(header: dict[str, Any]) -> tuple[int, str]:
+    """How far a header's training had come, and the unit: environment steps, or offline, where there are none, updates.
+
+    >>> trained_for({"counters": {"env_steps": 0, "updates": 500}})
+    (500, 'updates')
+    """
+    counters = header["counters"]
+    steps = counters["env_steps"]
+    return (steps, "steps") if steps or not counters["updates"] else (counters["updates"], "updates")
+
+
+def one_line(thing: Any, most: int = 300) -> str:
+    """`thing` as a text for an error message: one paragraph of bounded length, without control characters."""
+    text = " ".join(str(thing).split())
+    text = text if len(text) <= most else f"{text[:most]} …"
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def is_count(value: Any, below: int = 2**53) -> bool:
+    """Whether `value`, out of a file, is a whole number from 0 to `below`."""
+    return type(value) is int and 0 <= value < below
+
+
+def _is_name(value: Any) -> bool:
+    """Whether `value` may be printed and looked up in a table."""
+    return isinstance(value, str) and 0 < len(value) <= 500 and value.isprintable()
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_settings(value: Any) -> bool:
+    """Whether `value` maps names to what kernels can take: no integer has more than 64 bits."""
+    items = [x for item in value.values() for x in (item if isinstance(item, list) else [item])] if value else []
+    return all(abs(x) < 2**63 for x in items if isinstance(x, int))
+
+
+_COUNTERS = {item.name for item in fields(Counters) if item.type == "int"}
+
+
+def _are_counters(value: Any) -> bool:
+    known = {"env_steps", "updates", "episodes", "horizon_start", "horizon_steps"}
+    return _is_object(value) and known <= value.keys() <= _COUNTERS and all(map(is_count, value.values()))
+
+
+def _is_env(value: Any) -> bool:
+    return (
+        _is_object(value)
+        and (value.get("id") is None or _is_name(value["id"]))
+        and is_count(value.get("n_envs"))
+        and value["n_envs"] >= 1
+        and _is_object(value.get("kwargs"))
+        and isinstance(value.get("wrappers"), list)
+        and all(_is_name(x) or (_is_object(x) and len(x) == 1) for x in value["wrappers"])
+        and is_count(value.get("workers"))
+        and _is_name(value.get("backend", "auto"))
+    )
+
+
+def _are_spaces(value: Any) -> bool:
+    sizes = ("obs_dim", "act_dim")
+    return (
+        _is_object(value)
+        and value.keys() == {*sizes, "continuous"}
+        and all(is_count(value[name]) and value[name] >= 1 for name in sizes)
+        and isinstance(value["continuous"], bool)
+    )
+
+
+def _are_generators(value: Any) -> bool:
+    return _is_object(value) and all(
+        _is_object(x) and x.keys() == {"key", "position"} and all(is_count(n, 2**64) for n in x.values())
+        for x in value.values()
+    )
+
+
+def _integer(text: str) -> int:
+    # An environment's seed may have 128 bits.
+    if len(text) > 40:
+        raise ValueError("an integer of more than 40 digits")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} among its numbers")
+    return value
+
+
+def _parts(text: str) -> int:
+    """About as many objects as JSON makes of `text`."""
+    return sum(map(text.count, "[{,"))
+
+
+def parse_json(text: str) -> Any:
+    """As `json.loads`, for a text that nobody vouches for.
+
+    Raises
+    ------
+    ValueError
+        Also for what is too deep or too much, integers of more than 40 digits, and numbers that are not finite.
+    """
+    if _parts(text) > _MOST_PARTS:
+        raise ValueError(f"more than {_MOST_PARTS:,} parts")
+    try:
+        return json.loads(text, parse_int=_integer, parse_float=_real, parse_constant=_real)
+    except RecursionError:
+        raise ValueError("objects within objects, too deep") from None
+
+
+def _header(path: Path, text: str, keys: Sequence[str]) -> dict[str, Any]:
+    """The JSON header, every known value of it checked."""
+    try:
+        header = parse_json(text)
+        version = header["format_version"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(
+            f"load_checkpoint: {path} is damaged: its header is no JSON object of ours ({one_line(e)})"
+        ) from e
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise ValueError(
+            f"load_checkpoint: {path} has format version {one_line(version, 40)}, this rlox reads {FORMAT_VERSION}; "
+            "update rlox-cli"
+        )
+    missing = [key for key in keys if key not in header]
+    if missing:
+        raise ValueError(f"load_checkpoint: {path} is damaged: its header lacks {', '.join(missing)}")
+    for key, (holds, rule) in _RULES.items():
+        if key in header and not holds(header[key]):
+            raise ValueError(
+                f"load_checkpoint: {path} is damaged: {key} in its header must {rule}, got {one_line(header[key], 80)}"
+            )
+    return header
+
+
+# What a value must be wherever it stands in a header.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "algorithm": (_is_name, "be a name"),
+    "backend": (_is_name, "be a name"),
+    "buffer": (lambda x: _is_object(x) and _is_name(x.get("name")) and _are_settings(x), "be settings with a name"),
+    "callbacks": (_is_object, "be an object"),
+    "config": (lambda x: _is_object(x) and _are_settings(x), "be settings"),
+    "counters": (_are_counters, f"hold counts by the names {', '.join(sorted(_COUNTERS))}"),
+    "env": (_is_env, "hold id, n_envs >= 1, kwargs, wrappers and workers"),
+    "file": (_is_name, "be a name"),
+    "generators": (_are_generators, "hold key and position, integers below 2**64, of each generator"),
+    "memory": (_is_object, "be an object"),
+    "memory_start": (is_count, "be a count"),
+    "policy": (lambda x: x in ("default", "custom"), "be default or custom"),
+    "reward_fn": (lambda x: x is None or _is_name(x), "be a name or null"),
+    "spaces": (_are_spaces, "hold obs_dim, act_dim and continuous"),
+    "seed": (lambda x: is_count(x, 2**64), "be an integer in [0, 2**64)"),
+    "threads": (lambda x: is_count(x, 257), "be an integer in [0, 256]"),
+    "values": (_is_object, "be an object"),
+}

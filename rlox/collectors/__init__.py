@@ -1,0 +1,18 @@
+"""How does a policy act in environments? Collecting rollouts and transitions, evaluation, videos."""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "all_finite": "rlox.collectors.base",
+    "CandleCollector": "rlox.collectors.candle",
+    "Evaluation": "rlox.collectors.evaluation",
+    "evaluate": "rlox.collectors.evaluation",
+    "ReplayCollector": "rlox.collectors.replay",
+    "REWARDS": "rlox.collectors.rewards",
+    "RewardFn": "rlox.collectors.rewards",
+    "reward_name": "rlox.collectors.rewards",
+    "sign": "rlox.collectors.rewards",
+    "RolloutCollector": "rlox.collectors.rollout",
+    "VecNormalize": "rlox.collectors.vec_normalize",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

@@ -1,0 +1,219 @@
+"""What collectors of rollouts and of transitions share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
+from rlox.envs import env_name, make_vec_env, spec_of
+from rlox.envs.failures import Diverged, blame
+from rlox.kernels.rng import Rng
+from rlox.nn.batch import FrameStacks
+
+_LARGEST = 1e150  # that a running variance can take in
+
+# In the state of foreign environments: the observations that the next actions answer.
+_OBS = "env_obs"
+
+
+def all_finite(numbers: np.ndarray) -> bool:
+    """Whether there is neither NaN nor infinity; a fraction of a microsecond for a few numbers."""
+    flat = numbers.reshape(-1)
+    # Both show in the sum of squares, which overflows before they do.
+    return flat.dtype.kind != "f" or math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+
+
+class _FrameStore:
+    """Keeps a rollout's stacked images by their frames: one new frame a step, a whole stack where an episode starts."""
+
+    def __init__(self, n_steps: int, first: np.ndarray, n_stacked: int):
+        n, channels, *size = first.shape
+        self._k = n_stacked
+        self._frames = np.empty((n * (n_steps + 2 * n_stacked), channels // n_stacked, *size), first.dtype)
+        self._used = 0
+        self._index = np.empty((n_steps + 1, n, n_stacked), np.int64)
+        self._t = 0
+        self._index[0] = self._put(self._split(first))
+
+    def _split(self, stacks: np.ndarray) -> np.ndarray:
+        """(m, K * C, H, W) -> (m, K, C, H, W)."""
+        return stacks.reshape(len(stacks), self._k, -1, *stacks.shape[2:])
+
+    def _put(self, frames: np.ndarray) -> np.ndarray:
+        """Store (m, j, C, H, W) frames; returns where each is, (m, j)."""
+        count = frames.shape[0] * frames.shape[1]
+        if self._used + count > len(self._frames):
+            # Only where many episodes start within one rollout.
+            more = np.empty((max(count, len(self._frames) // 2), *self._frames.shape[1:]), self._frames.dtype)
+            self._frames = np.concatenate([self._frames[: self._used], more])
+        at = np.arange(self._used, self._used + count)
+        self._frames[at] = frames.reshape(count, *frames.shape[2:])
+        self._used += count
+        return at.reshape(frames.shape[:2])
+
+    def append(self, stacks: np.ndarray, started: np.ndarray) -> None:
+        """Take in the next step's images (N, K * C, H, W); `started` (N,) marks those that begin an episode."""
+        split, row = self._split(stacks), self._index[self._t + 1]
+        on = ~started
+        row[on, :-1] = self._index[self._t][on, 1:]
+        row[on, -1:] = self._put(split[on, -1:])
+        row[started] = self._put(split[started])
+        self._t += 1
+
+    def rows(self, device: str) -> FrameStacks:
+        """All steps' images but the last, row t * N + n."""
+        import torch
+
+        frames = torch.from_numpy(self._frames[: self._used]).to(device)
+        return FrameStacks(frames, torch.from_numpy(self._index[:-1].reshape(-1, self._k)).to(device))
+
+
+class _Collector:
+    """The environments of a collector, and what both kinds do with them."""
+
+    _where: ClassVar[str]  # whom errors name
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int,
+        seed: int,
+        reward_fn: RewardFn | None,
+        env_kwargs: dict[str, Any] | None,
+        device: str,
+        env_wrappers: Sequence[Any],
+        env_workers: int,
+        env_backend: str,
+    ):
+        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend)
+        self.spec = spec_of(self.env)
+        self.n_envs = n_envs
+        self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
+        self.device = device
+        self.rng = Rng(seed, Stream.ACTION)
+        self._name = env_name(env_id)
+        # (N, *obs_shape), where the next step starts, as the environment says it.
+        self._raw: np.ndarray | None = None
+        self._lost: str | None = None  # why a checkpoint's episodes did not go on here, though such ones can
+        self.env_steps = 0  # over all environments together; a training sets it to its own count
+
+    def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        obs, actions = obs.view(), actions.view()
+        # What is learned from must not be changed under way.
+        obs.flags.writeable = actions.flags.writeable = False
+        try:
+            shaped = np.asarray(self.reward_fn(obs, actions, raw))
+        except Exception as e:
+            blame(e, f"reward_fn {reward_name(self.reward_fn)} on {self._name}")
+            raise
+        if shaped.dtype.kind not in "fiub":
+            raise TypeError(f"{self._where}: reward_fn must return numbers, got an array of dtype {shaped.dtype}")
+        if shaped.shape != raw.shape:
+            raise ValueError(f"{self._where}: reward_fn must return an array of shape {raw.shape}, got {shaped.shape}")
+        return shaped
+
+    def _refuse_numbers(self, what: str, numbers: np.ndarray, step: int, said: str = "") -> None:
+        """Raise for observations (N, *obs_shape), or rewards (N,), that are not finite after `step`.
+
+        The episodes that run are given up, so that no checkpoint holds them.
+        """
+        bad = tuple(np.argwhere(~(np.abs(numbers) < (_LARGEST if said else np.inf)))[0])
+        at = f" in {self.spec.part(int(np.ravel_multi_index(bad[1:], numbers.shape[1:])))}" if len(bad) > 1 else ""
+        remedy = "set env.reward_fn" if what == "rewards" else "cut it off by a wrapper"
+        if what == "rewards" and self.reward_fn is not None:
+            what, remedy = f"rewards of reward_fn {reward_name(self.reward_fn)}", "mend that function"
+        self._raw = None
+        raise FloatingPointError(
+            f"{self._where}: {self._name}: {what} must be finite{said}, got {numbers[bad]}{at} from environment "
+            f"{bad[0]} at step {step:,}; mend the environment, or {remedy}"
+        )
+
+    def _refuse_policy(self, e: Exception, actions: np.ndarray | None) -> None:
+        """Raise `Diverged` from `e` if `actions` are why the environments raised it."""
+        if actions is not None and not all_finite(actions):
+            raise Diverged(
+                f"{self._where}: the policy's actions on {self._name} became {actions[~np.isfinite(actions)][0]} about "
+                f"step {self.env_steps:,}, where observations were finite: its weights have diverged. Try a lower "
+                "learning_rate or max_grad_norm"
+            ) from e
+
+    def _refuse_action(self, action: np.ndarray) -> None:
+        raise ValueError(
+            f"{self._where}: the policy must act with shape {(self.n_envs, *self.spec.action_shape)} on {self._name} "
+            f"({self.spec.describe_actions()}), got {tuple(action.shape)}"
+        )
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Exact snapshot of the environments; None before they have started, or where they are not `restorable`."""
+        found = None if self._raw is None else self.env.get_state()
+        return found if self.native or found is None else {**found, _OBS: self._raw.copy()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from what `state` returned.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If it is no state of such environments, or damaged.
+        """
+        if self.native:
+            self.env.set_state(state)
+            self._raw = self.env.observe()
+        else:
+            obs, shape = state.get(_OBS), (self.n_envs, *self.spec.obs_shape)
+            if not isinstance(obs, np.ndarray) or obs.dtype != self.spec.obs_dtype or obs.shape != shape:
+                got = getattr(obs, "shape", obs)
+                raise ValueError(
+                    f"{type(self).__name__}.set_state: {_OBS} must be an array {shape} of "
+                    f"{np.dtype(self.spec.obs_dtype)}, got {got}"
+                )
+            self.env.set_state(state)
+            self._raw = obs.copy()
+        self._lost = None
+
+    def restore(self, state: dict[str, np.ndarray]) -> bool:
+        """`set_state`, where `state` is of environments such as these; returns whether it was, or they start afresh.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If it is damaged.
+        """
+        if not state:
+            self._lost = "the checkpoint holds no state of it"
+        elif _OBS in state if self.native else not self.env.fits(state):
+            self._lost = "the checkpoint's was made of other parts"
+        elif self.restorable:
+            self.set_state(state)
+            return True
+        return False
+
+    @property
+    def native(self) -> bool:
+        """Whether kernels step the environments."""
+        from rlox.kernels.envs.vec_env import VecEnv
+
+        return isinstance(self.env, VecEnv)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the environments can be saved and restored exactly."""
+        return self.native or self.env.why_not is None
+
+    def restore_note(self) -> str | None:
+        """For the user: that, and why, the environments do not go on where the saved ones were; None where they do."""
+        reason = self._lost if self.restorable else self.env.why_not
+        if reason is None:
+            return None
+        episodes = "a fresh episode" if self.n_envs == 1 else "fresh episodes"
+        return f"{self._name} cannot be restored ({reason}): it starts with {episodes}, everything else is exact"
+
+    def close(self) -> None:
+        """End foreign environments and their worker processes; native ones hold nothing."""
+        if not self.native:
+            self.env.close()

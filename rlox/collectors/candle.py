@@ -1,0 +1,199 @@
+"""Rollouts by a native policy in a thread of its own: the documents' CandleCollector."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.rollout import RolloutCollector
+from rlox.config import PPOConfig
+from rlox.kernels.rng import Rng
+from rlox.native import NativePolicy
+from rlox.native.shadows import difference
+
+
+class CandleCollector:
+    """Collects rollouts of a native environment in a background thread, acting by weights that are handed to it.
+
+    The thread works one rollout ahead: rollout k + 1 is collected while the caller learns from rollout k, and then
+    waits until `recv` takes it. Its weights are those of the last `sync_weights` before the `recv` that returned
+    rollout k - 1 did, whatever the machine's load: a rollout is at most one update old, and the same calls give the
+    same rollouts. Rollouts 0 and 1 are by the weights before the first `recv`.
+
+    Parameters
+    ----------
+    env_id : str
+        A native environment with discrete actions.
+    n_envs : int
+        Environments N.
+    obs_dim, n_actions : int, optional
+        What the environment has; checked where given.
+    n_steps : int
+        Steps T of a rollout.
+    hidden : int
+        Width of both hidden layers of actor and critic.
+    seed : int
+        Decides environments, initial weights and actions.
+    gamma, gae_lambda : float
+        Discount and trace decay of the advantages.
+    activation : str
+        ``tanh`` or ``relu``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an argument that does not fit the environment or is out of range; also where a function of the policies was
+        edited or replaced, which the kernel would not see.
+    """
+
+    def __init__(
+        self,
+        env_id: str = "CartPole-v1",
+        n_envs: int = 16,
+        obs_dim: int | None = None,
+        n_actions: int | None = None,
+        n_steps: int = 128,
+        hidden: int = 64,
+        seed: int = 42,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        activation: str = "tanh",
+    ):
+        config = PPOConfig(
+            n_steps=n_steps, hidden_sizes=[hidden, hidden], gamma=gamma, gae_lambda=gae_lambda, activation=activation
+        )
+        self._collector = RolloutCollector(env_id, n_envs, seed, gamma, gae_lambda)
+        spec = self._collector.spec
+        if not (self._collector.native and spec.discrete):
+            raise ValueError(f"CandleCollector: env_id must be native with discrete actions, got {env_id!r}")
+        for name, given, have in (("obs_dim", obs_dim, spec.obs_dim), ("n_actions", n_actions, spec.n_actions)):
+            if given is not None and given != have:
+                raise ValueError(f"CandleCollector: {name} must be {have} for {env_id}, got {given}")
+        if (found := difference("acting", self._collector)) is not None:
+            raise ValueError(
+                f"CandleCollector: its kernel must act as rlox.DiscretePolicy does: {found}; undo that, or collect by "
+                "rlox.RolloutCollector and a policy"
+            )
+        self.n_steps = n_steps
+        self._policy = NativePolicy.make(spec, config, Rng(seed, Stream.INIT))
+        self._weights = self._policy.net.parameters.copy()  # the last ones synced
+        # Each `recv` orders the rollout after the one it returns, so that at most one is ready. An order is the weights
+        # to act by; None ends the thread.
+        self._ready: queue.SimpleQueue[tuple[dict[str, np.ndarray], tuple] | BaseException] = queue.SimpleQueue()
+        self._reached: tuple[dict[str, int], dict[str, np.ndarray] | None] = (self._collector.rng.get_state(), None)
+        self._orders: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._orders.put, None)  # a thread must not outlive what it works for
+
+    def recv(self) -> dict[str, np.ndarray]:
+        """Wait for the next rollout of B = T * N transitions, row ``t * N + n``.
+
+        Returns
+        -------
+        dict
+            ``observations`` (B, D) f32, ``actions`` (B,) int64, ``rewards log_probs values advantages returns`` (B,)
+            f32, ``dones`` (B,) bool (terminated or truncated), and ``episode_returns`` (E,) f64 and
+            ``episode_lengths`` (E,) int64 of the episodes that ended.
+
+        Raises
+        ------
+        RuntimeError
+            After `stop`, or if the collection failed.
+        """
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError("CandleCollector.recv: the collector must not be stopped")
+            if self._failure is not None:
+                raise RuntimeError(f"CandleCollector.recv: the collection failed: {self._failure}") from self._failure
+            if self._thread is None:
+                arguments = (self._collector, self._policy, self.n_steps, self._orders, self._ready)
+                self._thread = threading.Thread(target=_work, args=arguments, name="rlox-collector", daemon=True)
+                self._thread.start()
+                self._orders.put(self._weights.copy())
+            self._orders.put(self._weights.copy())
+            found = self._ready.get()
+            if isinstance(found, BaseException):
+                self._failure = found
+                raise RuntimeError(f"CandleCollector.recv: the collection failed: {found}") from found
+            rollout, self._reached = found
+            return rollout
+
+    def reached(self) -> tuple[dict[str, int], dict[str, np.ndarray] | None]:
+        """State of the actions' generator and of the environments at the end of the rollout that `recv` gave last.
+
+        The thread is ahead of it. Before the first `recv`: the generator as it starts, and None.
+        """
+        with self._lock:
+            return self._reached
+
+    def sync_weights(self, params: Any) -> None:
+        """Act by these weights from the next rollout on that is not begun: see the class.
+
+        Parameters
+        ----------
+        params : array-like (P,)
+            All parameters in the order of ``torch.nn.utils.parameters_to_vector(policy.parameters())`` of a
+            `rlox.DiscretePolicy`; copied, as float32.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer, or one is not finite.
+        """
+        weights = np.array(params, np.float32)
+        if weights.shape != self._weights.shape:
+            raise ValueError(
+                f"CandleCollector.sync_weights: params must have shape {self._weights.shape}, got {weights.shape}"
+            )
+        if not np.isfinite(weights).all():
+            raise ValueError("CandleCollector.sync_weights: params must be finite, got NaN or infinity")
+        with self._lock:
+            self._weights = weights
+
+    def get_weights(self) -> np.ndarray:
+        """The weights synced last (at first the initial ones), (P,) f32, in the order of `sync_weights`; a copy."""
+        with self._lock:
+            return self._weights.copy()
+
+    def stop(self) -> None:
+        """End the thread, after the rollout that is running; may be called again."""
+        with self._lock:
+            self._stopped = True
+            if self._thread is not None:
+                self._orders.put(None)
+                self._thread.join()
+                self._thread = None
+
+    def __enter__(self) -> CandleCollector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _work(
+    collector: RolloutCollector,
+    policy: NativePolicy,
+    n_steps: int,
+    orders: queue.SimpleQueue,
+    ready: queue.SimpleQueue,
+) -> None:
+    """The thread; it holds no reference to the `CandleCollector`, which may therefore be forgotten without `stop`."""
+    names = {name: name for name in ("actions", "rewards", "dones", "log_probs", "values", "advantages", "returns")}
+    try:
+        while (weights := orders.get()) is not None:
+            policy.net.parameters[:] = weights
+            batch = collector.collect(policy, n_steps)
+            rollout = {key: batch.array(name) for key, name in {"observations": "obs", **names}.items()}
+            ended = {name: getattr(batch, name) for name in ("episode_returns", "episode_lengths")}
+            ready.put(({**rollout, **ended}, (collector.rng.get_state(), collector.state())))
+    except BaseException as e:  # whatever it is, `recv` waits for it
+        ready.put(e)

@@ -1,0 +1,311 @@
+"""Evaluation: whole episodes on an environment of its own, apart from training."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.base import all_finite
+from rlox.config import MOST_AT_ONCE, integer, require
+from rlox.envs import env_name, is_native, make_vec_env, spec_of
+from rlox.envs.adapters import SpaceAdapter, checked_actions
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, blame_env
+from rlox.envs.gym_make import make_fresh_gym_env
+from rlox.kernels.rng import Rng
+from rlox.native import NativeActor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.collectors.exploration import ActionNoise
+
+# Native episodes run side by side, at most this many. The row count is part of the result's last bits: matrix products
+# of another shape round differently.
+_SIDE_BY_SIDE = 100
+
+# An episode of an evaluation is cut after so many steps, or the environment's own limit where that is more. No game of
+# Atari's is longer, not in frames.
+MAX_STEPS = 108_000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Undiscounted returns and lengths of whole episodes, in the order in which one environment would play them."""
+
+    returns: np.ndarray  # (E,) f64
+    lengths: np.ndarray  # (E,) int64
+    seed: int
+    deterministic: bool
+    n_cut: int = 0  # episodes that were cut at the limit of steps
+
+    def summary(self) -> dict[str, float | int]:
+        """``mean_return std_return min_return max_return mean_length n_episodes``; std is over episodes (ddof 0)."""
+        return {
+            "mean_return": float(self.returns.mean()),
+            "std_return": float(self.returns.std()),
+            "min_return": float(self.returns.min()),
+            "max_return": float(self.returns.max()),
+            "mean_length": float(self.lengths.mean()),
+            "n_episodes": len(self.returns),
+        }
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """Run with `n` PyTorch CPU threads (0: as they are) and restore the user's number afterwards.
+
+    One is the default for training: a network this small gains nothing from a second thread and loses severalfold as
+    soon as the other core is busy.
+    """
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else n
+    if n in (0, before):
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Run without the argument checks of `torch.distributions`, and restore the user's choice afterwards.
+
+    A policy of one's own makes a distribution at every step, and the checks take a third of its time. What they would
+    find, NaN, the training loop finds in the losses.
+    """
+    distributions = sys.modules.get("torch.distributions")
+    if distributions is None:
+        yield
+        return
+    kind = distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
+
+
+def evaluate(
+    policy: nn.Module | NativeActor,
+    env_id: str | Callable[[], Any],
+    n_episodes: int = 20,
+    seed: int = 10_000,
+    deterministic: bool = True,
+    env_kwargs: dict[str, Any] | None = None,
+    device: str = "cpu",
+    wrappers: Sequence[Any] = (),
+    transform: Callable[[np.ndarray], np.ndarray] | None = None,
+    frames: Callable[[np.ndarray], None] | None = None,
+    render: bool = False,
+    max_steps: int | None = None,
+    noise: Callable[[int], ActionNoise | None] | None = None,
+) -> Evaluation:
+    """Play `n_episodes` episodes of one fresh environment seeded `seed`.
+
+    Nothing that training draws from is touched. Native episodes are played side by side: each starts exactly where one
+    environment, played through, would start it.
+
+    Parameters
+    ----------
+    policy : Module or NativeActor
+        Acts by ``mode``, or by sampling if not `deterministic`.
+    env_id : str, callable or gymnasium.Env
+        An environment object is left as it is: another is made from its spec.
+    n_episodes, seed : int
+        How many episodes, and what decides their starts.
+    deterministic : bool
+        Whether the policy's ``mode`` acts, or a sample.
+    env_kwargs, wrappers
+        As `rlox.envs.make_vec_env` takes them.
+    device : str
+        Where the policy lives.
+    transform : callable, optional
+        What (B, …) observations go through before the policy sees them, such as a frozen normalisation.
+    frames : callable, optional
+        Given each picture of the first episode, (H, W, 3) uint8. The environment is gymnasium's then, for native ids
+        too.
+    render : bool
+        Show the episodes in a window, likewise in gymnasium's environment.
+    max_steps : int, optional
+        Steps after which an episode is cut, as if truncated, with a RuntimeWarning; None: 108,000, or the environment's
+        own time limit where that is more.
+    noise : callable, optional
+        Given a number of environments, the noise that is added to their actions where they are sampled; None for none.
+
+    Raises
+    ------
+    TypeError
+        If `n_episodes` or `seed` is no integer, or `deterministic` and the policy has no ``mode``.
+    ValueError
+        If `n_episodes` or `max_steps` < 1, the environment is unknown, or it cannot be rendered as asked for.
+    """
+    n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
+    max_steps = None if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
+    seed = integer("evaluate", "seed", seed, 0)
+    require("evaluate", "deterministic", deterministic, bool)
+    if render and frames is not None:
+        raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
+    actor = policy
+    if not isinstance(policy, NativeActor):
+        from rlox.collectors.acting import ModuleActor, require_mode
+
+        actor = ModuleActor(policy, device)
+        if deterministic:
+            require_mode(policy, "evaluate")
+    rng = Rng(seed, Stream.EVALUATION)
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
+        return actor.mode(seen) if deterministic else actor.sample(seen, rng)
+
+    def exploring(n: int) -> _Exploring:
+        return _Exploring(act, None if deterministic or noise is None else noise(n), rng)
+
+    native = is_native(env_id)
+    if native and not (env_kwargs or wrappers or render or frames is not None):
+        played = _play_native(exploring, env_id, n_episodes, seed, max_steps)
+    else:
+        mode_name = "human" if render else None if frames is None else "rgb_array"
+        played = _play_gym(exploring, env_id, n_episodes, seed, env_kwargs, wrappers, mode_name, frames, max_steps)
+    returns, lengths, n_cut = played
+    if not all_finite(returns):
+        bad = int(np.argmin(np.isfinite(returns)))
+        raise FloatingPointError(
+            f"evaluate: {env_name(env_id)}: rewards must be finite, got a return of {returns[bad]} in episode {bad}, "
+            f"{lengths[bad]} steps long; mend the environment"
+        )
+    return Evaluation(returns, lengths, seed, deterministic, n_cut)
+
+
+def warn_of_cut(env_id: Any, limit: int) -> None:
+    """Say that an episode did not end by itself."""
+    warnings.warn(
+        f"evaluate: an episode of {env_name(env_id)} did not end within {limit:,} steps and was cut there; give it a "
+        "time limit, such as env.wrappers=[{TimeLimit: {max_episode_steps: 1000}}], or cut earlier: eval.max_steps",
+        RuntimeWarning,
+        2,
+    )
+
+
+class _Exploring:
+    """How N environments are acted in: by `act`, with noise where there is some."""
+
+    def __init__(self, act: Callable[[np.ndarray], np.ndarray], noise: ActionNoise | None, rng: Rng):
+        self._act, self._noise, self._rng = act, noise, rng
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        actions = self._act(obs)
+        return actions if self._noise is None else actions + self._noise.draw(self._rng)
+
+    def end(self, ended: np.ndarray) -> None:
+        """These environments' episodes have `ended`, (N,) bool."""
+        if self._noise is not None:
+            self._noise.end(ended)
+
+
+def _play_native(exploring, env_id, n_episodes, seed, max_steps) -> tuple[np.ndarray, np.ndarray, int]:
+    returns, lengths, n_cut = np.empty(n_episodes), np.empty(n_episodes, np.int64), 0
+    for first in range(0, n_episodes, _SIDE_BY_SIDE):
+        n = min(_SIDE_BY_SIDE, n_episodes - first)
+        env = make_vec_env(env_id, n, seed)
+        spec = spec_of(env)
+        obs = env.reset_all()
+        # All rows become episodes first, first + 1, … of the environment that `seed` alone makes.
+        state = env.get_state()
+        state["keys"][:] = state["keys"][0]
+        state["episodes"][:] = np.arange(first, first + n)
+        env.set_state(state)
+        obs = env.reset_all()
+        running, act = np.ones(n, bool), exploring(n)
+        limit, t = max_steps or max(MAX_STEPS, env.max_episode_steps or 0), 0
+        while running.any():
+            t += 1
+            actions = act(obs)
+            step = env.step_all(spec.clip(actions))
+            over = step["terminated"] | step["truncated"]
+            act.end(over)
+            ended = running & over
+            if t == limit and not ended[running].all():
+                warn_of_cut(env_id, limit)
+                n_cut += int((running & ~ended).sum())
+                ended = running
+            at = first + np.flatnonzero(ended)
+            returns[at] = step["episode_return"][ended]
+            lengths[at] = step["episode_length"][ended]
+            running &= ~ended
+            obs = step["obs"]
+    return returns, lengths, n_cut
+
+
+def _play_gym(
+    exploring, env_id, n_episodes, seed, kwargs, wrappers, render_mode, frames, max_steps
+) -> tuple[np.ndarray, np.ndarray, int]:
+    if render_mode is not None:
+        kwargs = {**(kwargs or {}), "render_mode": render_mode}
+    env = make_fresh_gym_env(env_id, kwargs, wrappers)
+    returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
+    own_limit = getattr(env.unwrapped.spec, "max_episode_steps", None)
+    limit = max_steps or max(MAX_STEPS, own_limit or 0)
+    hook, answer, action = "reset", UNANSWERED, None
+    try:
+        if env.render_mode != render_mode and render_mode is not None:
+            modes = env.metadata.get("render_modes") or ["none"]
+            raise ValueError(
+                f"evaluate: {env_name(env_id)} must offer the render mode {render_mode}, it has {', '.join(modes)}"
+            )
+        adapter = SpaceAdapter(env.observation_space, env.action_space, "evaluate")
+        spec, act = adapter.spec, exploring(1)
+
+        def show(episode: int) -> None:
+            if frames is not None and episode == 0:
+                frames(np.asarray(env.render()))
+
+        for i in range(n_episodes):
+            hook, answer = "reset", UNANSWERED
+            answer = env.reset(seed=seed % 2**31 if i == 0 else None)
+            raw, _ = answer
+            show(i)
+            over = False
+            while not over:
+                # A copy, whose rows the policy may keep; an environment may use its array again.
+                obs = np.array(adapter.row(raw), spec.obs_dtype, order="C")[None]
+                if not all_finite(obs):
+                    at = spec.part(int(np.argmin(np.isfinite(obs).ravel())))
+                    raise FloatingPointError(
+                        f"evaluate: {env_name(env_id)}: observations must be finite, got "
+                        f"{obs[~np.isfinite(obs)][0]} in {at} after {lengths[i]} steps of episode {i}; mend the "
+                        "environment, or cut it off by a wrapper"
+                    )
+                actions = checked_actions(spec, spec.clip(act(obs)), 1, "evaluate")
+                hook, answer, action = "step", UNANSWERED, adapter.to_env(actions[0])
+                answer = env.step(action)
+                raw, reward, terminated, truncated, _ = answer
+                if not NO_ANSWERS.isdisjoint(map(type, answer[1:4])):
+                    raise TypeError("step must return a number and two flags")
+                show(i)
+                returns[i] += float(reward)
+                lengths[i] += 1
+                over = terminated or truncated
+                if not over and lengths[i] == limit:
+                    warn_of_cut(env_id, limit)
+                    n_cut += 1
+                    break
+            act.end(np.ones(1, bool))
+    except (Exception, SystemExit) as e:
+        # What the policy, or the drawing of pictures, has raised has no answer of the environment's before it.
+        blame_env(e, env, hook, answer, "evaluate", f"evaluation on {env_name(env_id)}: {hook}", action=action)
+        raise
+    finally:
+        env.close()
+    return returns, lengths, n_cut

@@ -1,0 +1,221 @@
+"""Collect transitions into a replay memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.collectors.base import _Collector, all_finite
+from rlox.collectors.exploration import ActionNoise
+from rlox.collectors.rewards import RewardFn
+from rlox.collectors.vec_normalize import VecNormalize
+from rlox.kernels.reward import NativeReward
+from rlox.native import NativeActor
+
+if TYPE_CHECKING:
+    from rlox.nn.policies import Actor
+
+
+class ReplayCollector(_Collector):
+    """Steps N environments with a policy and keeps every transition in a replay memory.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend
+        As `RolloutCollector` takes them.
+    """
+
+    _where = "ReplayCollector.step"
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 1,
+        seed: int = 0,
+        reward_fn: RewardFn | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        device: str = "cpu",
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
+        env_backend: str = "auto",
+    ):
+        super().__init__(env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend)
+        n, spec = n_envs, self.spec
+        self._out = {
+            "obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),
+            "rewards": np.empty(n),
+            "terminated": np.empty(n, np.bool_),
+            "truncated": np.empty(n, np.bool_),
+            "final_obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),
+            "episode_return": np.empty(n),
+            "episode_length": np.empty(n, np.int64),
+        }
+        self._final, self._floats = self._out["final_obs"].reshape(-1), spec.obs_dtype == np.float32
+        self._noise: np.ndarray | None = None
+        self.n_step = 1  # of the returns that the memory makes
+        self._fed: tuple[Any, int | None] | None = None  # the memory of the last step, and how much was pushed to it
+        self.normalizer: VecNormalize | None = None  # of what the policy sees; learns its statistics on the way
+        self.action_noise: ActionNoise | None = None  # added to what the policy chooses, not to random actions
+
+    def step(self, policy: Actor | NativeActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Take one step in every environment and push N transitions.
+
+        The next observation of a transition is the one its step truly led to, also where the episode ended there.
+
+        Parameters
+        ----------
+        policy : Actor or NativeActor
+            This collector's generator gives the noise it acts by, and that of `action_noise`.
+        buffer : rlox.buffers.Buffer
+            Where the transitions go.
+        random : bool
+            Uniformly random actions instead of the policy's.
+
+        Returns
+        -------
+        returns, lengths : arrays (E,) f64 and int64
+            Of the episodes that ended, from the environment's own statistics.
+
+        Raises
+        ------
+        ValueError
+            If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
+        """
+        obs, out = self.observe(), self._out
+        actions = self.spec.clip(
+            self.spec.random_actions(self.rng, self.n_envs) if random else self._explore(policy, obs)
+        )
+        try:
+            self.env.step_all(actions, out)
+        except ValueError as e:
+            self._refuse_policy(e, actions)
+            raise
+        self._raw, out["obs"] = out["obs"], obs
+        rewards = out["rewards"]
+        if isinstance(self.reward_fn, NativeReward):
+            self.reward_fn.apply_(obs, actions, rewards)
+        elif self.reward_fn is not None:
+            # It may keep what it is given, and these arrays are used again.
+            rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
+        terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
+        self.env_steps += n
+        # The memory, which is saved, must not hold them. Faster than `all_finite`, which is asked where this says no.
+        flat, rewards = self._final, rewards.astype(np.float32)
+        if self._floats and not math.isfinite(np.dot(flat, flat)) and not all_finite(flat):
+            self._refuse_numbers("observations", out["final_obs"], self.env_steps)
+        if not math.isfinite(np.dot(rewards, rewards)) and not all_finite(rewards):
+            self._refuse_numbers("rewards", rewards, self.env_steps)
+        self.follow_on(buffer)
+        buffer.push_batch(
+            obs.reshape(n, -1),
+            out["final_obs"].reshape(n, -1),
+            actions.reshape(n, -1).astype(np.float32, copy=False),
+            rewards,
+            terminated,
+            truncated,
+        )
+        self.has_fed(buffer)
+        ended = terminated | truncated
+        returns, lengths = out["episode_return"][ended], out["episode_length"][ended]
+        if len(returns) and not all_finite(self._raw):
+            self._refuse_numbers("observations", self._raw, self.env_steps)
+        self._see(self._raw)
+        if self.action_noise is not None:
+            self.action_noise.end(ended)
+        return returns, lengths
+
+    def follow_on(self, buffer: Any) -> None:
+        """Cut the memory's n-step returns, unless its newest transitions are those of this collector's last step.
+
+        Raises
+        ------
+        TypeError
+            If the memory makes n-step returns and has no ``cut``.
+        """
+        if self._fed is not None and self._fed[0] is buffer and self._fed[1] == getattr(buffer, "n_pushed", None):
+            return
+        if hasattr(buffer, "cut"):
+            buffer.cut()
+        elif max(self.n_step, getattr(buffer, "n_step", 1)) > 1 and len(buffer):
+            raise TypeError(
+                f"{self._where}: a buffer of n-step returns must define cut() where environments start afresh, "
+                f"{type(buffer).__name__} does not; see rlox.buffers.Buffer, or take n_step=1"
+            )
+
+    def has_fed(self, buffer: Any) -> None:
+        """Note that the memory's newest transitions led to where the environments are."""
+        self._fed = (buffer, getattr(buffer, "n_pushed", None))
+
+    def forget(self) -> None:
+        """Note that no memory's newest transitions led to where the environments are."""
+        self._fed = None
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        super().set_state(state)
+        self.forget()
+
+    def position(self) -> str | None:
+        """A digest of where the environments are; None before they have started."""
+        return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()
+
+    def observe(self) -> np.ndarray:
+        """Where the environments are, (N, *obs_shape); they start when this is first asked for. Not a copy."""
+        if self._raw is None:
+            self._raw = self.env.reset_all()
+            if not all_finite(self._raw):
+                self._refuse_numbers("observations", self._raw, self.env_steps)
+            self._see(self._raw)
+        return self._raw
+
+    def require_finite_rows(self, rows: np.ndarray) -> None:
+        """Raise for transitions (M, …) of the memory, the newest last, whose numbers are not finite.
+
+        Parameters
+        ----------
+        rows : array
+            f32; D numbers of the observation, D of the next one, A of the action, then the reward. One of each
+            environment in turn.
+        """
+        d, n = self.spec.obs_dim, self.n_envs
+        reward = 2 * d + max(1, math.prod(self.spec.action_shape))
+        if all_finite(rows[:, : reward + 1]):
+            return
+        for first in range(0, len(rows), n):
+            some, step = rows[first : first + n], self.env_steps - len(rows) + first + n
+            for what, numbers in (("observations", some[:, d : 2 * d]), ("rewards", some[:, reward])):
+                if not all_finite(numbers):
+                    self._refuse_numbers(what, numbers, step)
+            if not all_finite(some[:, :d]):
+                self._refuse_numbers("observations", some[:, :d], step - n)
+
+    def _see(self, obs: np.ndarray) -> None:
+        if self.normalizer is not None:
+            self.normalizer.update(obs)
+
+    def _explore(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
+        actions = self._act(policy, obs)
+        return actions if self.action_noise is None else actions + self.action_noise.draw(self.rng)
+
+    def _act(self, policy: Actor | NativeActor, obs: np.ndarray) -> np.ndarray:
+        if self.normalizer is not None:
+            obs = self.normalizer.normalize(obs)
+        if self._noise is None:
+            self._noise = np.empty(policy.noise_shape(self.n_envs), np.float32)
+        policy.fill_noise(self.rng, self._noise)
+        if isinstance(policy, NativeActor):
+            return policy.act(obs, self._noise)
+        import torch
+
+        seen, noise = torch.from_numpy(obs), torch.from_numpy(self._noise)
+        with torch.inference_mode():
+            if self.device == "cpu":
+                actions = policy.act(seen, noise).numpy()
+            else:
+                actions = policy.act(seen.to(self.device), noise.to(self.device)).cpu().numpy()
+        if actions.shape != (self.n_envs, *self.spec.action_shape):
+            self._refuse_action(actions)
+        return actions

@@ -1,0 +1,62 @@
+"""Functions that replace an environment's rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlox.envs import EnvSpec, env_name
+from rlox.kernels.reward import NativeReward
+
+# (obs, actions, raw_rewards) -> rewards, a "rlox.reward.v1" capsule, or a name in REWARDS.
+RewardFn = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | Any
+
+
+def sign(obs: np.ndarray, actions: np.ndarray, raw_rewards: np.ndarray) -> np.ndarray:
+    """-1, 0 or 1: what Mnih et al. 2015 learn Atari games from, so that one set of settings serves all of them."""
+    return np.sign(raw_rewards)
+
+
+REWARDS = {"sign": sign}
+
+
+def reward_name(reward_fn: Callable[..., np.ndarray]) -> str:
+    """What a checkpoint calls `reward_fn`: one of `REWARDS` by ``rlox:NAME``, which no function's own name can be."""
+    ours = next((name for name, found in REWARDS.items() if found is reward_fn), None)
+    return env_name(reward_fn) if ours is None else f"rlox:{ours}"
+
+
+def as_reward_fn(reward_fn: RewardFn | None, spec: EnvSpec, where: str) -> Callable[..., np.ndarray] | None:
+    """`reward_fn` as a callable; a name is looked up, a capsule becomes a `NativeReward` that fits the environment.
+
+    Raises
+    ------
+    TypeError
+        For what is neither callable nor a capsule nor a name in `REWARDS`.
+    ValueError
+        For a capsule that breaks the contract of rlox_native.h, or that is written for another environment.
+    """
+    if reward_fn is None:
+        return None
+    if isinstance(reward_fn, str) and reward_fn in REWARDS:
+        return REWARDS[reward_fn]
+    if not callable(reward_fn):
+        if type(reward_fn).__name__ != "PyCapsule":
+            raise TypeError(
+                f"{where}: reward_fn must be a callable or a 'rlox.reward.v1' capsule, got {type(reward_fn).__name__}"
+            )
+        reward_fn = NativeReward(reward_fn)
+    if isinstance(reward_fn, NativeReward):
+        if spec.obs_dtype != np.float32 or len(spec.obs_shape) != 1 or spec.n_choices is not None:
+            raise ValueError(
+                f"{where}: reward_fn {reward_fn.name} must be a Python function here: a native one takes (N, D) "
+                "float32 observations, and one integer or A floats as an action"
+            )
+        if reward_fn.obs_dim not in (None, spec.obs_dim):
+            raise ValueError(
+                f"{where}: reward_fn must fit observations of length {spec.obs_dim}, got {reward_fn.name} for "
+                f"{reward_fn.obs_dim}"
+            )
+    return reward_fn

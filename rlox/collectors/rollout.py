@@ -1,0 +1,305 @@
+"""Collect fixed-length rollouts for on-policy algorithms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.collectors.base import _LARGEST, _Collector, _FrameStore, all_finite
+from rlox.collectors.rewards import RewardFn
+from rlox.collectors.vec_normalize import VecNormalize
+from rlox.kernels.advantage.gae import compute_gae_batched_f32
+from rlox.kernels.reward import NativeReward
+from rlox.kernels.rng import Rng
+from rlox.native import NativePolicy
+from rlox.nn.batch import RolloutBatch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.collectors.acting import ModuleRollout
+
+
+class _NativeRollout:
+    """What `rlox.collectors.acting.ModuleRollout` is for a module."""
+
+    context = nullcontext
+
+    def __init__(self, policy: NativePolicy, rng: Rng, n_steps: int, n: int):
+        self.policy = policy
+        self.noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
+        policy.fill_noise(rng, self.noise)
+
+    def act(self, obs: np.ndarray, t: int) -> np.ndarray:
+        return self.policy.act(obs, self.noise[t])
+
+    def place(self, column: np.ndarray) -> np.ndarray:
+        return column
+
+    def judge(self, seen: np.ndarray, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+        net = self.policy.net
+        return seen, actions, *net.log_probs(seen, actions), net.values(after)
+
+
+class RolloutCollector(_Collector):
+    """Steps N environments with a policy and returns whole rollouts with their advantages.
+
+    Parameters
+    ----------
+    env_id : str, callable or gymnasium.Env
+        A native id, any gymnasium id, a callable that returns a ``gymnasium.Env``, or (with one environment) such an
+        object.
+    n_envs : int
+        Number of environments N.
+    seed : int
+        Decides the environments and, for rlox's policies, the actions.
+    gamma, gae_lambda : float
+        Discount and trace decay of the advantages (GAE, Schulman et al. 2016, arXiv:1506.02438).
+    reward_fn : callable or PyCapsule, optional
+        ``reward_fn(obs, actions, raw_rewards) -> rewards``, called once a step with (N, D), (N,) or (N, A), and (N,)
+        arrays in the environment's own units; actions are those that were executed, clipped to their bounds. What it
+        returns replaces the rewards that are learned from. Episode statistics stay the environment's. Or a PyCapsule
+        ``rlox.reward.v1`` (rlox_native.h): one call of C a step. Or ``"sign"`` for that of the rewards, as is usual for
+        Atari.
+    env_kwargs : dict, optional
+        Keyword arguments of ``gymnasium.make``.
+    device : str
+        Where the policy lives and the batches go.
+    normalizer : VecNormalize, optional
+        Normalises observations and (after `reward_fn`) rewards, and learns its statistics on the way.
+    env_wrappers, env_workers, env_backend
+        gymnasium wrappers, worker processes and what implements the environments (see `rlox.envs.make_vec_env`).
+    """
+
+    _where = "RolloutCollector.collect"
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 8,
+        seed: int = 0,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        reward_fn: RewardFn | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        device: str = "cpu",
+        normalizer: VecNormalize | None = None,
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
+        env_backend: str = "auto",
+    ):
+        super().__init__(env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend)
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.normalizer = normalizer
+
+    def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
+        """Take `n_steps` steps in every environment.
+
+        A `NativePolicy` on native environments is one call of a kernel, where nothing of Python's (a normalisation, a
+        `reward_fn`) must see each step.
+
+        A time limit is no termination: where an episode was truncated, its last step bootstraps from the value of the
+        observation it truly led to, and no advantage reaches across the boundary.
+
+        Returns
+        -------
+        RolloutBatch
+            B = n_steps * N transitions.
+
+        Raises
+        ------
+        TypeError
+            If the policy lacks one of the three methods (see `rlox.nn.policies`).
+        ValueError
+            If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
+        """
+        if n_steps < 1:
+            raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
+        n, spec, normalizer = self.n_envs, self.spec, self.normalizer
+        native = isinstance(policy, NativePolicy)
+        normalize_obs = normalizer is not None and normalizer.obs
+        stacked = spec.n_stacked > 1
+        # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
+        kept = 2 if stacked else n_steps + 1
+        try:
+            obs = np.empty((kept, n, *spec.obs_shape), spec.obs_dtype)
+            actions = np.empty((n_steps, n, *spec.action_shape), spec.action_dtype)
+            rewards = np.empty((n_steps, n))
+            terminated = np.empty((n_steps, n), np.bool_)
+            truncated = np.empty((n_steps, n), np.bool_)
+            episode_return = np.empty((n_steps, n))
+            episode_length = np.empty((n_steps, n), np.int64)
+        except (MemoryError, ValueError, OverflowError) as e:  # NumPy's, by how far it is too much
+            raise ValueError(
+                f"RolloutCollector.collect: n_steps must fit in memory, got {n_steps} in {n} environments ({e})"
+            ) from e
+        acting = _NativeRollout(policy, self.rng, n_steps, n) if native else self._by_module(policy, n_steps)
+
+        if self._raw is None:
+            self._raw = self.env.reset_all()
+            if not all_finite(self._raw):
+                self._refuse_numbers("observations", self._raw, self.env_steps)
+            if normalizer is not None:
+                normalizer.update(self._raw)
+        obs[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
+        frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
+        results = (rewards, terminated, truncated, episode_return, episode_length)
+        compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
+        if native and self.native and compiled and normalizer is None:
+            try:
+                limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
+            except BaseException:
+                self._raw = self.env.observe()  # stopped in the middle, the environments have moved on
+                raise
+            self._raw = obs[n_steps].copy()
+            if self.reward_fn is not None:
+                for t in range(n_steps):
+                    self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
+        else:
+            limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
+
+        rewards_f32 = rewards.astype(np.float32)
+        self._require_finite(obs, limits, reached, rewards_f32)
+        self.env_steps += n_steps * n
+        last = obs[n_steps % kept]
+        seen = obs[:n_steps].reshape(-1, *spec.obs_shape) if frames is None else frames.rows(self.device)
+        flat_actions = actions.reshape(-1, *spec.action_shape)
+        columns = acting.judge(seen, flat_actions, np.concatenate([last, reached]))
+        seen, flat_actions, log_probs, values, after_values = columns
+        next_values = np.zeros((n_steps, n), np.float32)
+        next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
+        values_np = values if native else values.cpu().numpy()
+        advantages, returns = compute_gae_batched_f32(
+            rewards_f32,
+            values_np.reshape(n_steps, n),
+            terminated,
+            after_values[:n],
+            n_steps,
+            self.gamma,
+            self.gae_lambda,
+            truncated=truncated,
+            next_values=next_values,
+        )
+        ended = terminated | truncated
+        return RolloutBatch(
+            obs=seen,
+            actions=flat_actions,
+            log_probs=log_probs,
+            values=values,
+            advantages=acting.place(advantages.reshape(-1)),
+            returns=acting.place(returns.reshape(-1)),
+            rewards=acting.place(rewards_f32.reshape(-1)),
+            episode_returns=episode_return[ended],
+            episode_lengths=episode_length[ended],
+            dones=acting.place(ended.reshape(-1)),
+        )
+
+    def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
+        """Raise for what is not finite in a rollout: its observations, those `reached` where time limits cut, its
+        rewards."""
+        if all_finite(obs) and all_finite(reached) and all_finite(rewards):
+            return
+        said = "" if self.normalizer is None else " after normalisation"
+        for t, row in enumerate(rewards):
+            step = self.env_steps + (t + 1) * self.n_envs
+            # What one step has led to; observations of stacked images are whole numbers.
+            if len(obs) > len(rewards) and not all_finite(obs[t + 1]):
+                self._refuse_numbers("observations", obs[t + 1], step, said)
+            if not all_finite(row):
+                self._refuse_numbers("rewards", row, step, said)
+            at_limit = np.zeros((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+            at_limit[limits[limits[:, 0] == t, 1]] = reached[limits[:, 0] == t]
+            if not all_finite(at_limit):
+                self._refuse_numbers("observations", at_limit, step, said)
+
+    def _refuse_row(self, rewards: np.ndarray, step: int) -> None:
+        """Raise if the observations that one step has led to, or its rewards, are none to normalise by."""
+        if not all_finite(self._raw):
+            self._refuse_numbers("observations", self._raw, step)
+        if not np.abs(rewards).max() < _LARGEST:
+            self._refuse_numbers("rewards", rewards, step, " and have a finite square")
+
+    def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:
+        from rlox.collectors.acting import ModuleRollout
+        from rlox.nn.policies import check_policy
+
+        check_policy(policy, "RolloutCollector.collect")
+        return ModuleRollout(policy, self.device, self.rng, n_steps, self.n_envs)
+
+    def _step_by_step(
+        self,
+        acting: ModuleRollout | _NativeRollout,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        frames: _FrameStore | None,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        episode_return: np.ndarray,
+        episode_length: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill the arrays; returns what the kernel's ``rollout`` does: where a limit cut, and what was reached."""
+        spec, normalizer, kept = self.spec, self.normalizer, len(obs)
+        normalize_obs = normalizer is not None and normalizer.obs
+        final_obs = np.empty(obs.shape[1:], spec.obs_dtype)
+        limits, reached = [np.empty((0, 2), np.int64)], [np.empty((0, *spec.obs_shape), spec.obs_dtype)]
+        t, action = 0, None
+        try:
+            with acting.context():
+                for t in range(len(actions)):
+                    action = acting.act(obs[t % kept], t)
+                    if action.shape != actions.shape[1:]:
+                        self._refuse_action(action)
+                    actions[t] = action
+                    # The log-probability is of the action that was sampled; what is executed is clipped.
+                    taken, after = spec.clip(actions[t]), obs[(t + 1) % kept]
+                    self.env.step_all(
+                        taken,
+                        {
+                            "obs": after,
+                            "rewards": rewards[t],
+                            "terminated": terminated[t],
+                            "truncated": truncated[t],
+                            "final_obs": final_obs,
+                            "episode_return": episode_return[t],
+                            "episode_length": episode_length[t],
+                        },
+                    )
+                    before, self._raw = self._raw, after.copy() if normalize_obs else after
+                    if isinstance(self.reward_fn, NativeReward):
+                        self.reward_fn.apply_(before, taken, rewards[t])
+                    elif self.reward_fn is not None:
+                        rewards[t] = self._shaped(before, taken, rewards[t])
+                    if normalizer is not None:
+                        # Its statistics would never be finite again.
+                        flat, row = self._raw.reshape(-1), rewards[t]
+                        if not math.isfinite(np.dot(flat, flat)) or not np.dot(row, row) < _LARGEST**2:
+                            self._refuse_row(row, self.env_steps + (t + 1) * self.n_envs)
+                        normalizer.update(self._raw)
+                        rewards[t] = normalizer.normalize_rewards(row, terminated[t] | truncated[t])
+                        if normalize_obs:
+                            after[:] = normalizer.normalize(self._raw)
+                    if frames is not None:
+                        frames.append(after, terminated[t] | truncated[t])
+                    if b"\1" in truncated[t].tobytes():
+                        which = np.flatnonzero(truncated[t])
+                        states = final_obs[which]
+                        limits.append(np.stack([np.full_like(which, t), which], 1))
+                        reached.append(normalizer.normalize(states) if normalize_obs else states)
+        except (RuntimeError, ValueError) as e:
+            # Such observations make such actions.
+            if normalizer is None:
+                self._require_finite(obs[: t + 1], np.concatenate(limits), np.concatenate(reached), rewards[:t])
+            self._refuse_policy(e, action)
+            if "mat1 and mat2" not in str(e):
+                raise
+            raise ValueError(
+                f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
+            ) from e
+        self._raw = self._raw.copy()
+        return np.concatenate(limits), np.concatenate(reached)

@@ -1,0 +1,282 @@
+"""Every hyper-parameter of rlox, declared once: default, meaning, check.
+
+Free of PyTorch and Hydra, so that help, completion and validation answer at once. Each field's trailing comment is what
+``rlox show`` prints. A field is never changed after construction; what derives from fields is a property.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import numbers
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+SCHEDULES = ("constant", "linear")
+POLICY_SCHEDULES = ("constant", "cosine")
+ACTIVATIONS = ("tanh", "relu")
+OPTIMIZERS = ("adam", "rmsprop")
+Q_LOSSES = ("huber", "mse")
+WEIGHT_NORMS = ("batch", "memory", "none")
+DEVICES = ("auto", "cpu", "cuda")
+BACKENDS = ("auto", "native", "torch")
+WANDB_MODES = ("online", "offline", "disabled")
+ENV_BACKENDS = ("auto", "gymnasium", "envpool")
+LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: what is larger ends no training
+MOST_AT_ONCE = 1_000_000  # rows of one batch, steps or updates of one round, units of one layer
+MOST_NOISE = 100  # deviation of noise on actions in [-1, 1]: with so much, every action is at a bound
+FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+# Where a sweep looks, in Hydra's grammar: the ranges that rl-zoo3 searches, less what only diverges.
+LEARNING_RATES = "tag(log, interval(1e-5, 1e-2))"
+DISCOUNTS = "0.9,0.95,0.98,0.99,0.995,0.999"
+TRACE_DECAYS = "0.8,0.9,0.95,0.98,1.0"
+ENTROPY_WEIGHTS = "tag(log, interval(1e-8, 0.1))"
+TARGET_SHARES = "tag(log, interval(1e-3, 0.08))"
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """`` did you mean 'x'?`` for the closest of `choices`, else the sorted list of them."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"try one of {', '.join(choices)}"
+
+
+def is_below(path: str) -> bool:
+    """Whether `path` names something inside the folder it is joined to."""
+    return bool(path.strip("./")) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether `value` has the annotated type; an int serves as a float, a bool never as a number."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_a(value, arg) for arg in args)
+    if kind is type(None):
+        return value is None
+    if origin is list:
+        return isinstance(value, (list, tuple)) and all(_is_a(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: one line of at most 200 characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of more digits than Python prints, or a broken __repr__
+        text = f"one of type {type(value).__name__} that cannot be printed"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def require(where: str, name: str, value: Any, kind: Any) -> None:
+    """Raise a TypeError unless `value` has the annotated type `kind`; an int serves as a float, a bool never as a
+    number."""
+    if not _is_a(value, kind):
+        raise TypeError(f"{where}: {name} must be of type {_type_name(kind)}, got {shown(value)}")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a float is a number to count by, such as 1e6."""
+    return type(value) is float and 1 <= value <= 2**53 and value.is_integer()
+
+
+def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """`value` as an int; NumPy's integers serve too, and whole numbers such as 1e6.
+
+    Raises
+    ------
+    TypeError
+        For what is no integer; a bool is none.
+    ValueError
+        For one outside [`least`, `most`].
+    """
+    if _is_whole(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{where}: {name} must be an integer, got {shown(value)}")
+    if not least <= value <= most:
+        bounds = f"be >= {least}" if value < least else f"be at most {most}"
+        raise ValueError(f"{where}: {name} must {bounds}, got {shown(value)}")
+    return int(value)
+
+
+def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """`value`, one of `choices`; else a ValueError that names the nearest."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{where}: {name} must be one of {', '.join(choices)}, got {shown(value)}; {nearest(shown(value), choices)}"
+        )
+    return value
+
+
+def _unfit(value: Any, kind: Any, most: int) -> str | None:
+    """The rule that a number breaks wherever it stands, since kernels hold no such number; None for all others."""
+    if isinstance(value, (list, tuple)):
+        rules = (_unfit(item, typing.get_args(kind)[0], most) for item in value) if typing.get_args(kind) else ()
+        return next((rule for rule in rules if rule is not None), None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if float not in (kind, *typing.get_args(kind)):
+        return f"lie between -{most:,} and {most:,}" if isinstance(value, int) and abs(value) > most else None
+    if value != value:
+        return "be a number"
+    if isinstance(value, float) and math.isinf(value):
+        return None  # off, where a field's own rule allows it
+    return f"be at most {FLOAT32_MAX:.1e} in size, which float32 holds" if abs(value) > FLOAT32_MAX else None
+
+
+def _vanishes(value: Any) -> bool:
+    """Whether a number that is not 0 becomes 0 as float32 has it."""
+    return isinstance(value, float) and 0 < abs(value) < FLOAT32_MIN
+
+
+def searched(default: Any, space: str) -> Any:
+    """A field that sweeps may search: its default, and the range in Hydra's grammar, which stands in its metadata."""
+    metadata = {"search": space}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class Config:
+    """Base of all configurations: checks types, then the rules that `rules` yields."""
+
+    uses_dataset: ClassVar[str] = "never"  # whether an algorithm learns from a dataset: never, may, or must
+    largest: ClassVar[int] = 2**63 - 1  # no whole number is larger
+
+    def __post_init__(self) -> None:
+        where, hints = type(self).__name__, typing.get_type_hints(type(self))
+        for item in fields(self):
+            value, kind = getattr(self, item.name), hints[item.name]
+            if isinstance(value, tuple):
+                setattr(self, item.name, value := list(value))  # as a file has it
+            if _is_whole(value) and not _is_a(value, kind) and _is_a(int(value), kind):
+                setattr(self, item.name, value := int(value))  # 1e6 is a whole number
+            try:
+                require(where, item.name, value, kind)
+            except TypeError as e:
+                from rlox.config.migration import answers
+
+                theirs = answers(item.name, hints, value=value)
+                raise TypeError(f"{e}{f'; {theirs}' if theirs else ''}") from None
+            rule = _unfit(value, kind, self.largest)
+            if rule is not None:
+                raise ValueError(f"{where}: {item.name} must {rule}, got {shown(value)}")
+        for name, holds, rule in self.rules():
+            if not holds:
+                raise ValueError(f"{where}: {name} must {rule}, got {shown(getattr(self, name))}")
+        for name in [item.name for item in fields(self) if _vanishes(getattr(self, item.name))]:
+            try:
+                replace(self, **{name: 0.0})
+            except ValueError as e:
+                least = f"{name} must be at least {FLOAT32_MIN:.1e}, which float32 holds"
+                raise ValueError(f"{where}: {least}, got {shown(getattr(self, name))}") from e
+
+    def rules(self) -> Iterable[tuple[str, bool, str]]:
+        """Yield (field, whether it holds, "be > 0") for every rule a value must obey."""
+        return ()
+
+    @classmethod
+    def from_kwargs(cls, owner: str, **values: Any) -> Config:
+        """Build from keyword arguments; an unknown name is a TypeError that names the nearest field, or says what the
+        keyword of another trainer is here."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                from rlox.config.migration import answers
+
+                raise TypeError(
+                    f"{owner}: unknown hyper-parameter {name!r}; {answers(name, known) or nearest(name, known)}"
+                )
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, configurations within it as dicts too."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """What `to_dict` returned, or a part of it, as a configuration.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an unknown field (with the nearest name), a value of another type, or one that breaks a rule.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"{cls.__name__}: a configuration must map fields to values, got {shown(values)}")
+        hints, given = typing.get_type_hints(cls), dict(values)
+        for name, value in values.items():
+            kinds = [kind for kind in (hints.get(name), *typing.get_args(hints.get(name))) if isinstance(kind, type)]
+            inner = next((kind for kind in kinds if issubclass(kind, Config)), None)
+            if inner is not None and isinstance(value, Mapping):
+                given[name] = inner.from_dict(value)
+        return cls.from_kwargs(cls.__name__, **given)
+
+    def to_yaml(self, path: str | os.PathLike) -> None:
+        """Write the fields to a YAML file, from which `from_yaml` makes an equal configuration."""
+        import yaml
+
+        # By JSON, which turns tuples and NumPy's floats into what YAML knows.
+        Path(path).write_text(yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False))
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike) -> Config:
+        """Read a YAML file of fields; what it lacks has its default. Numbers such as ``3e-4`` are numbers.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        TypeError, ValueError
+            As `from_dict`; and for a file that is no YAML.
+        """
+        import yaml
+
+        class Loader(yaml.SafeLoader):
+            """YAML 1.1 takes 3e-4, which has no dot, for a text."""
+
+        Loader.add_implicit_resolver(
+            "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
+        )
+        try:
+            return cls.from_dict(yaml.load(Path(path).read_text(), Loader) or {})
+        except yaml.YAMLError as e:
+            raise ValueError(f"{cls.__name__}.from_yaml: {path} must be a YAML file: {' '.join(str(e).split())}") from e
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in `value`, which may hold lists and mappings, is NaN or infinite."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _width_rules(widths: list[int]) -> Iterable[tuple[str, bool, str]]:
+    yield "hidden_sizes", all(width >= 1 for width in widths), "hold widths >= 1"
+    yield "hidden_sizes", all(width <= MOST_AT_ONCE for width in widths), f"hold widths of at most {MOST_AT_ONCE:,}"
+    few = all(one * other <= 2**30 for one, other in pairwise(widths))
+    yield "hidden_sizes", few, "need at most 2**30 weights between two layers"

@@ -1,0 +1,173 @@
+"""Hyper-parameters of the off-policy algorithms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlox.config.base import (
+    ACTIVATIONS,
+    DISCOUNTS,
+    LARGEST_COUNT,
+    LEARNING_RATES,
+    MOST_AT_ONCE,
+    MOST_NOISE,
+    Q_LOSSES,
+    SCHEDULES,
+    TARGET_SHARES,
+    Config,
+    _width_rules,
+    searched,
+)
+
+
+@dataclass
+class BatchConfig(Config):
+    """What every algorithm shares that learns from samples of stored transitions."""
+
+    largest = LARGEST_COUNT
+
+    learning_rate: float = searched(1e-4, LEARNING_RATES)  # step size of the optimiser at the start
+    learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
+    batch_size: int = searched(64, "32,64,128,256,512")  # transitions per update
+    max_grad_norm: float | None = 10.0  # global gradient norm is clipped to this; null: off
+    hidden_sizes: list[int] = searched([256, 256], "[64,64],[256,256],[400,300]")  # units per hidden layer
+    activation: str = "relu"  # tanh or relu
+    normalize_obs: bool = False  # observations with mean 0 and variance 1
+
+    def rules(self):
+        yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
+        yield (
+            "learning_rate_schedule",
+            self.learning_rate_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
+        yield "batch_size", self.batch_size >= 1, "be >= 1"
+        yield "batch_size", self.batch_size <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
+        yield (
+            "max_grad_norm",
+            self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
+            "be > 0 and finite, or null",
+        )
+        yield from _width_rules(self.hidden_sizes)
+        yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
+
+
+@dataclass
+class OffPolicyConfig(BatchConfig):
+    """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
+
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
+    train_freq: int = searched(1, "1,4,8,16,64,256")  # environment steps, over all environments, per round of updates
+    gradient_steps: int = searched(1, "1,4,8,16,64,-1")  # updates in a round; -1: one per step taken since the last
+    normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
+    clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
+
+    def rules(self):
+        yield from super().rules()
+        yield "clip_obs", self.clip_obs > 0, "be > 0"
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "learning_starts", self.learning_starts >= 0, "be >= 0"
+        yield "train_freq", self.train_freq >= 1, "be >= 1"
+        yield "train_freq", self.train_freq <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
+        yield "gradient_steps", self.gradient_steps >= 1 or self.gradient_steps == -1, "be >= 1, or -1"
+        yield "gradient_steps", self.gradient_steps <= MOST_AT_ONCE, f"be at most {MOST_AT_ONCE:,}"
+
+
+@dataclass
+class DQNConfig(OffPolicyConfig):
+    """Deep Q-Network (Mnih et al. 2015, doi:10.1038/nature14236), with parts of Rainbow (arXiv:1710.02298)."""
+
+    double_dqn: bool = True  # the online network chooses the next action, the target network values it
+    dueling: bool = searched(False, "true,false")  # separate streams for the state's value and the actions' advantages
+    loss: str = "huber"  # huber (quadratic to an error of 1, then linear) or mse (the squared error, no factor 1/2)
+    target_update_freq: int = searched(1000, "1,250,1000,10000")  # environment steps per update of the target network
+    tau: float = 1.0  # share of the online network that an update of the target takes in; 1: a copy
+    exploration_fraction: float = searched(
+        0.1, "interval(0.01, 0.5)"
+    )  # part of total_timesteps over which epsilon falls, linearly
+    exploration_initial_eps: float = 1.0  # probability of a random action at the start
+    exploration_final_eps: float = searched(0.05, "interval(0.0, 0.2)")  # probability of a random action from then on
+
+    def rules(self):
+        yield from super().rules()
+        yield "loss", self.loss in Q_LOSSES, f"be one of {', '.join(Q_LOSSES)}"
+        yield "target_update_freq", self.target_update_freq >= 1, "be >= 1"
+        yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        yield "exploration_fraction", 0 <= self.exploration_fraction <= 1, "be in [0, 1]"
+        yield "exploration_initial_eps", 0 <= self.exploration_initial_eps <= 1, "be in [0, 1]"
+        yield "exploration_final_eps", 0 <= self.exploration_final_eps <= 1, "be in [0, 1]"
+
+
+@dataclass
+class TwinCriticConfig(OffPolicyConfig):
+    """What SAC and TD3 share."""
+
+    uses_dataset = "may"
+
+    batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
+    learning_starts: int = 100  # environment steps of random actions, kept in the memory, before the first update
+    max_grad_norm: float | None = None  # norms of policy's and critics' gradients are clipped to this; null: off
+    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
+    exploration_noise: float = 0.0  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]
+    noise_correlation: float = 0.0  # correlation of that noise from one step of an episode to the next; 0: independent
+    dataset_share: float = 0.5  # with dataset=: part of each batch drawn from it, the rest from the replay memory
+
+    def rules(self):
+        yield from super().rules()
+        yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+        yield "dataset_share", 0 < self.dataset_share < 1, "be in (0, 1)"
+        yield "exploration_noise", 0 <= self.exploration_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
+        yield "noise_correlation", 0 <= self.noise_correlation < 1, "be in [0, 1)"
+        correlated = self.noise_correlation > 0
+        yield "exploration_noise", self.exploration_noise > 0 or not correlated, "be > 0 where noise_correlation is"
+
+
+@dataclass
+class EntropyConfig(Config):
+    """The temperature of SAC and CQL."""
+
+    auto_entropy: bool = True  # learn the weight of the entropy, so that the entropy comes to target_entropy
+    ent_coef: float = 1.0  # weight of the policy's entropy, per nat; with auto_entropy only where it starts
+    target_entropy: float | None = None  # nats, of actions scaled to [-1, 1]; null: minus their number of components
+
+    def rules(self):
+        yield from super().rules()
+        yield "ent_coef", 0 <= self.ent_coef < math.inf, "be >= 0 and finite"
+        yield "ent_coef", self.ent_coef > 0 or not self.auto_entropy, "be > 0 where auto_entropy is true"
+        yield "target_entropy", self.target_entropy is None or math.isfinite(self.target_entropy), "be finite, or null"
+
+
+@dataclass
+class DelayConfig(Config):
+    """What is twin-delayed in TD3 and TD3+BC, and the smoothing of their targets."""
+
+    policy_delay: int = searched(2, "1,2,4")  # updates of the critics for each one of the policy and of all targets
+    target_noise: float = searched(
+        0.2, "interval(0.0, 0.5)"
+    )  # standard deviation of the noise on the target's actions, which are in [-1, 1]
+    noise_clip: float = 0.5  # that noise is clipped to this
+
+    def rules(self):
+        yield from super().rules()
+        yield "policy_delay", self.policy_delay >= 1, "be >= 1"
+        yield "target_noise", 0 <= self.target_noise <= MOST_NOISE, f"be in [0, {MOST_NOISE}]"
+        yield "noise_clip", 0 <= self.noise_clip < math.inf, "be >= 0 and finite"
+
+
+@dataclass
+class SACConfig(EntropyConfig, TwinCriticConfig):
+    """Soft Actor-Critic (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+    learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of policy, critics and temperature at the start
+
+
+@dataclass
+class TD3Config(DelayConfig, TwinCriticConfig):
+    """Twin Delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477)."""
+
+    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of policy and critics at the start
+    exploration_noise: float = searched(
+        0.1, "interval(0.0, 0.5)"
+    )  # standard deviation of the noise added to the actions taken, scaled to [-1, 1]

@@ -1,0 +1,96 @@
+"""Hyper-parameters of the algorithms that learn from a dataset."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlox.config.base import DISCOUNTS, LEARNING_RATES, POLICY_SCHEDULES, TARGET_SHARES, searched
+from rlox.config.off_policy import BatchConfig, DelayConfig, EntropyConfig
+
+
+@dataclass
+class OfflineConfig(BatchConfig):
+    """What every algorithm shares that learns from a dataset; total_timesteps counts its updates."""
+
+    uses_dataset = "must"
+
+    learning_rate: float = searched(3e-4, LEARNING_RATES)  # step size of every network at the start
+    batch_size: int = searched(256, "64,128,256,512,1024")  # transitions per update
+    max_grad_norm: float | None = None  # each optimiser's gradient norm is clipped to this; null: off
+    normalize_obs: bool = False  # observations with the dataset's mean 0 and deviation 1, in training and afterwards
+
+
+@dataclass
+class OfflineCriticConfig(OfflineConfig):
+    """What TD3+BC, IQL and CQL share."""
+
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    tau: float = searched(0.005, TARGET_SHARES)  # share of the online networks that an update of the targets takes in
+
+    def rules(self):
+        yield from super().rules()
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "tau", 0 < self.tau <= 1, "be in (0, 1]"
+
+
+@dataclass
+class BCConfig(OfflineConfig):
+    """Behavioural cloning: the dataset's actions, learned as labels (Pomerleau 1988, ALVINN)."""
+
+
+@dataclass
+class TD3BCConfig(DelayConfig, OfflineCriticConfig):
+    """TD3 with a behaviour-cloning term (Fujimoto and Gu 2021, arXiv:2106.06860)."""
+
+    alpha: float = searched(
+        2.5, "tag(log, interval(0.1, 10.0))"
+    )  # weight of the values, whose mean size is made 1, beside the squared distance to the data
+    normalize_obs: bool = True  # observations with the dataset's mean 0 and deviation 1, in training and afterwards
+
+    def rules(self):
+        yield from super().rules()
+        yield "alpha", 0 <= self.alpha < math.inf, "be >= 0 and finite"
+
+
+@dataclass
+class IQLConfig(OfflineCriticConfig):
+    """Implicit Q-Learning (Kostrikov et al. 2021, arXiv:2110.06169)."""
+
+    expectile: float = searched(
+        0.7, "interval(0.5, 0.95)"
+    )  # of the values of the data's actions that V learns: 0.5 their mean, towards 1 their maximum
+    temperature: float = searched(
+        3.0, "tag(log, interval(0.1, 10.0))"
+    )  # beta: actions weigh exp(beta * advantage); 0 clones the data
+    max_weight: float = 100.0  # such a weight is clipped to this
+    policy_schedule: str = searched(
+        "constant", "constant,cosine"
+    )  # of the policy's step size: constant, or cosine: to 0 at total_timesteps
+
+    def rules(self):
+        yield from super().rules()
+        yield "expectile", 0 < self.expectile < 1, "be in (0, 1)"
+        yield "temperature", 0 <= self.temperature < math.inf, "be >= 0 and finite"
+        yield "max_weight", 0 < self.max_weight < math.inf, "be > 0 and finite"
+        yield "policy_schedule", self.policy_schedule in POLICY_SCHEDULES, f"be one of {', '.join(POLICY_SCHEDULES)}"
+
+
+@dataclass
+class CQLConfig(EntropyConfig, OfflineCriticConfig):
+    """Conservative Q-Learning, CQL(H) (Kumar et al. 2020, arXiv:2006.04779)."""
+
+    cql_alpha: float = searched(
+        5.0, "tag(log, interval(0.1, 20.0))"
+    )  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
+    n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's own
+    auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
+    cql_target_value: float = -1.0  # penalty aimed at, in units of return; 0: values that tell no actions apart
+
+    def rules(self):
+        yield from super().rules()
+        yield "cql_alpha", 0 <= self.cql_alpha < math.inf, "be >= 0 and finite"
+        yield "cql_alpha", self.cql_alpha > 0 or not self.auto_alpha, "be > 0 where auto_alpha is true"
+        yield "n_random_actions", self.n_random_actions >= 1, "be >= 1"
+        yield "n_random_actions", self.n_random_actions <= 1000, "be at most 1,000"
+        yield "cql_target_value", math.isfinite(self.cql_target_value), "be finite"

@@ -1,0 +1,109 @@
+"""Hyper-parameters of the on-policy algorithms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlox.config.base import (
+    ACTIVATIONS,
+    DISCOUNTS,
+    ENTROPY_WEIGHTS,
+    LARGEST_COUNT,
+    LEARNING_RATES,
+    OPTIMIZERS,
+    SCHEDULES,
+    TRACE_DECAYS,
+    Config,
+    _width_rules,
+    searched,
+)
+
+
+@dataclass
+class OnPolicyConfig(Config):
+    """What every on-policy actor-critic shares."""
+
+    largest = LARGEST_COUNT
+
+    n_steps: int = searched(128, "32,64,128,256,512,1024,2048")  # steps per environment in one rollout
+    learning_rate: float = searched(2.5e-4, LEARNING_RATES)  # step size of the optimiser at the start
+    learning_rate_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
+    gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
+    gae_lambda: float = searched(0.95, TRACE_DECAYS)  # decay of the advantage trace per step, in [0, 1]
+    ent_coef: float = searched(0.01, ENTROPY_WEIGHTS)  # weight of the entropy bonus, per nat
+    vf_coef: float = searched(0.5, "interval(0.1, 1.0)")  # weight of the squared value error
+    max_grad_norm: float | None = searched(0.5, "0.3,0.5,1,2,5")  # global gradient norm is clipped to this; null: off
+    optimizer: str = "adam"  # adam or rmsprop, both with eps 1e-5
+    normalize_advantages: bool = searched(True, "true,false")  # zero mean, unit variance in each minibatch
+    hidden_sizes: list[int] = searched([64, 64], "[64,64],[256,256]")  # units per hidden layer, actor and critic alike
+    activation: str = searched("tanh", "tanh,relu")  # tanh or relu
+    ortho_init: bool = True  # orthogonal weights (gain sqrt 2; 0.01 at the policy head), else uniform 1/sqrt(fan_in)
+    log_std_init: float = 0.0  # initial log standard deviation of continuous actions
+    normalize_obs: bool = False  # running mean and variance of observations, frozen in evaluation
+    normalize_rewards: bool = False  # divide rewards by the running deviation of their discounted sum
+    clip_obs: float = 10.0  # normalised observations are clipped to this, in standard deviations
+    clip_rewards: float = 10.0  # normalised rewards are clipped to this, in standard deviations
+
+    def rules(self):
+        yield "n_steps", self.n_steps >= 1, "be >= 1"
+        yield "learning_rate", 0 < self.learning_rate < float("inf"), "be > 0 and finite"
+        yield (
+            "learning_rate_schedule",
+            self.learning_rate_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
+        yield "optimizer", self.optimizer in OPTIMIZERS, f"be one of {', '.join(OPTIMIZERS)}"
+        yield "gamma", 0 <= self.gamma <= 1, "be in [0, 1]"
+        yield "gae_lambda", 0 <= self.gae_lambda <= 1, "be in [0, 1]"
+        yield "ent_coef", 0 <= self.ent_coef < float("inf"), "be >= 0 and finite"
+        yield "vf_coef", 0 <= self.vf_coef < float("inf"), "be >= 0 and finite"
+        yield (
+            "max_grad_norm",
+            self.max_grad_norm is None or 0 < self.max_grad_norm < float("inf"),
+            "be > 0 and finite, or null",
+        )
+        yield from _width_rules(self.hidden_sizes)
+        yield "activation", self.activation in ACTIVATIONS, f"be one of {', '.join(ACTIVATIONS)}"
+        yield "clip_obs", self.clip_obs > 0, "be > 0"
+        yield "clip_rewards", self.clip_rewards > 0, "be > 0"
+        yield "log_std_init", -20 <= self.log_std_init <= 2, "be in [-20, 2]"
+
+
+@dataclass
+class PPOConfig(OnPolicyConfig):
+    """Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347)."""
+
+    n_epochs: int = searched(4, "1,4,10,20")  # passes over each rollout
+    batch_size: int = searched(256, "32,64,128,256,512")  # transitions per gradient step
+    clip_eps: float = searched(0.2, "0.1,0.2,0.3,0.4")  # the probability ratio is clipped to [1 - eps, 1 + eps]
+    clip_eps_schedule: str = "constant"  # constant, or linear: to 0 at total_timesteps
+    clip_vf: float | None = None  # value changes are clipped to this, as Stable-Baselines3's (no maximum); null: off
+    target_kl: float | None = (
+        None  # stop the epochs once the KL to the old policy passes 1.5 times this, nats; null: off
+    )
+
+    def rules(self):
+        yield from super().rules()
+        yield "n_epochs", self.n_epochs >= 1, "be >= 1"
+        yield "batch_size", self.batch_size >= 2, "be >= 2"
+        yield "clip_eps", 0 < self.clip_eps < 1, "be in (0, 1)"
+        yield (
+            "clip_eps_schedule",
+            self.clip_eps_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
+        yield "clip_vf", self.clip_vf is None or 0 < self.clip_vf < math.inf, "be > 0 and finite, or null"
+        yield "target_kl", self.target_kl is None or 0 < self.target_kl < math.inf, "be > 0 and finite, or null"
+
+
+@dataclass
+class A2CConfig(OnPolicyConfig):
+    """Advantage Actor-Critic, synchronous (Mnih et al. 2016, arXiv:1602.01783)."""
+
+    n_steps: int = searched(5, "5,8,16,32,64,128")  # steps per environment in one rollout, which is one gradient step
+    learning_rate: float = searched(7e-4, LEARNING_RATES)  # step size of the optimiser at the start
+    gae_lambda: float = searched(1.0, TRACE_DECAYS)  # decay of the advantage trace per step, in [0, 1]
+    ent_coef: float = searched(0.0, ENTROPY_WEIGHTS)  # weight of the entropy bonus, per nat
+    optimizer: str = searched("rmsprop", "adam,rmsprop")  # adam or rmsprop, both with eps 1e-5
+    normalize_advantages: bool = searched(False, "true,false")  # zero mean, unit variance in each rollout

@@ -1,0 +1,203 @@
+"""Settings of a run: environment, evaluation, checkpoints, loggers."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, WANDB_MODES, Config, _is_finite, is_below
+
+
+@dataclass
+class EnvConfig(Config):
+    """The environment a run trains on."""
+
+    id: str = "CartPole-v1"  # a native id (`rlox ls envs`) or any gymnasium id
+    n_envs: int = 8  # environments stepped side by side
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of gymnasium.make
+    wrappers: list[Any] = field(default_factory=list)  # gymnasium wrappers in order: Name or {Name: {arg: value}}
+    workers: int = 0  # processes that step foreign environments; 0: the training process does
+    backend: str = "auto"  # auto (native where there is one, else gymnasium), gymnasium or envpool
+    reward_fn: str | None = None  # replaces the rewards learned from: sign, module:NAME (with --import), or an offer
+
+    def rules(self):
+        yield "id", bool(self.id), "not be empty"
+        yield "reward_fn", self.reward_fn != "", "be module:NAME, the name of an installed reward, or null"
+        yield "n_envs", self.n_envs >= 1, "be >= 1"
+        yield "kwargs", _is_finite(self.kwargs), "hold no NaN and no infinity, which checkpoints cannot store"
+        yield "workers", 0 <= self.workers <= self.n_envs, "be between 0 and n_envs"
+        yield "backend", self.backend in ENV_BACKENDS, f"be one of {', '.join(ENV_BACKENDS)}"
+        pool = self.backend == "envpool"
+        yield "workers", not (pool and self.workers), "be 0 with envpool, which takes env.kwargs.num_threads"
+        yield "wrappers", not (pool and self.wrappers), "be empty with envpool"
+
+
+@dataclass
+class EvalConfig(Config):
+    """Deterministic evaluation during training, on one environment of its own."""
+
+    n_points: int = 10  # evaluations, evenly spaced over training, beside the one at the end; 0: only that one
+    n_episodes: int = 20  # episodes of one evaluation
+    seed: int | None = None  # seed of the evaluation environment; null: 10_000 + seed
+    stop_at: float | None = None  # stop training once the mean return reaches this; null: off
+    patience: int | None = None  # stop training after this many evaluations without a better one; null: off
+    max_steps: int | None = None  # steps at which an episode is cut; null: 108,000, or the env's own limit if higher
+    workers: int = -1  # processes that evaluate beside training; 0: none; -1: where a core is free and it takes long
+
+    def rules(self):
+        yield "n_points", self.n_points >= 0, "be >= 0"
+        yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
+        yield "workers", self.workers >= -1, "be >= 0, or -1"
+        stops = self.stop_at is not None or self.patience is not None
+        yield "n_points", self.n_points >= 1 or not stops, "be >= 1 where stop_at or patience is set"
+        yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
+        yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
+        yield "n_episodes", self.n_episodes >= 1, "be >= 1"
+        yield "seed", self.seed is None or 0 <= self.seed < 2**63, "be in [0, 2**63) or null"
+
+
+@dataclass
+class CheckpointConfig(Config):
+    """When `checkpoints/last.safetensors` is replaced, beside training; it is also written at the end."""
+
+    every_s: float = 60.0  # seconds between two saves
+    every_steps: int | None = None  # steps (offline: updates) between two saves, if sooner; null: seconds alone
+    memory: bool = True  # the replay memory too, in checkpoints/memory (off-policy): each save writes what is new
+
+    def rules(self):
+        yield "every_s", self.every_s > 0, "be > 0"
+        yield "every_steps", self.every_steps is None or self.every_steps >= 1, "be >= 1, or null"
+
+
+@dataclass
+class MlflowConfig(Config):
+    """MLflow as a mirror of the run's record."""
+
+    tracking_uri: str = "sqlite:///outputs/mlflow.db"  # sqlite:///FILE or http(s)://SERVER
+    experiment: str = "rlox"  # experiment the run is filed under
+    run_name: str | None = None  # name shown in the UI; null: the run folder's name
+    artifacts: bool = True  # upload the best and last checkpoints and config.yaml
+
+    def rules(self):
+        yield (
+            "tracking_uri",
+            self.tracking_uri.startswith(("sqlite:///", "http://", "https://")),
+            "start with sqlite:///, http:// or https://",
+        )
+        yield "experiment", bool(self.experiment), "not be empty"
+
+
+@dataclass
+class WandbConfig(Config):
+    """Weights & Biases as a mirror of the run's record."""
+
+    project: str = "rlox"  # project the run is filed under
+    entity: str | None = None  # team or user; null: your default
+    mode: str | None = None  # online; offline: files in the run folder; disabled; null: WANDB_MODE, else online
+    run_name: str | None = None  # name shown in the UI; null: the run folder's name
+    group: str | None = None  # group of runs, a sweep for example
+    tags: list[str] = field(default_factory=list)  # tags of the run
+    artifacts: bool = True  # upload the best and last checkpoints and config.yaml
+
+    def rules(self):
+        yield "project", bool(self.project), "not be empty"
+        yield "mode", self.mode in (None, *WANDB_MODES), f"be one of {', '.join(WANDB_MODES)}, or null for WANDB_MODE"
+
+    @property
+    def in_effect(self) -> str:
+        """`mode`, or what the environment variable WANDB_MODE says where that is null.
+
+        Raises
+        ------
+        ValueError
+            If the variable says something else than a mode.
+        """
+        if self.mode is not None:
+            return self.mode
+        said = os.environ.get("WANDB_MODE") or "online"
+        found = {"dryrun": "offline", "run": "online"}.get(said, said)  # W&B's own older names
+        if found not in WANDB_MODES:
+            raise ValueError(f"WandbConfig: WANDB_MODE must be one of {', '.join(WANDB_MODES)}, got {said!r}")
+        return found
+
+
+@dataclass
+class TensorboardConfig(Config):
+    """TensorBoard event files, mirrored from the run's record into the run folder."""
+
+    folder: str = "tensorboard"  # below the run folder
+
+    def rules(self):
+        yield "folder", is_below(self.folder), "be a relative path without .."
+
+
+@dataclass
+class CsvConfig(Config):
+    """A table of the run's metrics, one row a step, mirrored from the record into the run folder."""
+
+    file: str = "metrics.csv"  # below the run folder
+
+    def rules(self):
+        yield "file", is_below(self.file) and self.file.endswith(".csv"), "be a relative path to a .csv, without .."
+
+
+@dataclass
+class LoggerConfig(Config):
+    """The trackers that mirror the run's record; null: not used."""
+
+    mlflow: MlflowConfig | None = None  # MLflow (logger=mlflow)
+    wandb: WandbConfig | None = None  # Weights & Biases (logger=wandb)
+    tensorboard: TensorboardConfig | None = None  # TensorBoard (logger=tensorboard)
+    csv: CsvConfig | None = None  # a CSV file (logger=csv)
+
+
+@dataclass
+class RunConfig(Config):
+    """One training run, as `rlox train` composes it."""
+
+    seed: int = 0  # decides initialisation, environments, sampling and shuffling
+    total_timesteps: int = 100_000  # environment steps, over all environments together; offline: updates
+    schedule_timesteps: int | None = None  # steps at which schedules end; null: total_timesteps, also once raised
+    max_time: str | None = None  # stop after this long, saved and evaluated: 90s, 30m, 2h; null: off
+    init_from: str | None = None  # checkpoint whose weights (and normalisation) training starts from; null: fresh
+    imports: list[str] = field(default_factory=list)  # modules to import first, for environments of your own (--import)
+    device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
+    backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
+    threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
+    compile: bool = False  # PyTorch compiles the losses: pays on a GPU, costs some ten seconds at the first update
+    algo: Any = None  # the algorithm's hyper-parameters
+    env: EnvConfig = field(default_factory=EnvConfig)  # the environment
+    buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
+    dataset: Any = None  # recorded transitions, for an offline algorithm or beside SAC's and TD3's memory; null: none
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
+    logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to
+    reference: dict[str, Any] | None = None  # the score tuned settings must reach; set by conf/tuned, informs only
+
+    def rules(self):
+        yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
+        yield "total_timesteps", self.total_timesteps >= 1, "be >= 1"
+        yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
+        timed = self.max_time is None or bool(self.max_seconds)
+        yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
+        yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
+        yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
+        yield "threads", self.threads >= 0, "be >= 0"
+
+    @property
+    def max_seconds(self) -> int | None:
+        """`max_time` in seconds; None where it is null, or no time."""
+        found = re.fullmatch(r"(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", self.max_time or "")
+        return sum(unit * int(n or 0) for unit, n in zip((3600, 60, 1), found.groups(), strict=True)) if found else None
+
+    @property
+    def offline(self) -> bool:
+        """Whether the algorithm learns from a dataset alone."""
+        return self.algo.uses_dataset == "must"
+
+    @property
+    def eval_seed(self) -> int:
+        return 10_000 + self.seed if self.eval.seed is None else self.eval.seed

@@ -1,0 +1,55 @@
+"""Tuned settings by algorithm and environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def usual_settings(env_id: Any) -> dict[str, Any]:
+    """`reward_fn` and hyper-parameters that are usual in an environment, for where nothing else is asked for.
+
+    In ``ALE/…`` games signs of rewards are learned from, and the network of Mnih et al. 2015 has no layer behind its
+    features.
+    """
+    game = isinstance(env_id, str) and env_id.startswith("ALE/")
+    return {"reward_fn": "sign", "hidden_sizes": []} if game else {}
+
+
+def tuned(algo: str, env: str) -> dict[str, Any]:
+    """Return the tuned settings that ship for (algorithm, environment).
+
+    Parameters
+    ----------
+    algo, env : str
+        Registry key and environment id, ``tuned("ppo", "CartPole-v1")``.
+
+    Returns
+    -------
+    dict
+        ``algo`` (hyper-parameters), ``env``, ``total_timesteps`` and ``reference``, the score they must reach. The
+        library never applies them unasked: ``PPO(env, n_envs=t["env"]["n_envs"], **t["algo"])``.
+
+    Raises
+    ------
+    ValueError
+        If none ship for this pair; the message lists those that do.
+    """
+    from importlib.resources import files
+
+    import yaml
+
+    root = files("rlox_cli.conf") / "tuned"
+    path = root.joinpath(algo, *f"{env}.yaml".split("/"))
+    if ".." in env.split("/") or not path.is_file():
+        have = ", ".join(f"{a}/{e}" for a, e in tuned_pairs()) or "none"
+        raise ValueError(f"tuned: no settings ship for {algo}/{env}; there are: {have}")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def tuned_pairs() -> list[tuple[str, str]]:
+    """All (algorithm, environment) pairs with tuned settings, sorted."""
+    from importlib.resources import as_file, files
+
+    with as_file(files("rlox_cli.conf") / "tuned") as root:
+        found = (path.relative_to(root).with_suffix("").as_posix().split("/", 1) for path in root.rglob("*.yaml"))
+        return sorted((pair[0], pair[1]) for pair in found if len(pair) == 2)

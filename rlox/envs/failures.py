@@ -1,0 +1,205 @@
+"""Exceptions of code that is not rlox's: which call they came out of, kept on the exception itself.
+
+The library raises the user's own exception, of the user's own type, with a note that names the environment, reward,
+callback or worker. The command line prints the note, and the frames of the user's code, from what is kept here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_NAME = "__rlox_failure__"
+
+
+class Frame(NamedTuple):
+    """One line of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    source: str  # the line itself, stripped; empty where the file cannot be read
+    module: str  # first part of the module's name
+
+
+class Diverged(FloatingPointError):
+    """The policy's numbers are not finite any more: its weights are not worth keeping."""
+
+
+@dataclass
+class Failure:
+    """What is known about an exception beside its type and message."""
+
+    what: str = ""  # the call it came out of: "environment 3 (Mine-v0): step 7 of its episode"; empty: not known
+    frames: list[Frame] = field(default_factory=list)  # of another process, outermost first
+    trace: str = ""  # the same as Python prints it
+    running: bool = False  # whether a training had begun
+    saved: str = ""  # what a training had saved before
+    file: str = ""  # holds the whole traceback
+
+
+def failure_of(e: BaseException) -> Failure:
+    """What is kept on `e`; made on demand."""
+    found = getattr(e, _NAME, None)
+    if found is None:
+        found = Failure()
+        setattr(e, _NAME, found)
+    return found
+
+
+def blame(e: BaseException, what: str) -> None:
+    """Keep on `e` which call of the user's code it came out of, as a note too; the first one that says so counts."""
+    found = failure_of(e)
+    if not found.what:
+        found.what = what
+        add_note(e, f"rlox: {what} failed")
+
+
+def add_note(e: BaseException, note: str) -> None:
+    """As ``e.add_note``, which Python 3.10 lacks; there nothing prints it, but it can be read."""
+    if sys.version_info >= (3, 11):
+        e.add_note(note)
+    else:
+        e.__notes__ = [*getattr(e, "__notes__", []), note]
+
+
+def frames_of(trace: TracebackType | None) -> list[Frame]:
+    """The lines of a traceback, outermost first."""
+    modules = [str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in traceback.walk_tb(trace)]
+    return [
+        Frame(item.filename, item.lineno or 0, item.name, item.line or "", module)
+        for item, module in zip(traceback.extract_tb(trace), modules, strict=True)
+    ]
+
+
+UNANSWERED = object()  # what stands for an answer where ``reset`` or ``step`` has not returned
+NO_ANSWERS = frozenset((str, bytes, np.str_, type(None)))  # kinds that `float` or `bool` takes for a reward or a flag
+
+
+def wrong_answer(env: Any, hook: str, answer: Any) -> str | None:
+    """What is wrong with what ``env.reset`` or ``env.step`` returned, and how it should be; None if nothing is."""
+    if hook == "reset":
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+            return (
+                f"reset must return (observation, info), got {described(answer)}; return {{}} where there is nothing "
+                "to tell"
+            )
+        return wrong_observation(env.observation_space, answer[0])
+    if not (isinstance(answer, tuple) and len(answer) == 5):
+        old = "; that is old gym's form: part done into terminated (by the task) and truncated (by a time limit)"
+        return (
+            f"step must return (observation, reward, terminated, truncated, info), got {described(answer)}"
+            f"{old if isinstance(answer, tuple) and len(answer) == 4 else ''}"
+        )
+    obs, reward, *flags, _ = answer
+    if (wrong := wrong_observation(env.observation_space, obs)) is not None:
+        return wrong
+    try:
+        if type(reward) in NO_ANSWERS:
+            raise TypeError("a text is no number")
+        float(reward)
+    except OverflowError:
+        return f"the reward must fit a float, got an integer of {reward.bit_length():,} bits"
+    except (TypeError, ValueError):
+        return f"the reward must be a number, got {described(reward)}"
+    for name, flag in zip(("terminated", "truncated"), flags, strict=True):
+        if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
+            return f"{name} must be a bool, got {described(flag)}"
+    return None
+
+
+def wrong_observation(space: Any, obs: Any, name: str = "observations") -> str | None:
+    """How `obs` differs from `space` in structure, shape or kind of number; bounds are not looked at."""
+    from gymnasium import spaces
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        is_dict = isinstance(space, spaces.Dict)
+        keys = list(space.spaces) if is_dict else list(range(len(space.spaces)))
+        if not isinstance(obs, Mapping if is_dict else (tuple, list)):
+            return f"{name} must be a {'dict' if is_dict else 'tuple'} of {keys}, got {described(obs)}"
+        if missing := [key for key in keys if (key not in obs if is_dict else key >= len(obs))]:
+            return f"{name} must have the part {missing[0]!r} of observation_space, got {list(obs) if is_dict else obs}"
+        parts = (wrong_observation(space[key], obs[key], f"{name}[{key!r}]") for key in keys)
+        return next(filter(None, parts), None)
+    if isinstance(space, spaces.Box):
+        try:
+            array = np.asarray(obs)
+        except ValueError:
+            return f"{name} must be one array of shape {space.shape}, got {described(obs)}"
+        if array.dtype.kind not in "fiub":
+            return f"{name} must be numbers, got {described(obs)} of dtype {array.dtype}"
+        if array.shape != space.shape:
+            return f"{name} must have the shape of observation_space, {space.shape}, got {array.shape}"
+        if space.dtype == np.uint8 and array.dtype.kind == "f":
+            return f"{name} must be of dtype uint8, as observation_space says, got {array.dtype}"
+        return None
+    return None if space.contains(obs) else f"{name} must be in observation_space, {space}, got {str(obs)[:80]}"
+
+
+def described(answer: Any) -> str:
+    """What kind of thing it is."""
+    if isinstance(answer, tuple):
+        return f"a tuple of {len(answer)}"
+    return f"{type(answer).__name__}{' of shape ' + str(answer.shape) if isinstance(answer, np.ndarray) else ''}"
+
+
+def blame_env(
+    e: BaseException, env: Any, hook: str, answer: Any, where: str, what: str, when: str = "", action: Any = None
+) -> None:
+    """Keep on `e` which environment it came out of; raise a ValueError from it where an answer of that one is wrong.
+
+    An environment must not end the process: a SystemExit becomes a RuntimeError.
+
+    Parameters
+    ----------
+    e : Exception or SystemExit
+        What a call of ``reset`` or ``step``, or the use of its answer, has raised.
+    env : gymnasium.Env
+        With all its wrappers.
+    hook : str
+        ``reset`` or ``step``.
+    answer : Any
+        What it returned; `UNANSWERED` where it did not return.
+    where, what, when : str
+        Whom errors name, which call of which environment, and its step.
+    action : Any
+        What ``step`` was given.
+    """
+    raiser = frames_of(e.__traceback__)[-1].module
+    if failure_of(e).what or (answer is UNANSWERED and raiser == "rlox"):
+        return
+    if answer is UNANSWERED and raiser == "gymnasium":
+        # A wrapper of gymnasium's could not make anything of it; what it was, only the environment can say.
+        bare = env.unwrapped
+        with contextlib.suppress(Exception):
+            answer = bare.reset(seed=None) if hook == "reset" else bare.step(action)
+    what_and_when = f"{what} {when}".strip()
+    if isinstance(e, SystemExit):
+        error = RuntimeError(f"{where}: it must not end the process, got {e!r}")
+        blame(error, what_and_when)
+        raise error from e
+    if answer is UNANSWERED:
+        blame(e, what_and_when)
+        return
+    wrong = wrong_answer(env.unwrapped, hook, answer) or wrong_answer(env, hook, answer)
+    if wrong is not None:
+        error = ValueError(f"{where}: {wrong} ({what}{_place(env, hook)})")
+        blame(error, what)
+        raise error from e
+
+
+def _place(env: Any, hook: str) -> str:
+    """Where the innermost environment defines ``reset`` or ``step``; empty where nothing says so."""
+    method = getattr(type(env.unwrapped), hook, None)
+    try:
+        return f" at {inspect.getsourcefile(method)}, line {inspect.getsourcelines(method)[1]}"
+    except (OSError, TypeError):
+        return ""

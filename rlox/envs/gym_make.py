@@ -1,0 +1,229 @@
+"""gymnasium's environments, made with arguments and wrappers."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlox.config import nearest
+from rlox.envs.failures import blame, frames_of
+from rlox.envs.registry import env_name, foreign_id, native_env_ids
+
+# Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
+_EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
+
+# What `ALE/…` ids get unless told otherwise: up to 30 no-ops, the greater of the last two of 4 frames, 84 x 84 greys,
+# 4 of them stacked. A lost life is no end, as Machado et al. 2018 (arXiv:1709.06009, 4.1) advise.
+ATARI_WRAPPERS = ("AtariPreprocessing", {"FrameStackObservation": {"stack_size": 4}})
+
+# Wrappers whose effect training would have and evaluation would not, or that step what is stepped here already.
+_REFUSED_WRAPPERS = {
+    "NormalizeObservation": "its statistics would differ between training and evaluation; use normalize_obs=True",
+    "NormalizeReward": "episode returns would no longer be the environment's; use normalize_rewards=True",
+    "Autoreset": "episodes restart by themselves here",
+}
+
+
+def register_atari() -> None:
+    """Make the ``ALE/…`` ids known to gymnasium.
+
+    Raises
+    ------
+    ImportError
+        If ale-py is not installed; names the extra that brings it.
+    """
+    try:
+        import ale_py
+    except ImportError as e:
+        raise ImportError('ALE environments need ale-py, which is not installed; pip install "rlox-cli[atari]"') from e
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    # Its banner would stand between the lines of whatever this process prints.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
+    """One gymnasium environment.
+
+    Parameters
+    ----------
+    env : str, callable or gymnasium.Env
+        An id, a callable that returns an environment, or an environment (which only gets the wrappers).
+    kwargs : dict, optional
+        Arguments of ``gymnasium.make`` or of the callable.
+    wrappers : sequence
+        Innermost first; each the name of one in ``gymnasium.wrappers``, a path such as
+        ``my_package.wrappers:Mine``, or ``{name or path: {argument: value}}`` (a list arrives as a tuple). Ids of
+        ``ALE/…`` get `ATARI_WRAPPERS` where none are given.
+
+    Raises
+    ------
+    ValueError
+        If the id or a wrapper is unknown (with the nearest known one), or refuses its arguments.
+    ImportError
+        If something is needed that is not installed; names the extra that brings it.
+    TypeError
+        If `env` or a wrapper is nothing of the above.
+    """
+    if isinstance(wrappers, (str, Mapping)):
+        raise TypeError(f"make_gym_env: wrappers must be a list, got {wrappers!r}")
+    try:
+        return _made(env, kwargs, wrappers)
+    except Exception as e:
+        # What is refused here, and a package that is missing, name what is at fault themselves.
+        if frames_of(e.__traceback__)[-1].module != "rlox" and not isinstance(e, ImportError):
+            blame(e, f"making environment {env_name(env)}")
+        raise
+
+
+def _made(env: Any, kwargs: dict[str, Any] | None, wrappers: Sequence[Any]):
+    import gymnasium
+
+    if isinstance(env, gymnasium.Env):
+        if kwargs:
+            raise ValueError(
+                f"make_gym_env: kwargs must be empty for an environment that is made already, got {kwargs}"
+            )
+        made = env
+    elif isinstance(env, str):
+        env = foreign_id(env)
+        kwargs = dict(kwargs or {})
+        if env.startswith("ALE/"):
+            register_atari()
+            wrappers = wrappers or ATARI_WRAPPERS
+            if any(_parted(item)[0] == "AtariPreprocessing" for item in wrappers):
+                kwargs.setdefault("frameskip", 1)  # the wrapper skips frames itself
+        made = _from_id(env, kwargs)
+    elif callable(env):
+        made = env(**(kwargs or {}))
+        if not isinstance(made, gymnasium.Env):
+            raise TypeError(f"make_gym_env: env must return a gymnasium.Env, got {type(made).__name__}")
+    else:
+        raise TypeError(f"make_gym_env: env must be an id, a callable or a gymnasium.Env, got {env!r}")
+    for item in wrappers:
+        made = _wrapped(made, item)
+    return made
+
+
+def whole_games(wrappers: Sequence[Any]) -> list[Any]:
+    """`wrappers` without what ends an episode where a life is lost: for scores, which are of whole games."""
+    found = []
+    for item in wrappers:
+        name, arguments = _parted(item)
+        ends = name == "AtariPreprocessing" and arguments.pop("terminal_on_life_loss", False)
+        found.append({name: arguments} if ends else item)
+    return found
+
+
+def make_fresh_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Sequence[Any] = ()):
+    """As `make_gym_env`, but an environment object is made anew from its spec, so that the given one stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If the object has no spec that ``gymnasium.make`` can repeat.
+    """
+    import gymnasium
+
+    if not isinstance(env, gymnasium.Env):
+        return make_gym_env(env, kwargs, wrappers)
+    try:
+        if env.spec is None:
+            raise ValueError("it has no spec")
+        made = gymnasium.make(env.spec, **(kwargs or {}))
+    except Exception as e:
+        raise ValueError(
+            f"make_fresh_gym_env: env must be an id or a callable here, got an environment ({type(env).__name__}) of "
+            f"which no other can be made: {e}; pass lambda: {type(env.unwrapped).__name__}(...) instead"
+        ) from e
+    return make_gym_env(made, None, wrappers)
+
+
+def _from_id(env: str, kwargs: dict[str, Any]):
+    import gymnasium
+    from gymnasium import error
+
+    try:
+        return gymnasium.make(env, **kwargs)
+    except error.Error as e:
+        if isinstance(e, error.DependencyNotInstalled) or isinstance(e.__cause__, ImportError):
+            raise _missing(env, f"{e} {e.__cause__ or ''}") from e
+        # One that is registered may itself make others that are not.
+        if isinstance(e, error.UnregisteredEnv) and env.rpartition(":")[2] not in gymnasium.registry:
+            raise ValueError(f"make_gym_env: env must be a registered id, got {env!r}; {_nearest_id(env)}") from e
+        raise ValueError(f"make_gym_env: {env} cannot be made: {e}") from e
+    except TypeError as e:
+        raise ValueError(f"make_gym_env: {env} does not take kwargs {kwargs!r}: {e}") from e
+
+
+def _missing(what: str, text: str) -> ImportError:
+    extra = next((extra for module, extra in _EXTRAS.items() if module.lower() in text.lower()), None)
+    remedy = f'pip install "rlox-cli[{extra}]"' if extra else text.strip()
+    return ImportError(f"make_gym_env: {what} needs a package that is not installed; {remedy}")
+
+
+def _nearest_id(env: str) -> str:
+    import gymnasium
+
+    known = [name for name in gymnasium.registry if not name.startswith("rlox/") or env.startswith("rlox/")]
+    hint = nearest(env, [*native_env_ids(), *known])
+    return hint if hint.startswith("did") else "`rlox ls envs` lists the ids"
+
+
+def _parted(item: Any) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of one item of `wrappers`."""
+    if isinstance(item, Mapping):
+        arguments = next(iter(item.values()), None)
+        if len(item) == 1 and (arguments is None or isinstance(arguments, Mapping)):
+            given = {key: tuple(v) if isinstance(v, list) else v for key, v in (arguments or {}).items()}
+            return str(next(iter(item))), given
+    elif isinstance(item, str):
+        return item, {}
+    raise TypeError(
+        f"make_gym_env: each of wrappers must be a name or {{name: {{argument: value}}}}, got {item!r}; what a name "
+        "cannot say, a callable as env can"
+    )
+
+
+def _wrapper_class(name: str) -> Callable[..., Any]:
+    from gymnasium import wrappers
+
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    if not module:
+        if name in _REFUSED_WRAPPERS:
+            raise ValueError(f"make_gym_env: wrappers must not hold {name}: {_REFUSED_WRAPPERS[name]}")
+        known = [n for n in wrappers.__all__ if n[0].isupper()]
+        if name not in known:
+            raise ValueError(
+                f"make_gym_env: wrappers must be names of gymnasium.wrappers or paths package.module:Name, got "
+                f"{name!r}; {nearest(name, known)}"
+            )
+        return getattr(wrappers, name)
+    try:
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except ImportError as e:
+        raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}") from e
+    except AttributeError as e:
+        public = [n for n in vars(importlib.import_module(module)) if not n.startswith("_")]
+        raise ValueError(
+            f"make_gym_env: wrapper {name!r} does not exist in {module}; {nearest(attribute, public)}"
+        ) from e
+
+
+def _wrapped(env, item: Any):
+    import gymnasium
+
+    name, arguments = _parted(item)
+    wrapper = _wrapper_class(name)
+    try:
+        made = wrapper(env, **arguments)
+    except gymnasium.error.DependencyNotInstalled as e:
+        raise _missing(f"wrapper {name}", str(e)) from e
+    except (TypeError, ValueError, AssertionError, gymnasium.error.Error) as e:
+        raise ValueError(f"make_gym_env: wrapper {name} refuses {env} with {arguments!r}: {e}") from e
+    if not isinstance(made, gymnasium.Env):
+        raise TypeError(f"make_gym_env: wrapper {name} must return a gymnasium.Env, got {type(made).__name__}")
+    return made

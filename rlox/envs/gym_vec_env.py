@@ -1,0 +1,438 @@
+"""Any gymnasium environment, N of them stepped in this process, with the arrays of the native `VecEnv`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.envs import state as env_state
+from rlox.envs.adapters import SpaceAdapter, checked_actions
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, blame_env
+from rlox.envs.gym_make import make_gym_env
+from rlox.envs.registry import env_name
+from rlox.envs.spec import EnvSpec
+from rlox.kernels.rng import Rng
+
+
+def step_arrays(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and dtype of everything that ``step_all`` of N foreign environments returns."""
+    return {
+        "obs": ((n, *spec.obs_shape), spec.obs_dtype),
+        "rewards": ((n,), np.float64),
+        "terminated": ((n,), np.bool_),
+        "truncated": ((n,), np.bool_),
+        "final_obs": ((n, *spec.obs_shape), spec.obs_dtype),
+        "episode_return": ((n,), np.float64),
+        "episode_length": ((n,), np.int64),
+    }
+
+
+class EnvGroup:
+    """Environments stepped one after the other into the rows of arrays: auto-reset and episode statistics.
+
+    Parameters
+    ----------
+    env, kwargs, wrappers
+        What `make_gym_env` takes.
+    n : int
+        How many.
+    where : str
+        Whom errors name.
+    first : int
+        The number of the first one, as errors count them.
+    process : str
+        Which process steps them, where it is another than that of the training.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        kwargs: dict[str, Any] | None,
+        wrappers: Sequence[Any],
+        n: int,
+        where: str,
+        first: int = 0,
+        process: str = "",
+    ):
+        from gymnasium.wrappers import FrameStackObservation
+
+        self.where, self._first = f"{where}: {env_name(env)}", first
+        self._name = ", ".join(filter(None, [env_name(env), process]))
+        self.at = 0  # the environment that is being made, reset or stepped
+        self.envs: list[Any] = []
+        for self.at in range(n):
+            self.envs.append(make_gym_env(env, kwargs, wrappers))
+        obs_space, act_space = self.envs[0].observation_space, self.envs[0].action_space
+        self.adapter = SpaceAdapter(obs_space, act_space, where)
+        for other in self.envs:
+            if other.observation_space != obs_space or other.action_space != act_space:
+                raise ValueError(
+                    f"{where}: all environments must have the spaces {obs_space} and {act_space} of the first, got "
+                    f"{other.observation_space} and {other.action_space}"
+                )
+        if self.adapter.spec.image and all(isinstance(e, FrameStackObservation) for e in self.envs):
+            self.adapter.spec = replace(self.adapter.spec, n_stacked=self.envs[0].stack_size)
+        self._returns = [0.0] * n
+        self._lengths = [0] * n
+        self.return_queue: deque[float] = deque(maxlen=100)  # of the last episodes that ended, undiscounted
+        self.length_queue: deque[int] = deque(maxlen=100)  # steps
+        self.stacks = [env_state.stack_of(e) for e in self.envs]
+        self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)  # why they cannot be restored
+
+    def get_state(self) -> tuple[list[Any], bytes] | None:
+        """What `env_state.encode` makes of each environment and its running episode; None where `why_not` says so."""
+        nodes, data = [], bytearray()
+        if self.why_not is not None:
+            return None
+        try:
+            for i, env in enumerate(self.envs):
+                self.at = i
+                running = {"return": self._returns[i], "length": self._lengths[i]}
+                state = {"env": env_state.get_env_state(env), **running}
+                nodes.append(env_state.encode(state, data))
+        except env_state.UnsavableState as e:
+            self.why_not = str(e)
+            return None
+        return nodes, bytes(data)
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        """Go on from what `env_state.unpack` found for each environment.
+
+        Raises
+        ------
+        ValueError
+            If one is no state of the environment.
+        """
+        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            self.at = i
+            if not isinstance(state, dict) or type(state.get("return")) is not float:
+                raise ValueError(f"{self.where}: a state must hold the return so far, got {repr(state)[:80]}")
+            try:
+                self._lengths[i] = env_state.count(state.get("length"), "the length so far")
+                env_state.set_env_state(env, state.get("env"))
+            except ValueError as e:
+                raise ValueError(f"{self.where}: {e}") from e
+            self._returns[i] = state["return"]
+
+    def reset(self, seeds: Sequence[int | None], obs_out: np.ndarray) -> None:
+        """Start a new episode everywhere; write (n, …) first observations."""
+        for self.at, seed in enumerate(seeds):
+            self._start(self.at, seed, obs_out)
+
+    def _start(self, i: int, seed: int | None, obs_out: np.ndarray | None) -> None:
+        answer = UNANSWERED
+        try:
+            answer = self.envs[i].reset(seed=seed)
+            obs, _ = answer
+            obs = self.adapter.row(obs)
+            if obs_out is not None:
+                obs_out[i] = obs
+        except (Exception, SystemExit) as e:
+            self._blame("reset", e, answer)
+            raise
+        self._returns[i], self._lengths[i] = 0.0, 0
+
+    def step(self, actions: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        """Take one step each; fill those arrays of `step_arrays` that `out` holds."""
+        row_of, to_env = self.adapter.row, self.adapter.to_env
+        obs_out, final_out = out.get("obs"), out.get("final_obs")
+        numbers = [out.get(key) for key in ("rewards", "terminated", "truncated", "episode_return", "episode_length")]
+        answer = UNANSWERED
+        try:
+            for i, env in enumerate(self.envs):
+                self.at, answer = i, UNANSWERED
+                answer = env.step(to_env(actions[i]))
+                obs, reward, terminated, truncated, _ = answer
+                if not NO_ANSWERS.isdisjoint((type(reward), type(terminated), type(truncated))):
+                    raise TypeError("step must return a number and two flags")
+                reward = float(reward)
+                self._returns[i] += reward
+                self._lengths[i] += 1
+                row = (reward, terminated, truncated, self._returns[i], self._lengths[i])
+                for array, value in zip(numbers, row, strict=True):
+                    if array is not None:
+                        array[i] = value
+                # Written before the reset, which may reuse the environment's own array.
+                obs = row_of(obs)
+                if final_out is not None:
+                    final_out[i] = obs
+                if terminated or truncated:
+                    self.return_queue.append(self._returns[i])
+                    self.length_queue.append(self._lengths[i])
+                    self._start(i, None, obs_out)
+                elif obs_out is not None:
+                    obs_out[i] = obs
+        except (Exception, SystemExit) as e:
+            self._blame("step", e, answer, actions[self.at])
+            raise
+
+    def _blame(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
+        at, action = self.at, None if action is None else self.adapter.to_env(action)
+        blame_env(
+            e,
+            self.envs[at],
+            hook,
+            answer,
+            self.where,
+            f"environment {self._first + at} ({self._name}): {hook}",
+            f"{self._lengths[at] + 1} of its episode" if hook == "step" else "",
+            action,
+        )
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class Count(int):
+    """A number that can be called as well: ``num_envs`` is gymnasium's attribute and the documents' method."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
+class ForeignVecEnv:
+    """What `GymVecEnv` and `ParallelGymVecEnv` share: the arrays that go in and come out.
+
+    Attributes
+    ----------
+    spec : EnvSpec
+        Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are its own.
+    why_not : str, optional
+        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None where they can.
+    """
+
+    spec: EnvSpec
+    why_not: str | None
+    _stacks: list[list[str]]
+
+    def __init__(self, env_id: Any, n_envs: int, seed: int):
+        if n_envs < 1:
+            raise ValueError(f"{type(self).__name__}: n_envs must be >= 1, got {n_envs}")
+        self.env_id = env_id
+        self.n_envs = n_envs
+        self._seed = seed
+        self._started = False
+        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
+
+    def __len__(self) -> int:
+        return self.n_envs
+
+    @property
+    def num_envs(self) -> Count:
+        """`n_envs` by gymnasium's word."""
+        return Count(self.n_envs)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def obs_dim(self) -> int:
+        return self.spec.obs_dim
+
+    @property
+    def discrete(self) -> bool:
+        return self.spec.discrete
+
+    @property
+    def n_actions(self) -> int | None:
+        return self.spec.n_actions
+
+    @property
+    def act_dim(self) -> int | None:
+        return self.spec.act_dim
+
+    @property
+    def act_low(self) -> np.ndarray | None:
+        return self.spec.act_low
+
+    @property
+    def act_high(self) -> np.ndarray | None:
+        return self.spec.act_high
+
+    def reset_all(self, seed: int | None = None) -> np.ndarray:
+        """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`.
+
+        Returns (N, D) f32, or (N, C, H, W) uint8 images.
+        """
+        if seed is not None:
+            self._seed = seed
+        seeds: list[int | None] = [None] * self.n_envs
+        if seed is not None or not self._started:
+            seeds = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs).tolist()
+        obs = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+        self._at_rest = False
+        self._reset(seeds, obs)
+        self._started = self._at_rest = True
+        return obs
+
+    def step_all(self, actions, out: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """Step every copy once; the first call starts the first episodes if `reset_all` did not.
+
+        Parameters
+        ----------
+        actions : sequence or array
+            (N,) integers for Discrete actions, (N, K) integers for MultiDiscrete ones, (N, A) floats for Box, in the
+            environment's units and not clipped here. Integers count from 0, whatever the space's start.
+        out : dict, optional
+            Arrays to write into, by key; only these keys are filled, and `out` is returned.
+
+        Returns
+        -------
+        dict
+            ``obs`` (N, D) f32 or (N, C, H, W) uint8, of the next episode where one ended; ``rewards`` (N,) f64;
+            ``terminated`` and ``truncated`` (N,) bool; ``final_obs`` like ``obs``, what each step really led to;
+            ``episode_return`` (N,) f64 and ``episode_length`` (N,) int64, totals of the episode the step belongs to.
+
+        Raises
+        ------
+        ValueError
+            For a wrong number of actions, or an action out of range.
+        TypeError
+            For discrete actions that are no integers.
+        """
+        actions = checked_actions(self.spec, actions, self.n_envs, f"{type(self).__name__}.step_all")
+        if not self._started:
+            self.reset_all()
+        if out is None:
+            out = {key: np.empty(*like) for key, like in step_arrays(self.spec, self.n_envs).items()}
+        at_rest, self._at_rest = self._at_rest, False
+        self._step(actions, out)
+        self._at_rest = at_rest
+        return out
+
+    def get_state(self) -> dict[str, np.ndarray] | None:
+        """Everything that the future of the episodes that are running depends on.
+
+        None before there are any, after `close` or a step that failed, and where `why_not` says so.
+        """
+        found = self._get_state() if self._at_rest and self.why_not is None else None
+        return None if found is None else env_state.pack(self._stacks, *found)
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` is of environments such as these, so that `set_state` is worth trying.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged.
+        """
+        return self.why_not is None and env_state.fits(state, self._stacks)
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
+
+        Raises
+        ------
+        ValueError
+            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
+        """
+        if self.why_not is not None:
+            raise ValueError(
+                f"{type(self).__name__}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}"
+            )
+        try:
+            states = env_state.unpack(state, self._stacks)
+        except ValueError as e:
+            raise ValueError(f"{type(self).__name__}.set_state: {e}") from e
+        self._started = self._at_rest = False
+        self._set_state(states)
+        self._started = self._at_rest = True
+
+    def close(self) -> None:
+        """End the environments; may be called again."""
+        self._at_rest = False
+        self._close()
+
+
+class GymVecEnv(ForeignVecEnv):
+    """N copies of a gymnasium environment in this process, with same-step auto-reset.
+
+    Parameters
+    ----------
+    env_id : str, callable or gymnasium.Env
+        A gymnasium id, a callable that returns a ``gymnasium.Env``, or (for `n_envs` 1) such an environment, which
+        `close` leaves open.
+    n_envs : int
+        Number of copies N.
+    seed : int
+        Copy i is seeded with an independent mix of (seed, i).
+    kwargs : dict, optional
+        Passed to ``gymnasium.make`` or the callable.
+    wrappers : sequence
+        See `make_gym_env`.
+
+    Attributes
+    ----------
+    observation_space, action_space : gymnasium.Space
+        Of one environment, also by gymnasium's names ``single_observation_space`` and ``single_action_space``; what
+        `reset_all` and `step_all` give and take are arrays that `spec` describes.
+    return_queue, length_queue : deque
+        Undiscounted returns and steps of the last 100 episodes that ended, by gymnasium's names; `episode_rewards` and
+        `episode_lengths` are the same as lists.
+
+    Raises
+    ------
+    ValueError
+        For spaces that `SpaceAdapter` does not serve.
+    """
+
+    def __init__(
+        self,
+        env_id: str | Callable[..., Any],
+        n_envs: int = 1,
+        seed: int = 0,
+        kwargs: dict[str, Any] | None = None,
+        wrappers: Sequence[Any] = (),
+    ):
+        super().__init__(env_id, n_envs, seed)
+        import gymnasium
+
+        self._borrowed = isinstance(env_id, gymnasium.Env)
+        if self._borrowed and n_envs > 1:
+            raise ValueError(
+                f"GymVecEnv: env_id must be an id or a callable for {n_envs} copies, got one environment "
+                f"({env_name(env_id)}); pass lambda: {env_name(env_id.unwrapped)}(...), or n_envs=1"
+            )
+        self._group = EnvGroup(env_id, kwargs, wrappers, n_envs, "GymVecEnv")
+        self.envs = self._group.envs
+        self.observation_space = self.single_observation_space = self.envs[0].observation_space
+        self.action_space = self.single_action_space = self.envs[0].action_space
+        self.return_queue, self.length_queue = self._group.return_queue, self._group.length_queue
+        self.spec = self._group.adapter.spec
+        self.why_not, self._stacks = self._group.why_not, self._group.stacks
+
+    @property
+    def episode_rewards(self) -> list[float]:
+        """Undiscounted returns of the last 100 episodes that ended."""
+        return list(self.return_queue)
+
+    @property
+    def episode_lengths(self) -> list[int]:
+        """Steps of the last 100 episodes that ended."""
+        return list(self.length_queue)
+
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        found, self.why_not = self._group.get_state(), self._group.why_not
+        return found
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._group.set_state(states)
+
+    def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
+        self._group.reset(seeds, obs)
+
+    def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        self._group.step(actions, out)
+
+    def _close(self) -> None:
+        if not self._borrowed:
+            self._group.close()

@@ -1,0 +1,273 @@
+"""Native environments as gymnasium knows environments: a batch of them, and one.
+
+They are registered as ``rlox/<id>`` (see `rlox.envs.gym_import`).
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rlox.envs.make import make_vec_env
+from rlox.envs.registry import is_native
+from rlox.envs.spec import EnvSpec, spec_of
+
+_CAR_LOW, _CAR_HIGH = [-1.2, -0.07], [0.6, 0.07]
+# Bounds of observations, as in gymnasium's environments of these ids; others have none.
+_BOUNDS: dict[str, tuple[list[float], list[float]]] = {
+    "Acrobot-v1": ([-1, -1, -1, -1, -4 * math.pi, -9 * math.pi], [1, 1, 1, 1, 4 * math.pi, 9 * math.pi]),
+    "CartPole-v1": (
+        [-4.8, -math.inf, -24 * math.pi / 180, -math.inf],
+        [4.8, math.inf, 24 * math.pi / 180, math.inf],
+    ),
+    "GridWorld-v0": ([0, 0], [1, 1]),
+    "MountainCar-v0": (_CAR_LOW, _CAR_HIGH),
+    "MountainCarContinuous-v0": (_CAR_LOW, _CAR_HIGH),
+    "Pendulum-v1": ([-1, -1, -8], [1, 1, 8]),
+}
+
+
+def native_spaces(env_id: str, spec: EnvSpec) -> tuple[spaces.Box, spaces.Space]:
+    """gymnasium's spaces of one environment: observations and actions."""
+    low, high = _BOUNDS.get(env_id, (-math.inf, math.inf))
+    shape = spec.obs_shape
+    low, high = (np.broadcast_to(np.float32(bound), shape).copy() for bound in (low, high))
+    observed = spaces.Box(low, high, dtype=np.float32)
+    if spec.discrete:
+        return observed, spaces.Discrete(spec.n_actions)
+    return observed, spaces.Box(spec.act_low, spec.act_high, dtype=np.float32)
+
+
+def _made(env_id: str, n: int, module: str | None, max_episode_steps: int | None, render_mode: str | None, where: str):
+    """`n` native environments under a seed of the operating system's."""
+    if module is not None and not is_native(env_id):
+        import_module(module)
+    if not is_native(env_id):
+        raise ValueError(f"{where}: env_id must be native, got {env_id!r}; `rlox ls envs` lists those that are")
+    if render_mode is not None:
+        raise ValueError(
+            f"{where}: render_mode must be None, got {render_mode!r}; native environments have no pictures"
+        )
+    env = make_vec_env(env_id, n, secrets.randbits(63))
+    if max_episode_steps not in (None, -1, env.max_episode_steps):
+        raise ValueError(
+            f"{where}: max_episode_steps must be {env_id}'s own {env.max_episode_steps}, got {max_episode_steps}; "
+            "gymnasium.make and vectorization_mode='sync' take a shorter limit"
+        )
+    return env
+
+
+class NativeVectorEnv(VectorEnv):
+    """N native environments as a ``gymnasium.vector.VectorEnv``: ``gymnasium.make_vec("rlox/CartPole-v1", 8)``.
+
+    Same-step auto-reset, as ``SyncVectorEnv(autoreset_mode=SAME_STEP)`` has it: where an episode ends, the returned
+    observation is the next episode's first, and ``info`` holds ``final_obs`` (an object array with a row for each that
+    ended), ``final_info``, and the masks ``_final_obs`` and ``_final_info``. ``final_info["episode"]`` has the
+    return ``r`` and the length ``l`` of the episodes that ended, as with sub-environments under gymnasium's
+    RecordEpisodeStatistics (without the time ``t``); the wrapper for vectors may be put on top all the same. Where
+    none ended, ``info`` is empty. Arrays are fresh in every step. gymnasium's own vector wrappers of observations
+    refuse same-step auto-reset of whatever origin; ``vectorization_mode="sync"`` steps single copies for them.
+
+    Parameters
+    ----------
+    num_envs : int
+        N.
+    env_id : str
+        A native id.
+    module : str, optional
+        Imported where the id is not known yet.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        env_id: str = "CartPole-v1",
+        module: str | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+    ):
+        self._env = _made(env_id, num_envs, module, max_episode_steps, render_mode, "NativeVectorEnv")
+        self._id = env_id
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = native_spaces(env_id, spec_of(self._env))
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode everywhere, or where ``options["reset_mask"]``, (N,) bool, says so.
+
+        Parameters
+        ----------
+        seed : int, list or None
+            An integer seeds all copies, each with a mix of its own: they play as ``rlox.VecEnv(N, seed, env_id)``, not
+            as copies seeded ``seed + i``. In a list, copy i with an integer plays as ``rlox.VecEnv(1, seed[i],
+            env_id)``. None goes on with the sequence of episodes, which the operating system seeds at the start.
+        options : dict, optional
+            ``reset_mask`` and no other key.
+
+        Returns
+        -------
+        tuple
+            (N, D) f32 observations, and an empty dict.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For seeds out of range, a list of another length, unknown options, or a mask that is none.
+        """
+        mask = self._mask(options)
+        before = None if mask is None else self._env.get_state()
+        if isinstance(seed, (list, tuple, np.ndarray)):
+            self._rekey(list(seed))
+            obs = self._env.reset_all()
+        else:
+            obs = self._env.reset_all(seed)
+            super().reset(seed=None if seed is None else int(seed))
+        if mask is not None:
+            state = self._env.get_state()
+            for name, array in state.items():
+                array[..., ~mask] = before[name][..., ~mask]
+            self._env.set_state(state)
+            obs = self._env.observe()
+        return obs, {}
+
+    def _mask(self, options: dict[str, Any] | None) -> np.ndarray | None:
+        unknown = [key for key in options or () if key != "reset_mask"]
+        if unknown:
+            raise ValueError(f"NativeVectorEnv.reset: options must hold reset_mask only, got {unknown}")
+        mask = (options or {}).get("reset_mask")
+        if mask is None:
+            return None
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            kind = getattr(mask, "dtype", type(mask).__name__)
+            raise TypeError(f"NativeVectorEnv.reset: reset_mask must be a NumPy array of bool, got {kind}")
+        if mask.shape != (self.num_envs,) or not mask.any():
+            raise ValueError(
+                f"NativeVectorEnv.reset: reset_mask must have shape ({self.num_envs},) and mark one or more, got {mask}"
+            )
+        if not self._env.get_state()["episodes"].all():
+            raise ValueError("NativeVectorEnv.reset: reset_mask must come after a reset of all")
+        return mask
+
+    def _rekey(self, seeds: list[int | None]) -> None:
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"NativeVectorEnv.reset: seed must have length {self.num_envs}, got {len(seeds)}")
+        state = self._env.get_state()
+        for i, seed in enumerate(seeds):
+            if seed is not None:
+                state["keys"][i] = make_vec_env(self._id, 1, seed).get_state()["keys"][0]
+                state["episodes"][i] = 0
+        self._env.set_state(state)
+
+    def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One step of all copies.
+
+        Parameters
+        ----------
+        actions : array
+            (N,) integers or (N, A) floats.
+
+        Returns
+        -------
+        tuple
+            Observations (N, D) f32, rewards (N,) f64, terminated and truncated (N,) bool, info.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For another number or kind of actions, or one out of range; nothing has moved then.
+        """
+        out = self._env.step_all(actions)
+        terminated, truncated = out["terminated"], out["truncated"]
+        ended = terminated | truncated
+        info = self._info(out, ended) if np.count_nonzero(ended) else {}
+        return out["obs"], out["rewards"], terminated, truncated, info
+
+    def _info(self, out: dict[str, np.ndarray], ended: np.ndarray) -> dict[str, Any]:
+        final_obs = np.empty(self.num_envs, object)  # of None
+        for i, row in zip(np.flatnonzero(ended).tolist(), out["final_obs"][ended], strict=True):
+            final_obs[i] = row
+        episode = {
+            "r": np.where(ended, out["episode_return"], 0.0),
+            "_r": ended,
+            "l": np.where(ended, out["episode_length"], 0),
+            "_l": ended.copy(),
+        }
+        return {
+            "final_obs": final_obs,
+            "_final_obs": ended.copy(),
+            "final_info": {"episode": episode, "_episode": ended.copy()},
+            "_final_info": ended.copy(),
+        }
+
+
+class NativeEnv(gymnasium.Env):
+    """One native environment as a ``gymnasium.Env``: ``gymnasium.make("rlox/CartPole-v1")``.
+
+    Under ``reset(seed=s)`` it plays the episodes of ``rlox.VecEnv(1, s, env_id)``. It exists for wrappers, checkers and
+    evaluation; `NativeVectorEnv` is the fast form.
+
+    Parameters
+    ----------
+    env_id, module
+        As `NativeVectorEnv` takes them.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        env_id: str = "CartPole-v1",
+        module: str | None = None,
+        max_episode_steps: int | None = None,
+        render_mode: str | None = None,
+    ):
+        self._env = _made(env_id, 1, module, max_episode_steps, render_mode, "NativeEnv")
+        self.observation_space, self.action_space = native_spaces(env_id, spec_of(self._env))
+        self._running = False
+        self._next: np.ndarray | None = None  # where the episode starts that auto-reset has begun
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start the next episode, or with a seed the first one of that seed; returns (D,) f32 and an empty dict."""
+        if options:
+            raise ValueError(f"NativeEnv.reset: options must be empty, got {options}")
+        obs = self._next if seed is None and self._next is not None else self._env.reset_all(seed)
+        super().reset(seed=None if seed is None else int(seed))
+        self._running, self._next = True, None
+        return obs[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One step; ``gymnasium.error.ResetNeeded`` where no episode is running."""
+        if not self._running:
+            raise gymnasium.error.ResetNeeded("NativeEnv.step: an episode must be running; call reset()")
+        out = self._env.step_all(np.asarray(action)[None])
+        terminated, truncated = bool(out["terminated"][0]), bool(out["truncated"][0])
+        if terminated or truncated:
+            self._running, self._next = False, out["obs"]
+        return out["final_obs"][0], float(out["rewards"][0]), terminated, truncated, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the future depends on, for `set_state` of any `NativeEnv` of this id."""
+        return {"env": self._env.get_state(), "running": self._running}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue exactly from what `get_state` returned (see `rlox.VecEnv.set_state`)."""
+        self._env.set_state(state["env"])
+        self._running = bool(state["running"])
+        started = self._env.get_state()["episodes"].all()
+        self._next = self._env.observe() if started and not self._running else None

@@ -1,0 +1,487 @@
+"""Gymnasium environments stepped by worker processes: what `GymVecEnv` gives, to the bit.
+
+Observations, rewards, flags and actions lie in memory that all processes share; over the sockets goes one byte that
+says "step" and one that says "done". The memory and the sockets have no names, so that nothing is left behind whatever
+ends the processes. Workers are plain interpreters: the user's main module is not run again in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from rlox.envs.failures import blame, failure_of, frames_of
+from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
+from rlox.envs.registry import env_name, foreign_id, worker_imports
+from rlox.envs.spec import EnvSpec
+
+_ALIVE_EVERY = 0.5  # seconds between two looks at whether the others still live
+_CLOSE_WITHIN = 3.0  # seconds that environments have to close, before their worker is killed
+_CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same, when the caller waits for the reason
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS")
+_STEP, _RESET, _SAVE, _RESTORE, _SETTLE, _DONE, _DATA, _FAILED = b"s", b"r", b"g", b"p", b"=", b".", b"d", b"!"
+_WITH_FRAME = (_DATA, _FAILED)  # replies that a pickled value follows
+_NO_SEED = -1
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception in a worker, as Python prints it there; what the exception is raised from here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@dataclass
+class _Worker:
+    index: int
+    rows: slice  # its environments
+    process: subprocess.Popen
+    sock: socket.socket
+    unread: bytearray = field(default_factory=bytearray)  # what has come of replies
+
+
+class ParallelGymVecEnv(ForeignVecEnv):
+    """N copies of a gymnasium environment, stepped by `workers` processes; the same seed plays as in `GymVecEnv`.
+
+    A worker ignores Ctrl-C, computes with one thread, and ends with the process that made it, whatever ends that one.
+
+    Parameters
+    ----------
+    env_id : str or callable
+        A gymnasium id, or a callable that returns a ``gymnasium.Env`` and that cloudpickle can send.
+    n_envs : int
+        Number of copies N.
+    seed : int
+        Copy i is seeded with an independent mix of (seed, i).
+    kwargs : dict, optional
+        Passed to ``gymnasium.make`` or the callable.
+    wrappers : sequence
+        See `rlox.envs.gym_make.make_gym_env`.
+    workers : int
+        Processes, at most N; each steps an equal share of the copies, one after the other.
+
+    Raises
+    ------
+    ValueError, TypeError, ImportError
+        As `GymVecEnv` does.
+    RuntimeError
+        If a worker dies. All workers are stopped then.
+    Exception
+        What an environment raised, from a `WorkerTraceback`; a RuntimeError in place of one that cannot be sent. All
+        workers are stopped then.
+    """
+
+    def __init__(
+        self,
+        env_id: str | Callable[..., Any],
+        n_envs: int = 1,
+        seed: int = 0,
+        kwargs: dict[str, Any] | None = None,
+        wrappers: Sequence[Any] = (),
+        workers: int = 1,
+    ):
+        super().__init__(env_id, n_envs, seed)
+        if not 1 <= workers <= n_envs:
+            raise ValueError(f"ParallelGymVecEnv: workers must be between 1 and n_envs ({n_envs}), got {workers}")
+        orders = _orders(env_id, n_envs, kwargs, wrappers, workers)
+        self._workers: list[_Worker] = []
+        self._failed = False  # whether a worker died or raised
+        self._unsettled = False  # whether replies may be outstanding, because an exception came before they were read
+        # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop, self._workers, self._owner, _CLOSE_WITHIN)
+        try:
+            with _nameless_file() as memory:
+                for index, (rows, order) in enumerate(orders):
+                    self._workers.append(_start(index, rows, memory))
+                    _send(self._workers[-1].sock, order)
+                specs, reasons, stacks = zip(*[self._hello(worker) for worker in self._workers], strict=True)
+                self.spec = specs[0]
+                self.why_not = next(filter(None, reasons), None)
+                self._stacks = [stack for share in stacks for stack in share]
+                if any(spec != self.spec for spec in specs):
+                    raise ValueError(
+                        "ParallelGymVecEnv: all environments must have the same spaces, got "
+                        f"{next(spec for spec in specs if spec != self.spec)} beside {self.spec}"
+                    )
+                size = _size(self.spec, n_envs)
+                os.ftruncate(memory.fileno(), size)
+                for worker in self._workers:
+                    _send(worker.sock, b"")
+                self._shared = _arrays(mmap.mmap(memory.fileno(), size), self.spec, n_envs)
+        except BaseException:
+            self._stop_after_failure()
+            raise
+
+    def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
+        self._shared["seeds"][:] = [_NO_SEED if seed is None else seed for seed in seeds]
+        self._command(_RESET)
+        obs[...] = self._shared["obs"]
+
+    def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        self._shared["actions"][...] = actions
+        self._command(_STEP)
+        for key, array in out.items():
+            array[...] = self._shared[key]
+
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        shares, reasons = zip(*self._command(_SAVE, _DATA), strict=True)
+        self.why_not = next(filter(None, reasons), None)
+        if self.why_not is not None:
+            return None
+        return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._command(_RESTORE, _DONE, [pickle.dumps(states[worker.rows]) for worker in self._workers])
+
+    def _command(self, command: bytes, reply: bytes = _DONE, frames: Sequence[bytes] | None = None) -> list[Any]:
+        """Let every worker do it, each with its one of `frames`; return what they answer when all have."""
+        self._require_open()
+        try:
+            self._failed = False
+            if self._unsettled:
+                self._exchange(_SETTLE, _SETTLE)
+            self._unsettled = True
+            answers = self._exchange(command, reply, frames)
+            self._unsettled = False
+        except Exception as e:
+            # A state that does not fit leaves the environments as they were, and so does a signal handler's exception.
+            if self._failed and not (command == _RESTORE and isinstance(e, ValueError)):
+                self._stop_after_failure()
+            raise
+        return answers
+
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise RuntimeError(f"ParallelGymVecEnv: {env_name(self.env_id)} is closed; make another one")
+
+    def _exchange(self, command: bytes, reply: bytes, frames: Sequence[bytes] | None = None) -> list[Any]:
+        for worker in self._workers:
+            data = command if frames is None else command + _framed(frames[worker.index])
+            try:
+                worker.sock.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._death(worker) from None
+            except BaseException:
+                if frames is not None:  # a part of one would be taken for the next command
+                    self._stop_after_failure()
+                raise
+        answers = []
+        for worker in self._workers:
+            got, value = self._message(worker)
+            while got != reply:
+                # Anything else answers a command before an interrupt.
+                if got == _FAILED:
+                    self._failed = True
+                    raise_packed(*value)
+                got, value = self._message(worker)
+            answers.append(value)
+        return answers
+
+    def _hello(self, worker: _Worker) -> tuple[EnvSpec, str | None, list[list[str]]]:
+        got, value = self._message(worker)
+        if got == _FAILED:
+            raise_packed(*value)
+        return value
+
+    def _message(self, worker: _Worker) -> tuple[bytes, Any]:
+        """The next reply and the value that comes with it; an interrupt meanwhile takes no part of it away."""
+        unread = worker.unread
+        self._await(worker, 1)
+        kind, size, value = bytes(unread[:1]), 1, None
+        if kind in _WITH_FRAME:
+            self._await(worker, 9)
+            size = 9 + struct.unpack_from("<Q", unread, 1)[0]
+            self._await(worker, size)
+            value = pickle.loads(unread[9:size])
+        del unread[:size]
+        return kind, value
+
+    def _await(self, worker: _Worker, size: int) -> None:
+        """Wait until `size` bytes of its replies are there."""
+        while (missing := size - len(worker.unread)) > 0:
+            try:
+                part = worker.sock.recv(missing)
+            except TimeoutError:
+                # Another worker may have died, or this one, while a child of its own holds the socket.
+                for other in self._workers:
+                    if other.process.poll() is not None:
+                        raise self._death(other) from None
+                continue
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise self._death(worker)
+            worker.unread += part
+
+    def _death(self, worker: _Worker) -> RuntimeError:
+        self._failed = True
+        try:
+            code = worker.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            code = worker.process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        hint = "; the system may have run out of memory: try fewer workers or envs" if code == -signal.SIGKILL else ""
+        return RuntimeError(
+            f"ParallelGymVecEnv: worker {worker.index} (pid {worker.process.pid}) died ({how}) with environments "
+            f"{worker.rows.start} to {worker.rows.stop - 1} of {env_name(self.env_id)}{hint}"
+        )
+
+    def _close(self) -> None:
+        if self._unsettled:  # stopped while workers step: who is asked to stop at once need not wait for them
+            self._stop_after_failure()
+        self._finalizer()
+
+    def _stop_after_failure(self) -> None:
+        self._at_rest = False
+        if self._finalizer.detach() is not None:
+            _stop(self._workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
+
+
+def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, bytes]]:
+    """For each worker its rows and, pickled, what it must make."""
+    import cloudpickle
+
+    if not isinstance(env_id, str) and not callable(env_id):
+        raise TypeError(
+            f"ParallelGymVecEnv: env_id must be an id or a callable, which every worker calls, got {env_id!r}"
+        )
+    registered = None
+    if isinstance(env_id, str):
+        env_id = foreign_id(env_id)
+    if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
+        # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
+        registered = sys.modules["gymnasium"].registry.get(env_id)
+    ends = [n_envs * i // workers for i in range(workers + 1)]
+    try:
+        # What they name can be unpickled once the modules are imported.
+        made = cloudpickle.dumps((env_id, kwargs, wrappers, n_envs, registered))
+        return [
+            (slice(*pair), cloudpickle.dumps((worker_imports, made, slice(*pair), index)))
+            for index, pair in enumerate(itertools.pairwise(ends))
+        ]
+    except Exception as e:
+        raise TypeError(
+            f"ParallelGymVecEnv: env_id {env_name(env_id)} and its kwargs must be such that cloudpickle can send them "
+            f"to another process: {e}; pass an id, or a function that makes everything itself"
+        ) from e
+
+
+def _nameless_file():
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("rlox"), "r+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _start(index: int, rows: slice, memory: Any) -> _Worker:
+    ours, theirs = socket.socketpair()
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; from rlox.envs.parallel_env import _work; "
+        f"_work({theirs.fileno()}, {memory.fileno()}, {os.getpid()})"
+    )
+    # Blocked signals stay blocked across exec: Ctrl-C cannot hit a worker that has not yet chosen to ignore it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), memory.fileno()),
+            env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+    ours.settimeout(_ALIVE_EVERY)
+    return _Worker(index, rows, process, ours)
+
+
+def _stop(workers: list[_Worker], owner: int, within: float) -> None:
+    if os.getpid() != owner:
+        return  # a forked child of the owner, whose workers these are not
+    for worker in workers:
+        # A worker that reads the end closes its environments and leaves; shutdown ends it for forked copies too.
+        with contextlib.suppress(OSError):
+            worker.sock.shutdown(socket.SHUT_RDWR)
+        worker.sock.close()
+    deadline = time.monotonic() + within
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+    workers.clear()
+
+
+def _send(sock: socket.socket, data: bytes, kind: bytes = b"") -> None:
+    # Whoever is gone will be noticed when an answer is awaited.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(kind + _framed(data))
+
+
+def _framed(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
+
+
+def _layout(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    return {"actions": ((n, *spec.action_shape), spec.action_dtype), "seeds": ((n,), np.int64), **step_arrays(spec, n)}
+
+
+def _offsets(spec: EnvSpec, n: int) -> list[int]:
+    """Where each array of the layout begins, on cache lines of its own, and where the last one ends."""
+    offsets = [0]
+    for shape, dtype in _layout(spec, n).values():
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        offsets.append(offsets[-1] + (size + 63) // 64 * 64)
+    return offsets
+
+
+def _size(spec: EnvSpec, n: int) -> int:
+    return _offsets(spec, n)[-1]
+
+
+def _arrays(memory: mmap.mmap, spec: EnvSpec, n: int) -> dict[str, np.ndarray]:
+    return {
+        key: np.ndarray(shape, dtype, memory, offset)
+        for (key, (shape, dtype)), offset in zip(_layout(spec, n).items(), _offsets(spec, n), strict=False)
+    }
+
+
+def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
+    """The main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    sock = socket.socket(fileno=sock_fd)
+    group = None
+    try:
+        group, arrays = _made(sock, memory_fd)
+        while command := sock.recv(1):
+            try:
+                if command == _STEP:
+                    group.step(arrays["actions"], arrays)
+                elif command == _RESET:
+                    seeds = [None if seed == _NO_SEED else seed for seed in arrays["seeds"].tolist()]
+                    group.reset(seeds, arrays["obs"])
+                elif command == _RESTORE:
+                    group.set_state(pickle.loads(_receive(sock)))
+                elif command == _SAVE:
+                    _send(sock, pickle.dumps((group.get_state(), group.why_not)), _DATA)
+                    continue
+            except Exception as e:
+                _send(sock, packed(e), _FAILED)
+            else:
+                sock.sendall(_SETTLE if command == _SETTLE else _DONE)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # nobody waits for us any more
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _watch(parent: int) -> None:
+    """End this process when its parent is gone, though an environment is busy, or a forked child of the parent holds
+    the other end of our socket."""
+    while os.getppid() == parent:
+        time.sleep(_ALIVE_EVERY)
+    os._exit(1)
+
+
+def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.ndarray]]:
+    """This worker's environments, and their rows of the shared arrays.
+
+    Raises
+    ------
+    EOFError
+        If the parent has gone, or let go of us after it read what went wrong here.
+    """
+    try:
+        imports, made, rows, index = pickle.loads(_receive(sock))
+        for name in imports:
+            import_module(name)
+        env, kwargs, wrappers, n, registered = pickle.loads(made)
+        if registered is not None:
+            import gymnasium
+
+            gymnasium.registry.setdefault(registered.id, registered)
+        process = f"worker {index}, pid {os.getpid()}"
+        group = EnvGroup(env, kwargs, wrappers, rows.stop - rows.start, "ParallelGymVecEnv", rows.start, process)
+    except EOFError:
+        raise
+    except Exception as e:
+        _send(sock, packed(e), _FAILED)
+        _receive(sock)
+        raise EOFError from e
+    spec = group.adapter.spec
+    _send(sock, pickle.dumps((spec, group.why_not, group.stacks)), _DATA)
+    try:
+        _receive(sock)
+    except (EOFError, ConnectionResetError):
+        group.close()
+        raise
+    arrays = _arrays(mmap.mmap(memory_fd, _size(spec, n)), spec, n)
+    os.close(memory_fd)
+    return group, {key: array[rows] for key, array in arrays.items()}
+
+
+def packed(e: BaseException) -> bytes:
+    """What the parent needs to raise `e` there: pickled, the arguments of `raise_packed`."""
+    import cloudpickle
+
+    try:
+        # By value where its class is defined in the parent's main script, and then the same class again there.
+        sent = cloudpickle.dumps(e)
+        pickle.loads(sent)
+    except Exception:  # as classes whose constructors want other arguments than the message
+        sent = None
+    message, what = f"{type(e).__name__}: {e}", failure_of(e).what
+    return pickle.dumps((sent, message, what, frames_of(e.__traceback__), traceback.format_exc()))
+
+
+def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any], trace: str) -> None:
+    """Raise what a worker has sent of an exception there."""
+    try:
+        e = RuntimeError(message) if sent is None else pickle.loads(sent)
+    except Exception:  # its class is the user's, and may not be importable here
+        e = RuntimeError(message)
+    found = failure_of(e)
+    found.frames, found.trace = frames, trace
+    if what:
+        blame(e, what)
+    raise e from WorkerTraceback(trace)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    """One frame. Raises EOFError if the other end has closed."""
+
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = sock.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    (size,) = struct.unpack("<Q", read(8))
+    return read(size)

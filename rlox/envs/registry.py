@@ -1,0 +1,194 @@
+"""The ids of native environments, and their names in gymnasium's registry."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from rlox.kernels.envs import NATIVE_ENVS
+from rlox.kernels.envs.vec_env import native_ids, register_native
+
+ENV_GROUP = "rlox.envs"
+REWARD_GROUP = "rlox.rewards"
+
+worker_imports: list[str] = []  # modules that processes of `env_workers` import first: those of ``--import``
+
+
+@functools.cache
+def offers(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, sorted; a name that two packages claim is left to the first found."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        found.setdefault(entry.name, entry)
+    return dict(sorted(found.items()))
+
+
+def load(group: str, name: str) -> Any:
+    """The object that an installed package offers under `name`, one of `offers(group)`.
+
+    Raises
+    ------
+    ImportError
+        If the package's own code fails, with what it says.
+    """
+    entry = offers(group)[name]
+    try:
+        return entry.load()
+    except Exception as e:  # another package's code
+        raise ImportError(f"{group}: {name} ({entry.value}) failed with {type(e).__name__}: {e}") from e
+
+
+def register_offered(env_id: str) -> bool:
+    """Register the native environment that an installed package offers under `env_id`; False if none does.
+
+    Raises
+    ------
+    ValueError
+        If what it offers is no environment of this id.
+    ImportError
+        If the package's code fails.
+    """
+    from rlox.kernels.envs.vec_env import native_ids, register_native
+
+    if env_id not in offers(ENV_GROUP):
+        return False
+    where = f"{ENV_GROUP}: {env_id} ({offers(ENV_GROUP)[env_id].value})"
+    given = load(ENV_GROUP, env_id)
+    if env_id not in native_ids():  # importing the package may have registered it
+        made = given() if callable(given) else given
+        try:
+            given = None if made is None else register_native(made)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"{where} must be a capsule of an environment, or return one: {e}") from e
+        if env_id not in native_ids():
+            raise ValueError(f"{where} must give the environment {env_id}, got {given}")
+    return True
+
+
+def get_include() -> str:
+    """The folder with ``rlox_native.h``, the C interface for environments and rewards from outside."""
+    import rlox.kernels
+
+    return str(Path(rlox.kernels.__file__).parent / "include")
+
+
+# (namespace/)name-vN, which gymnasium and the command line take; a colon would stand for a module to import.
+_ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
+
+# Of each id from outside the module that registered it, for processes that must import it.
+_ORIGINS: dict[str, str] = {}
+
+
+def gym_id(env_id: str) -> str:
+    """The name of a native id in gymnasium's registry: ``CartPole-v1`` is ``rlox/CartPole-v1``.
+
+    An id from outside that has a namespace keeps it, since gymnasium allows one.
+    """
+    return env_id if "/" in env_id else f"rlox/{env_id}"
+
+
+def announce(env_id: str, module: str | None = None) -> None:
+    """Register one native id with gymnasium, if that is imported; again is allowed.
+
+    `module` is what another process must import to have the id.
+    """
+    registration = sys.modules.get("gymnasium.envs.registration")
+    name = gym_id(env_id)
+    if registration is None or ("/" in env_id and name in registration.registry):
+        return
+    registration.registry.pop(name, None)
+    registration.register(
+        name,
+        entry_point="rlox.envs.gymnasium_envs:NativeEnv",
+        vector_entry_point="rlox.envs.gymnasium_envs:NativeVectorEnv",
+        kwargs={"env_id": env_id, **({} if module is None else {"module": module})},
+    )
+
+
+def register_env(capsule: Any, module: str | None = None) -> str:
+    """Add a native environment of one's own, by a ``rlox.env.v1`` capsule (rlox_native.h).
+
+    From then on its id is native wherever one is taken: `VecEnv`, `make_vec_env`, algorithms, evaluation,
+    ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``. A package that is installed needs no call: it
+    offers ids by entry points in the group ``rlox.envs``, ``"<id>" = "module:capsule"`` or a function that returns one.
+
+    Parameters
+    ----------
+    capsule : PyCapsule
+        Holds the address of a `rlox_env_v1`. It is kept.
+    module : str, optional
+        What a worker process imports to have the id as well; by default the module that calls.
+
+    Returns
+    -------
+    str
+        The id.
+
+    Raises
+    ------
+    TypeError
+        If `capsule` is no PyCapsule.
+    ValueError
+        For a capsule of another kind, a struct that breaks the contract, or an id that is taken or no id.
+    """
+    from rlox.kernels.envs.vec_env import VecEnv
+
+    if module is None:
+        module = sys._getframe(1).f_globals.get("__name__")
+    env_id = VecEnv(1, 0, capsule).env_id if type(capsule).__name__ == "PyCapsule" else ""
+    if env_id and not _ID.fullmatch(env_id):
+        raise ValueError(
+            f"register_env: env_id must be a name and a version such as 'Mine-v0' or 'my_lab/Mine-v0', got {env_id!r}"
+        )
+    env_id = register_native(capsule)
+    if module is not None and module != "__main__":
+        _ORIGINS[env_id] = module
+    announce(env_id, origin(env_id))
+    return env_id
+
+
+def origin(env_id: str) -> str | None:
+    """The module that registered an id from outside, where another process must import it to have the id."""
+    return _ORIGINS.get(env_id)
+
+
+def native_env_ids() -> list[str]:
+    """Every native id: built in, registered in this process, or offered by an installed package."""
+    return [env_id for env_id in dict.fromkeys([*native_ids(), *offers(ENV_GROUP)]) if _ID.fullmatch(env_id)]
+
+
+def is_native(env: Any) -> bool:
+    """Whether `env` is a native id; what an installed package offers under it is registered on the way.
+
+    Raises
+    ------
+    ValueError
+        If the package's object is no environment of this id.
+    ImportError
+        If the package's code fails.
+    """
+    if not isinstance(env, str):
+        return False
+    if env not in native_ids():
+        if not _ID.fullmatch(env) or not register_offered(env):
+            return False
+        announce(env)
+    return True
+
+
+def foreign_id(env_id: str) -> str:
+    """The id that gymnasium knows: that of a native environment from outside, which is gymnasium's only by rlox."""
+    if env_id in NATIVE_ENVS or not is_native(env_id):
+        return env_id
+    import gymnasium  # whose import brings every native id along
+
+    return gym_id(env_id) if gym_id(env_id) in gymnasium.registry else env_id
+
+
+def env_name(env: Any) -> str:
+    """The id itself, or the name of a callable or of an environment's class."""
+    return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)

@@ -1,0 +1,220 @@
+"""What stands in the way of a kernel: sizes, layers and edits that it cannot compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlox.config import DQNConfig, OnPolicyConfig, TwinCriticConfig
+from rlox.envs import EnvSpec
+from rlox.kernels.nn.learner import MAX_HIDDEN
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.nn.policies import ActorCritic
+
+
+class Perceptron(NamedTuple):
+    """A perceptron within a module."""
+
+    name: str  # its name there
+    widths: list[int]  # of its input, its hidden layers and its output
+    activated: bool = False  # whether an activation follows the last layer too
+
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of its parameters in their order."""
+        found: list[tuple[str, tuple[int, ...]]] = []
+        for i, (n_in, n_out) in enumerate(pairwise(self.widths)):
+            found += [(f"{self.name}.{2 * i}.weight", (n_out, n_in)), (f"{self.name}.{2 * i}.bias", (n_out,))]
+        return found
+
+
+def _actor_critic(obs_dim: int, n_outputs: int, hidden: Sequence[int]) -> list[Perceptron]:
+    return [Perceptron("actor", [obs_dim, *hidden, n_outputs]), Perceptron("critic", [obs_dim, *hidden, 1])]
+
+
+def _q_network(obs_dim: int, n_actions: int, hidden: Sequence[int], dueling: bool) -> list[Perceptron]:
+    """Of a `QPolicy` around a `DiscreteQNetwork`; a trunk without layers has no parameters."""
+    widths = [obs_dim, *hidden]
+    if not dueling:
+        return [Perceptron("q.head", [*widths, n_actions])]
+    trunk = widths[:-1] if hidden else widths
+    heads = (("q.head", n_actions), ("q.value", 1))
+    return [Perceptron("q.trunk", trunk, True), *(Perceptron(name, [*widths[-2:], n]) for name, n in heads)]
+
+
+def layout(obs_dim: int, n_outputs: int, hidden: Sequence[int], gaussian: bool) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the parameters of a `DiscretePolicy` or `ContinuousPolicy`, in their order."""
+    log_std = [("log_std", (n_outputs,))] if gaussian else []
+    return [*log_std, *_shapes(_actor_critic(obs_dim, n_outputs, hidden))]
+
+
+def _shapes(nets: list[Perceptron]) -> list[tuple[str, tuple[int, ...]]]:
+    return [shape for net in nets for shape in net.shapes()]
+
+
+def obstacle(spec: EnvSpec, config: OnPolicyConfig, policy: ActorCritic | None) -> str | None:
+    """Why the kernel cannot compute this policy exactly; None where it can."""
+    if not (spec.discrete or spec.continuous):
+        return f"the actions are {spec.action_kind}"
+    return _obstacle(spec, config.hidden_sizes, policy, _foreign)
+
+
+def q_obstacle(spec: EnvSpec, config: DQNConfig, policy: nn.Module | None) -> str | None:
+    """Why the kernel cannot compute this value network exactly; None where it can."""
+    return _obstacle(spec, config.hidden_sizes, policy, _foreign_q)
+
+
+def _obstacle(spec: EnvSpec, hidden: Sequence[int], module: nn.Module | None, foreign: Any) -> str | None:
+    if len(spec.obs_shape) != 1:
+        return "images go through a convolutional network"
+    if module is not None:
+        other, hidden = foreign(spec, module)
+        if other is not None:
+            return other
+    if len(hidden) > MAX_HIDDEN:
+        return f"the kernel takes at most {MAX_HIDDEN} hidden layers, and there are {len(hidden)}"
+    return None
+
+
+def _foreign(spec: EnvSpec, policy: ActorCritic) -> tuple[str | None, list[int]]:
+    """Why a module that a user gave is not one that the kernel knows, or None; and its hidden widths."""
+    from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
+
+    if type(policy) is not (DiscretePolicy if spec.discrete else ContinuousPolicy):
+        return f"the policy is a module of your own ({type(policy).__name__})", []
+    hidden = _hidden(policy.actor)
+    n_outputs = spec.n_actions if spec.discrete else spec.act_dim
+    nets = _actor_critic(spec.obs_dim, n_outputs, hidden)
+    return _altered(policy, nets, layout(spec.obs_dim, n_outputs, hidden, spec.continuous)), hidden
+
+
+def _foreign_q(spec: EnvSpec, policy: nn.Module) -> tuple[str | None, list[int]]:
+    """As `_foreign`, of a `DiscreteQNetwork` or the `QPolicy` around one."""
+    from rlox.nn.networks import DiscreteQNetwork
+    from rlox.nn.policies import QPolicy
+
+    q = policy.q if type(policy) is QPolicy else policy
+    if type(q) is not DiscreteQNetwork:
+        return f"the policy is a module of your own ({type(q).__name__})", []
+    policy = policy if q is not policy else QPolicy(q, spec.n_actions)
+    hidden = _hidden(q.trunk, q.head)
+    nets = _q_network(spec.obs_dim, spec.n_actions, hidden, q.dueling)
+    return _altered(policy, nets, _shapes(nets)), hidden
+
+
+def _layers(net: nn.Module) -> list[nn.Module]:
+    from torch import nn
+
+    return list(net) if type(net) is nn.Sequential else [net]
+
+
+def _hidden(*nets: nn.Module) -> list[int]:
+    """Widths of the hidden layers of perceptrons of which each goes on from the one before."""
+    from torch import nn
+
+    return [layer.out_features for net in nets for layer in _layers(net) if type(layer) is nn.Linear][:-1]
+
+
+def _altered(module: nn.Module, nets: list[Perceptron], shapes: list[tuple[str, tuple[int, ...]]]) -> str | None:
+    """Why a module of the right class is no longer the perceptrons it was made as; None where it is."""
+    import torch
+    from torch import nn
+
+    kinds = [[type(layer) for layer in _layers(module.get_submodule(net.name))] for net in nets]
+    activation = next((kind for each in kinds for kind in each if kind is not nn.Linear), nn.Tanh)
+    for net, found in zip(nets, kinds, strict=True):
+        expected = [nn.Linear, activation] * (len(net.widths) - 1)
+        if found != (expected if net.activated else expected[:-1]):
+            return "the policy's networks are not those it was made with for this environment"
+    parameters = list(module.named_parameters())
+    if (
+        activation not in (nn.Tanh, nn.ReLU)
+        or [(name, tuple(p.shape)) for name, p in parameters] != shapes
+        or list(module.buffers())
+    ):
+        return "the policy's networks are not those it was made with for this environment"
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for _, p in parameters):
+        return "the policy's parameters are not float32 on the CPU"
+    if not all(p.requires_grad for _, p in parameters):
+        return "some of the policy's parameters are frozen"
+    return ModuleWatch("policy", module).altered()
+
+
+def _activation(*nets: nn.Module) -> str:
+    from torch import nn
+
+    return "relu" if any(type(layer) is nn.ReLU for net in nets for layer in _layers(net)) else "tanh"
+
+
+def bounded_obstacle(config: TwinCriticConfig, policy: nn.Module | None) -> str | None:
+    """Why the kernel cannot compute SAC's or TD3's networks exactly; None where it can."""
+    if policy is not None:
+        return f"the policy is a module of your own ({type(policy).__name__})"
+    if len(config.hidden_sizes) > MAX_HIDDEN:
+        return f"the kernel takes at most {MAX_HIDDEN} hidden layers, and there are {len(config.hidden_sizes)}"
+    return None
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class ModuleWatch:
+    """Notices where a module is no longer what it was, so that a kernel on its memory would compute something else.
+
+    Parameters
+    ----------
+    what : str
+        Its name, for messages.
+    module : nn.Module
+        Its parameters lie where they are to stay.
+    """
+
+    def __init__(self, what: str, module: nn.Module):
+        self._what = what
+        self._parts = [
+            (part, type(part), _members(part), len(vars(part)), _functions(part)) for part in module.modules()
+        ]
+        # Those would not be called, and go before the methods of the class.
+        self._own = next((name for part, kind, *_, own in self._parts for name in own if hasattr(kind, name)), None)
+        self._parameters = [(p, p.data_ptr(), p.requires_grad) for p in module.parameters()]
+
+    def altered(self) -> str | None:
+        """What has changed; None: nothing that counts. It takes some microseconds."""
+        from torch.nn.modules.module import _has_any_global_hook
+
+        what = self._what
+        if self._own is not None:
+            return f"the {what} has a method of its own, {self._own}"
+        for part, kind, members, size, functions in self._parts:
+            held = vars(part)
+            if type(part) is not kind or _members(part) != members:
+                return f"the {what}'s networks are not those it was made with"
+            if any(held.get(name) is not own for name, own in functions.items()) or (
+                len(held) != size and _functions(part) != functions
+            ):
+                return f"a method of the {what} was replaced"
+            if any(held[name] for name in _HOOKS):
+                return f"the {what} has hooks, which a kernel does not call"
+        if _has_any_global_hook():
+            return "all modules have hooks, which a kernel does not call"
+        for p, address, learns in self._parameters:
+            if p.data_ptr() != address:
+                return f"the {what}'s parameters were moved or converted"
+            if p.requires_grad is not learns:
+                return f"some of the {what}'s parameters were frozen, or made to learn"
+            if p._backward_hooks or p._post_accumulate_grad_hooks:
+                return f"the {what}'s parameters have hooks, which a kernel does not call"
+        return None
+
+
+def _members(part: nn.Module) -> list[int]:
+    held = vars(part)
+    return [*map(id, held["_modules"].values()), *map(id, held["_parameters"].values())]
+
+
+def _functions(part: nn.Module) -> dict[str, Any]:
+    """What can be called among the attributes of the object itself."""
+    return {name: value for name, value in vars(part).items() if callable(value)}

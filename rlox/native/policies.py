@@ -1,0 +1,373 @@
+"""What a kernel computes in place of `rlox.nn.policies`: perceptrons that act and learn without PyTorch.
+
+One truth for parameters and moments: the kernel's flat block. The modules that are given out have views of it for
+parameters, so that both always see the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.config import DQNConfig, OnPolicyConfig
+from rlox.envs import EnvSpec
+from rlox.kernels.nn.learner import NativeActorCritic
+from rlox.kernels.nn.q_learner import NativeQ
+from rlox.kernels.rng import Rng
+from rlox.native.blocks import _attach, _attach_gradients, _fill, _size, _views
+from rlox.native.obstacles import (
+    ModuleWatch,
+    Perceptron,
+    _activation,
+    _actor_critic,
+    _hidden,
+    _q_network,
+    _shapes,
+    layout,
+)
+from rlox.nn.initial import mlp_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.kernels.nn.ac_learner import NativeSAC, NativeTD3
+    from rlox.nn.policies import ActorCritic, BoundedPolicy, QPolicy
+
+
+class NativeActor:
+    """What acts by a kernel, from NumPy arrays to NumPy arrays; the base of the kinds below.
+
+    Pickled, it is a copy that acts as it does; what it learned by, such as an optimiser's moments, is not part of it.
+
+    Attributes
+    ----------
+    net : kernel
+        Holds the flat block, its gradient, and the optimiser.
+    parameters : dict
+        Views of the block by the names of the module's ``state_dict``.
+    """
+
+    def __init__(self, net: Any, shapes: list[tuple[str, tuple[int, ...]]]):
+        self.net = net
+        self.parameters = _views(net.parameters, shapes)
+        self._gradients = _views(net.gradient, shapes)
+        self._module: nn.Module | None = None
+        self._watched: list[ModuleWatch] = []  # the modules that were given out
+
+    def _set_initial(self, net: Perceptron, gain: float, orthogonal: bool, rng: Rng) -> None:
+        if len(net.widths) > 1:
+            for i, (weight, bias) in enumerate(mlp_weights(net.widths, gain, orthogonal, rng)):
+                self.parameters[f"{net.name}.{2 * i}.weight"][:] = weight
+                self.parameters[f"{net.name}.{2 * i}.bias"][:] = bias
+
+    def _take_over(self, module: nn.Module, keep: bool = True) -> None:
+        """Make the module's parameters views of the block; to `keep` them, the block starts from them."""
+        if keep:
+            for name, parameter in module.named_parameters():
+                self.parameters[name][:] = parameter.detach().numpy()
+        _attach(module, self.parameters, self._gradients)
+        self._module = module
+        self._watched.append(ModuleWatch("policy", module))
+
+    def _make_module(self) -> nn.Module:
+        """The module that computes the same; its parameters are replaced."""
+        raise NotImplementedError
+
+    def module(self) -> nn.Module:
+        """The PyTorch module that computes the same; its parameters and gradients are views of the kernel's."""
+        if self._module is None:
+            self._take_over(self._make_module(), keep=False)
+        return self._module
+
+    def attach_gradients(self) -> None:
+        """Make the module's gradients views of the kernel's again, which ``zero_grad`` or another optimiser ended."""
+        _attach_gradients(self.module(), self._gradients)
+
+    def altered(self) -> str | None:
+        """Why the kernel may not compute for the modules that were given out; None: it may."""
+        return next((found for module in self._watched if (found := module.altered()) is not None), None)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """All parameters by their ``state_dict`` names, copies."""
+        return {name: array.copy() for name, array in self.parameters.items()}
+
+    def load(self, arrays: dict[str, np.ndarray], what: str) -> None:
+        """Put in what `weights` returned; a ValueError that names `what` where it does not fit."""
+        _fill(self.parameters, arrays, what)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        """Shape of the noise that `act` takes for `n` observations."""
+        raise NotImplementedError
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        """Fill the f32 array `out` with the noise this policy samples by."""
+        raise NotImplementedError
+
+    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Sampled actions, a function of observation and noise alone."""
+        return self.net.act(obs, noise)
+
+    def mode(self, obs: np.ndarray) -> np.ndarray:
+        """The most likely actions, or the best ones."""
+        return self.net.mode(obs)
+
+    def sample(self, obs: np.ndarray, rng: Rng | None = None) -> np.ndarray:
+        """Sampled actions; without `rng` a generator seeded from PyTorch's decides the noise."""
+        if rng is None:
+            from rlox.nn.networks import rng_from_torch
+
+            rng = rng_from_torch()
+        noise = np.empty(self.noise_shape(len(obs)), np.float32)
+        self.fill_noise(rng, noise)
+        return self.act(obs, noise)
+
+
+class NativePolicy(NativeActor):
+    """A perceptron actor and critic with a categorical or Gaussian head.
+
+    Parameters
+    ----------
+    obs_dim, n_outputs, hidden, gaussian
+        Sizes as in `layout`.
+    activation, optimizer
+        As `rlox.config.OnPolicyConfig` has them.
+    block : array, optional
+        The parameters (P,) f32, kept and not copied; zeros by default.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        n_outputs: int,
+        hidden: Sequence[int],
+        gaussian: bool,
+        activation: str = "tanh",
+        optimizer: str = "adam",
+        block: np.ndarray | None = None,
+    ):
+        self._sizes = (obs_dim, n_outputs, list(hidden), activation, gaussian)
+        shapes = layout(obs_dim, n_outputs, hidden, gaussian)
+        block = np.zeros(_size(shapes), np.float32) if block is None else block
+        super().__init__(
+            NativeActorCritic(block, obs_dim, n_outputs, list(hidden), activation, gaussian, optimizer), shapes
+        )
+
+    def __reduce__(self):
+        obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
+        block = np.array(self.net.parameters)
+        return NativePolicy, (obs_dim, n_outputs, hidden, gaussian, activation, "adam", block)
+
+    @classmethod
+    def make(cls, spec: EnvSpec, config: OnPolicyConfig, rng: Rng) -> NativePolicy:
+        """With the weights that `rlox.nn.policies.make_policy` would start from."""
+        n_outputs = spec.n_actions if spec.discrete else spec.act_dim
+        c = config
+        policy = cls(spec.obs_dim, n_outputs, c.hidden_sizes, spec.continuous, c.activation, c.optimizer)
+        for net, gain in zip(_actor_critic(spec.obs_dim, n_outputs, c.hidden_sizes), (0.01, 1.0), strict=True):
+            policy._set_initial(net, gain, c.ortho_init, rng)
+        if spec.continuous:
+            policy.parameters["log_std"][:] = c.log_std_init
+        return policy
+
+    @classmethod
+    def _of(cls, module: ActorCritic, spec: EnvSpec, optimizer: str, block: np.ndarray | None) -> NativePolicy:
+        n_outputs = spec.n_actions if spec.discrete else spec.act_dim
+        hidden, activation = _hidden(module.actor), _activation(module.actor)
+        return cls(spec.obs_dim, n_outputs, hidden, spec.continuous, activation, optimizer, block)
+
+    @classmethod
+    def adopt(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig) -> NativePolicy:
+        """A module in which `obstacle` found nothing; its parameters become views of the block."""
+        policy = cls._of(module, spec, config.optimizer, None)
+        policy._take_over(module)
+        return policy
+
+    @classmethod
+    def beside(cls, module: ActorCritic, spec: EnvSpec, config: OnPolicyConfig, block: np.ndarray) -> NativePolicy:
+        """What acts as a module that PyTorch trains, whose parameters are views of `block` in their order."""
+        policy = cls._of(module, spec, config.optimizer, block)
+        policy._watched.append(ModuleWatch("policy", module))
+        return policy
+
+    def _make_module(self) -> ActorCritic:
+        from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
+
+        obs_dim, n_outputs, hidden, activation, gaussian = self._sizes
+        kind = ContinuousPolicy if gaussian else DiscretePolicy
+        # ortho_init=False: these weights are replaced, and orthogonal ones take longer.
+        return kind(obs_dim, n_outputs, hidden, activation, ortho_init=False, rng=Rng(0))
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, self.net.n_outputs)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        (rng.normal if self.net.gaussian else rng.gumbel)(out=out)
+
+
+class NativeQPolicy(NativeActor):
+    """ε-greedy over the values of a perceptron, and the target network beside it.
+
+    Parameters
+    ----------
+    obs_dim, n_actions, hidden, activation, dueling
+        As `rlox.nn.networks.DiscreteQNetwork` takes them.
+
+    Attributes
+    ----------
+    epsilon : float
+        Probability that `act` takes an action at random; the module's as well.
+    target_parameters : dict
+        Views of the target network's block, by the same names as `parameters`.
+    """
+
+    def __init__(self, obs_dim: int, n_actions: int, hidden: Sequence[int], activation: str, dueling: bool):
+        self._sizes = (obs_dim, n_actions, list(hidden), activation, dueling)
+        shapes = _shapes(_q_network(obs_dim, n_actions, hidden, dueling))
+        blocks = (np.zeros(_size(shapes), np.float32) for _ in range(2))
+        super().__init__(NativeQ(*blocks, obs_dim, n_actions, list(hidden), activation, dueling), shapes)
+        self.target_parameters = _views(self.net.target, shapes)
+        self._target: QPolicy | None = None
+        self._epsilon = 0.0
+
+    def __reduce__(self):
+        return _acting_q, (self._sizes, np.array(self.net.parameters), self._epsilon)
+
+    @classmethod
+    def make(cls, spec: EnvSpec, config: DQNConfig, rng: Rng) -> NativeQPolicy:
+        """With the weights that `rlox.nn.networks.DiscreteQNetwork` would start from, twice."""
+        c = config
+        policy = cls(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, c.dueling)
+        for net in _q_network(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.dueling):
+            policy._set_initial(net, 1.0, False, rng)
+        policy.net.move_target(1.0)
+        return policy
+
+    @classmethod
+    def adopt(cls, module: nn.Module, spec: EnvSpec) -> NativeQPolicy:
+        """A module in which `q_obstacle` found nothing; its parameters become views of the block."""
+        from rlox.nn.policies import QPolicy
+
+        module = module if isinstance(module, QPolicy) else QPolicy(module, spec.n_actions)
+        q = module.q
+        hidden, activation = _hidden(q.trunk, q.head), _activation(q.trunk, q.head)
+        policy = cls(spec.obs_dim, spec.n_actions, hidden, activation, q.dueling)
+        policy._take_over(module)
+        policy.net.move_target(1.0)
+        return policy
+
+    @property
+    def epsilon(self) -> float:
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        self._epsilon = value
+        if self._module is not None:
+            self._module.epsilon = value
+
+    def _make_module(self) -> QPolicy:
+        from rlox.nn.networks import DiscreteQNetwork
+        from rlox.nn.policies import QPolicy
+
+        obs_dim, n_actions, hidden, activation, dueling = self._sizes
+        q = DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling, Rng(0))
+        return QPolicy(q, n_actions, self._epsilon)
+
+    def target(self) -> QPolicy:
+        """The target network as a module without gradients, whose parameters are views of the kernel's."""
+        if self._target is None:
+            self._target = self._make_module()
+            _attach(self._target, self.target_parameters, None)
+            self._watched.append(ModuleWatch("target", self._target))
+        return self._target
+
+    def target_weights(self) -> dict[str, np.ndarray]:
+        """As `weights`, of the target network."""
+        return {name: array.copy() for name, array in self.target_parameters.items()}
+
+    def load_target(self, arrays: dict[str, np.ndarray], what: str) -> None:
+        """As `load`, into the target network."""
+        _fill(self.target_parameters, arrays, what)
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return (n, 2)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        rng.uniform(out=out)
+
+    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions (B,) int64: the first number of each row decides whether to explore, the second which action."""
+        return self.net.act(obs, noise, self._epsilon)
+
+
+def _acting_q(sizes: tuple[Any, ...], block: np.ndarray, epsilon: float) -> NativeQPolicy:
+    policy = NativeQPolicy(*sizes)
+    policy.net.parameters[:] = block
+    policy.epsilon = epsilon
+    return policy
+
+
+class NativeBoundedPolicy(NativeActor):
+    """A policy of bounded actions whose module's parameters already lie in the kernel's block.
+
+    Parameters
+    ----------
+    module : BoundedPolicy
+        Bounds and, where there is one, ``noise_std`` are read from it.
+
+    Attributes
+    ----------
+    net : NativeSAC or NativeTD3
+        There after `use`, which is called when the critics and their optimisers are there, too.
+    """
+
+    net: NativeSAC | NativeTD3
+
+    def __init__(self, module: BoundedPolicy):
+        self._module = module
+        self._watched = []  # by `Watch`, which sees it among the algorithm's networks
+
+    def use(self, kernel: type, blocks: dict[str, np.ndarray], **sizes: Any) -> None:
+        """Act by a `kernel` on the memory of the networks; `blocks` and `sizes` in its constructor's words."""
+        self.net = kernel(**blocks, **sizes)
+        self._made_by = (kernel, {name: len(block) for name, block in blocks.items()}, sizes)
+
+    def __reduce__(self):
+        return _acting_bounded, (copy.deepcopy(self._module), np.array(self.net.parameters["policy"]), *self._made_by)
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Views of the module's, and so of the block."""
+        return {name: p.detach().numpy() for name, p in self._module.named_parameters()}
+
+    def noise_shape(self, n: int) -> tuple[int, ...]:
+        return self._module.noise_shape(n)
+
+    def fill_noise(self, rng: Rng, out: np.ndarray) -> None:
+        self._module.fill_noise(rng, out)
+
+    def _to_env(self, unit: np.ndarray) -> np.ndarray:
+        return self._module.centre.numpy() + unit * self._module.scale.numpy()
+
+    def to_unit(self, actions: np.ndarray) -> np.ndarray:
+        """The environment's actions as numbers in [-1, 1]."""
+        return (actions - self._module.centre.numpy()) / self._module.scale.numpy()
+
+    def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        std = getattr(self._module, "noise_std", None)
+        return self._to_env(self.net.act(obs, noise) if std is None else self.net.act(obs, noise, std))
+
+    def mode(self, obs: np.ndarray) -> np.ndarray:
+        return self._to_env(self.net.mode(obs))
+
+
+def _acting_bounded(
+    module: BoundedPolicy, block: np.ndarray, kernel: type, lengths: dict[str, int], sizes: dict[str, Any]
+) -> NativeBoundedPolicy:
+    policy = NativeBoundedPolicy(module)
+    blocks = {name: np.zeros(length, np.float32) for name, length in lengths.items()}
+    policy.use(kernel, {**blocks, "policy": block}, **sizes)
+    return policy

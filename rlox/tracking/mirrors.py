@@ -1,0 +1,279 @@
+"""The processes that mirror a run's record into trackers: start, follow, report."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlox.tracking import store as stores
+from rlox.tracking.record import FILE, Ledger, Record, durable_rows, is_alive, read_rows
+
+__all__ = [
+    "LOGGERS",
+    "Record",
+    "Report",
+    "durable_rows",
+    "is_alive",
+    "logger_class",
+    "read_rows",
+    "start_mirrors",
+    "status",
+    "sync",
+    "wait",
+]
+
+# name in the config's `logger:` -> class, imported when used. A package outside adds its own as an
+# entry point of the group "rlox.loggers"; rlox/tracking/writer.py says what the class must offer.
+LOGGERS = {
+    "mlflow": "rlox.tracking.mlflow:MlflowMirror",
+    "wandb": "rlox.tracking.wandb:WandbMirror",
+    "tensorboard": "rlox.tracking.tensorboard:TensorboardMirror",
+    "csv": "rlox.tracking.csv:CsvMirror",
+}
+
+RESPAWNS = 3  # a writer that vanished (killed) is replaced this often by `sync` and `wait`
+
+# Python warns about, and leaves as a zombie, a child whose Popen object is dropped too early.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far one mirror of one run has come."""
+
+    run: Path
+    name: str  # mlflow, wandb, tensorboard, csv, …
+    state: str  # complete, live, died (killed; mirrored up to its last checkpoint), failed or behind
+    mirrored: int  # bytes of metrics.jsonl that are in the tracker
+    total: int  # bytes of metrics.jsonl
+    remote_id: str | None
+    url: str | None
+    error: str | None  # why the last attempt failed, with the remedy
+
+    @property
+    def complete(self) -> bool:
+        return self.state == "complete"
+
+
+Progress = Callable[[Report], None]
+
+
+def logger_class(name: str) -> Any:
+    """The class behind a name of the config's ``logger:``."""
+    if name in LOGGERS:
+        module, attribute = LOGGERS[name].split(":")
+        return getattr(import_module(module), attribute)
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
+    outside = entry_points(group="rlox.loggers")
+    for entry in outside:
+        if entry.name == name:
+            return entry.load()
+    known = sorted({*LOGGERS, *(entry.name for entry in outside)})
+    raise ValueError(
+        f"rlox.tracking: logger must be one of {', '.join(known)}, got {name!r}; install the package that offers it"
+    )
+
+
+def _loggers(run: Path) -> Mapping[str, Mapping[str, Any]]:
+    loggers = stores.read_config(run).get("logger") or {}
+    return {name: settings for name, settings in loggers.items() if settings is not None}
+
+
+def _stores(run: Path) -> dict[str, Path]:
+    return {name: logger_class(name).store(s, run) for name, s in _loggers(run).items()}
+
+
+def _run_folder(run: str | Path) -> Path:
+    run = Path(run).resolve()
+    if not (run / FILE).is_file():
+        raise ValueError(
+            f"rlox.tracking: run must be a run folder with {FILE}, got {run}; open its Record "
+            f"first, or name a folder that `rlox train` made"
+        )
+    for name in (FILE, "config.yaml", stores.MIRRORS):
+        stores.inside(run, name)
+    return run
+
+
+def _spawn(run: Path, name: str, store: Path) -> subprocess.Popen[bytes]:
+    _children[:] = [child for child in _children if child.poll() is None]
+    with open(run / stores.MIRRORS / f"{name}.log", "ab") as log:
+        # A session of its own: Ctrl-C at the trainer's terminal must not reach the writer.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "rlox.tracking.writer", name, str(store)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
+    _children.append(child)
+    return child
+
+
+def start_mirrors(run: str | Path) -> list[str]:
+    """Have the run mirrored in the background to every logger of its ``config.yaml``.
+
+    Call it once the run's `Record` is open; it takes milliseconds and imports no tracker.
+
+    Returns
+    -------
+    list of str
+        The loggers' names.
+    """
+    run = _run_folder(run)
+    targets = _stores(run)
+    for name, store in targets.items():
+        (run / stores.MIRRORS).mkdir(exist_ok=True)
+        stores.register(store, run)
+        # A writer at work looks for registrations once more after it has let go of the store.
+        if not stores.is_busy(store):
+            _spawn(run, name, store)
+    return list(targets)
+
+
+def _report(run: Path, name: str, waiting: bool = False) -> Report:
+    state = stores.read_state(run, name)
+    total = (run / FILE).stat().st_size
+    if state.seen == total and state.complete:
+        word = "complete"
+    elif state.error is not None and not waiting:
+        word = "failed"
+    elif is_alive(run):
+        word = "live"
+    elif state.seen == total and state.run == "died":
+        word = "died"
+    else:
+        word = "behind"
+    return Report(
+        run=run,
+        name=name,
+        state=word,
+        mirrored=state.seen if word == "complete" else state.offset,
+        total=total,
+        remote_id=state.remote_id,
+        url=state.url,
+        error=None if word == "complete" else state.error,
+    )
+
+
+def status(run: str | Path) -> dict[str, Report]:
+    """How far each mirror of the run has come; asks no tracker."""
+    run = _run_folder(run)
+    return {name: _report(run, name) for name in _loggers(run)}
+
+
+class _Follower:
+    """Watches one mirror of one run until its writer is done with it."""
+
+    def __init__(self, run: Path, name: str, store: Path, progress: Progress | None):
+        self.run, self.name, self.store, self.progress = run, name, store, progress
+        self.respawns = 0
+        self.idle_since = time.monotonic()
+        self.shown: Report | None = None
+
+    def look(self) -> Report | None:
+        """The final report, or None while the writer is at work."""
+        waiting = stores.is_pending(self.store, self.run)
+        report = _report(self.run, self.name, waiting)
+        if self.progress is not None and report != self.shown:
+            self.progress(report)
+            self.shown = report
+        if not waiting:
+            # Read again: the writer removes a registration after it wrote the state.
+            return _report(self.run, self.name)
+        if stores.is_busy(self.store):
+            self.idle_since = time.monotonic()
+        elif time.monotonic() - self.idle_since > 3.0:  # longer than a writer takes to start
+            if self.respawns == RESPAWNS:
+                log = self.run / stores.MIRRORS / f"{self.name}.log"
+                error = (
+                    f"rlox.tracking: the {self.name} writer must stay alive until it is done, got "
+                    f"{RESPAWNS + 1} that left early; see {log}, then `rlox sync {self.run}`"
+                )
+                return replace(report, state="failed", error=error)
+            self.respawns += 1
+            self.idle_since = time.monotonic()
+            _spawn(self.run, self.name, self.store)
+        return None
+
+
+def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = True) -> dict[str, Report]:
+    """Bring every mirror of the run up to date and say how that went.
+
+    For a run that is still training: up to its last durable checkpoint of now, while the background
+    writer goes on. A mirror that is complete is left alone; to fill one anew (its tracker lost the
+    run), delete ``<run>/mirrors/<name>.json`` first.
+
+    Parameters
+    ----------
+    progress
+        Called with a `Report` whenever one changed.
+    wait_lock
+        False: if the store's writer is busy (with this run or others), queue the run there and
+        return without waiting.
+    """
+    run = _run_folder(run)
+    ledger = Ledger(run)
+    try:
+        ledger.scan()
+        target = max((end for _, end in ledger.rows()), default=0)
+    except ValueError:
+        target = ledger.seen  # a corrupt record: the writer mirrors what it can and reports it
+    reports = {}
+    for name, store in _stores(run).items():
+        if (report := _report(run, name)).complete:
+            reports[name] = report
+            continue
+        busy = stores.is_busy(store)
+        (run / stores.MIRRORS).mkdir(exist_ok=True)
+        stores.register(store, run)
+        _spawn(run, name, store)
+        if busy and not wait_lock:
+            reports[name] = _report(run, name, waiting=True)
+            continue
+        follower = _Follower(run, name, store, progress)
+        asked = time.time()
+        while (report := follower.look()) is None:
+            state = stores.read_state(run, name)
+            failed = state.error is not None and state.updated > asked
+            if is_alive(run) and (failed or (state.error is None and state.offset >= target)):
+                report = _report(run, name)
+                break
+            time.sleep(0.05)
+        reports[name] = report
+    return reports
+
+
+def wait(runs: Iterable[str | Path], timeout: float, progress: Progress | None = None) -> dict[Path, dict[str, Report]]:
+    """Wait until the mirrors of ended runs are complete, have failed, or `timeout` seconds passed.
+
+    Writers that were killed meanwhile are replaced. After the timeout the reports say how far the
+    mirrors are; the writers go on.
+    """
+    followers = []
+    for folder in dict.fromkeys(_run_folder(run) for run in runs):
+        followers += [_Follower(folder, n, s, progress) for n, s in _stores(folder).items()]
+    reports: dict[Path, dict[str, Report]] = {f.run: {} for f in followers}
+    deadline = time.monotonic() + timeout
+    while followers:
+        late = time.monotonic() >= deadline
+        waiting = []
+        for follower in followers:
+            report = follower.look()
+            if report is None and late:
+                report = _report(follower.run, follower.name, waiting=True)
+            if report is None:
+                waiting.append(follower)
+            else:
+                reports[follower.run][follower.name] = report
+        followers = waiting
+        if followers:
+            time.sleep(0.05)
+    return reports

@@ -1,0 +1,276 @@
+"""One training loop per family. A loop knows no algorithm by name; the step counters exist here, once."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.envs.failures import Diverged
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What one round of off-policy collection has brought; its length is the environment steps taken."""
+
+    n_steps: int  # over all environments together
+    episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
+    episode_lengths: np.ndarray  # (E,) int64, steps
+
+    def __len__(self) -> int:
+        return self.n_steps
+
+
+@dataclass(frozen=True)
+class Rounds(Episodes):
+    """What whole rounds have done, collection and updates."""
+
+    metrics: dict[str, np.ndarray]  # (U,) f64 each, a number for each update; empty where there was none
+    update_s: float  # seconds of the updates
+
+
+def to_floats(metrics: dict[str, torch.Tensor | float]) -> dict[str, float]:
+    """Scalars as floats, with a single transfer from the device."""
+    if all(isinstance(value, float) for value in metrics.values()):
+        return metrics
+    import torch
+
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+
+
+def _require_finite(losses: dict[str, float], algorithm) -> None:
+    c = algorithm.counters
+    for name, value in losses.items():
+        # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
+        if not math.isfinite(value) and name != "explained_variance":
+            raise FloatingPointError(
+                f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot go on. "
+                "Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
+            )
+
+
+def _means(history: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each metric over the updates that told it: a delayed policy's come with its own updates alone.
+
+    A row of `history` holds tensors, or floats, or arrays of many updates' numbers.
+    """
+    names = dict.fromkeys(name for row in history for name in row)
+    columns = {name: [row[name] for row in history if name in row] for name in names}
+    if all(isinstance(values[0], (float, np.ndarray)) for values in columns.values()):
+        return {name: float(np.hstack(values).mean()) for name, values in columns.items()}
+    import torch
+
+    return to_floats({name: torch.stack(values).mean() for name, values in columns.items()})
+
+
+def on_policy(algorithm) -> dict[str, float]:
+    """Collect, update, repeat until the horizon is reached or a callback says stop; returns the last metrics.
+
+    Raises
+    ------
+    FloatingPointError
+        As soon as an update's metrics are not finite: the weights are then not to be trusted, and nothing saved is
+        touched.
+    """
+    c, callbacks = algorithm.counters, algorithm.callbacks
+    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
+    native = algorithm.backend == "native"
+    algorithm.collector.env_steps = c.env_steps
+    go_on = callbacks.on_training_start(algorithm=algorithm)
+    algorithm.check_kernel("train", functions=True)
+    since, since_steps = time.perf_counter(), c.env_steps
+    while go_on and c.env_steps < c.end:
+        started, cpu, c.in_round = time.perf_counter(), time.process_time(), 0
+        algorithm.check_kernel("train")
+        try:
+            batch = algorithm.collector.collect(algorithm.actor, algorithm.config.n_steps)
+        except Diverged:
+            raise
+        except Exception as e:
+            # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+            callbacks.on_collection_error(algorithm=algorithm, error=e)
+            raise
+        collected = time.perf_counter()
+        c.env_steps += len(batch)
+        c.in_round = len(batch)
+        c.ended(batch.episode_returns, batch.episode_lengths)
+        callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
+        updating = time.perf_counter()
+        losses = to_floats(algorithm.update_native(batch) if native else algorithm.update(batch))
+        c.updates += 1
+        now = time.perf_counter()
+        _require_finite(losses, algorithm)
+        metrics = {
+            "mean_reward": c.mean_reward,
+            "mean_length": c.mean_length,
+            **losses,
+            **algorithm.schedule_values(c.progress),
+            "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
+            "time/collect_s": collected - started,
+            "time/update_s": now - updating,
+            "time/cpu_s": time.process_time() - cpu,
+        }
+        go_on = callbacks.on_step(step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics, algorithm=algorithm)
+        # Evaluation and saving are not the training's speed.
+        since += time.perf_counter() - now
+    algorithm.check_kernel("train", functions=True)
+    callbacks.on_training_end(algorithm=algorithm)
+    return metrics
+
+
+def off_policy(algorithm) -> dict[str, float]:
+    """Collect into the replay memory, update from it, repeat until the horizon is reached or a callback says stop.
+
+    A round is `train_freq` environment steps, rounded up to whole steps of all environments, then `gradient_steps`
+    updates, once the memory has taken in `learning_starts` steps and holds `min_rows` transitions. Metrics are means
+    over the updates since they were last told, which is a hundred times in a training, and every 1,000 steps in a long
+    one; only then does a callback see them, and can stop it. Where nothing of Python's must see the single steps, all
+    rounds up to then are one call of the algorithm's kernel, which changes no bit of what comes out.
+
+    Raises
+    ------
+    FloatingPointError
+        As soon as metrics are told that are not finite.
+    """
+    c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
+    collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
+    update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
+    end = c.end
+    tell_every = min(1000, max(1, c.horizon_steps // 100))
+    metrics: dict[str, float] = {"mean_reward": c.mean_reward}
+    history: list[dict[str, Any]] = []
+    collect_s = update_s = 0.0
+    collector.env_steps = c.env_steps
+    go_on = callbacks.on_training_start(algorithm=algorithm)
+    algorithm.check_kernel("train", functions=True)
+    fused = algorithm.fused()
+    since, since_steps, cpu = clock(), c.env_steps, time.process_time()
+    while go_on and c.env_steps < end:
+        started, round_start, c.in_round = clock(), c.env_steps, 0
+        algorithm.check_kernel("train")
+        if fused:
+            done = algorithm.rounds(min(tell_every - (c.env_steps - c.horizon_start) % tell_every, end - c.env_steps))
+            collector.env_steps = c.env_steps
+            algorithm.require_finite_memory(len(done))
+            c.ended(done.episode_returns, done.episode_lengths)
+            if done.metrics:
+                history.append(done.metrics)
+            update_s += done.update_s
+            collect_s += clock() - started - done.update_s
+        else:
+            returns: list[float] = []
+            lengths: list[int] = []
+            try:
+                while c.env_steps - round_start < config.train_freq:
+                    algorithm.explore()
+                    random = c.env_steps < config.learning_starts
+                    ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
+                    c.env_steps += collector.n_envs
+                    if len(ended_returns):
+                        returns += ended_returns.tolist()
+                        lengths += ended_lengths.tolist()
+            except Diverged:
+                _require_finite(_means(history), algorithm)
+                raise
+            except Exception as e:
+                # A policy that is not finite any more acts so, and its weights are not worth keeping.
+                _require_finite(_means(history), algorithm)
+                # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
+                callbacks.on_collection_error(algorithm=algorithm, error=e)
+                raise
+            done = Episodes(c.env_steps - round_start, np.asarray(returns), np.asarray(lengths, np.int64))
+            c.in_round = len(done)
+            c.ended(done.episode_returns, done.episode_lengths)
+            callbacks.on_rollout_end(algorithm=algorithm, batch=done)
+            collected = clock()
+            if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer) >= algorithm.min_rows:
+                for _ in range(len(done) if config.gradient_steps == -1 else config.gradient_steps):
+                    history.append(update(algorithm.sample()))
+                    c.updates += 1
+            now = clock()
+            collect_s += collected - started
+            update_s += now - collected
+        so_far = c.env_steps - c.horizon_start
+        if so_far // tell_every == (so_far - len(done)) // tell_every and c.env_steps < end:
+            continue
+        losses = _means(history)
+        history.clear()
+        _require_finite(losses, algorithm)
+        metrics = {
+            "mean_reward": c.mean_reward,
+            "mean_length": c.mean_length,
+            **losses,
+            **algorithm.schedule_values(c.progress),
+            "time/steps_per_second": (c.env_steps - since_steps) / (clock() - since),
+            "time/collect_s": collect_s,
+            "time/update_s": update_s,
+            "time/cpu_s": time.process_time() - cpu,
+        }
+        collect_s = update_s = 0.0
+        now = clock()
+        go_on = callbacks.on_step(step=c.env_steps, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
+        # Evaluation and saving are not the training's speed.
+        since += clock() - now
+        cpu = time.process_time()
+    algorithm.check_kernel("train", functions=True)
+    callbacks.on_training_end(algorithm=algorithm)
+    return metrics
+
+
+def offline(algorithm) -> dict[str, float]:
+    """Update from samples of a dataset until the horizon is reached or a callback says stop.
+
+    The horizon, schedules and callbacks count updates. Metrics are told as in `off_policy`: means over the updates
+    since they were last told, a hundred times in a training and every 1,000 updates in a long one. ``time/collect_s``
+    is what drawing the samples took.
+
+    Raises
+    ------
+    FloatingPointError
+        As soon as metrics are told that are not finite.
+    """
+    c, callbacks, clock = algorithm.counters, algorithm.callbacks, time.perf_counter
+    update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
+    tell_every = min(1000, max(1, c.horizon_steps // 100))
+    metrics: dict[str, float] = {}
+    go_on = callbacks.on_training_start(algorithm=algorithm)
+    algorithm.check_kernel("train", functions=True)
+    since, since_updates, cpu = clock(), c.updates, time.process_time()
+    while go_on and c.updates < c.end:
+        history: list[dict[str, Any]] = []
+        started, drawing_s, c.in_round = clock(), 0.0, 0
+        algorithm.check_kernel("train")
+        n = min(tell_every - (c.updates - c.horizon_start) % tell_every, c.end - c.updates)
+        for _ in range(n):
+            drawing = clock()
+            batch = algorithm.sample()
+            drawing_s += clock() - drawing
+            history.append(update(batch))
+            c.updates += 1
+        c.in_round = 1  # the last update
+        losses = _means(history)
+        update_s = clock() - started - drawing_s
+        _require_finite(losses, algorithm)
+        metrics = {
+            **losses,
+            **algorithm.schedule_values(c.progress),
+            **to_floats(algorithm.compare_with_data()),
+            "time/updates_per_second": (c.updates - since_updates) / (clock() - since),
+            "time/collect_s": drawing_s,
+            "time/update_s": update_s,
+            "time/cpu_s": time.process_time() - cpu,
+        }
+        now = clock()
+        go_on = callbacks.on_step(step=c.updates, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
+        # Evaluation and saving are not the training's speed.
+        since += clock() - now
+        cpu = time.process_time()
+    algorithm.check_kernel("train", functions=True)
+    callbacks.on_training_end(algorithm=algorithm)
+    return metrics

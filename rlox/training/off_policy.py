@@ -1,0 +1,408 @@
+"""What DQN and its like share beside `OnlineAlgorithm`: a replay memory, and updates from samples of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.buffers import Buffer, buffer_class, buffer_config, buffer_names, make_buffer
+from rlox.buffers import files as replay_files
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoint
+from rlox.checkpoint.streams import Stream
+from rlox.collectors import ReplayCollector
+from rlox.config import BufferConfig, MmapBufferConfig, integer, require
+from rlox.envs import env_name
+from rlox.kernels.buffers.replay import ReplayBuffer
+from rlox.native.shadows import difference
+from rlox.nn.batch import TransitionBatch
+from rlox.training import loops
+from rlox.training.loops import Rounds
+from rlox.training.online import OnlineAlgorithm
+from rlox.training.schedules import interpolated
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_MEMORY = "memory"  # the folder beside a checkpoint
+# What `rounds` does without Python; where a subclass changes one of these, it must be called.
+_AT_ONCE = ("explore", "sample", "update", "update_native")
+
+
+class OffPolicyAlgorithm(OnlineAlgorithm):
+    """Base of algorithms that learn from a memory of transitions, whichever policy made them.
+
+    ``update(batch)`` is given a `rlox.nn.batch.TransitionBatch`, normalised where the configuration says so; rewards
+    never are. So is ``update_native``, which does the same by the kernel, where there is one.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, policy, logger, callbacks, **arguments
+        As `OnlineAlgorithm` takes them.
+    buffer : str, BufferConfig, mapping or Buffer, optional
+        The replay memory: a name (``uniform``, ``prioritized``, ``mmap``, or a registered one), its configuration, the
+        same as a mapping, or the memory itself. By default uniform.
+    buffer_size, n_step : int, optional
+        Short for the configuration's ``size`` and ``n_step``.
+    prioritized : bool, optional
+        True is short for ``buffer="prioritized"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `OnlineAlgorithm`; and for an unknown buffer, or one that is smaller than a batch.
+    """
+
+    loop = staticmethod(loops.off_policy)
+    stream = Stream.REPLAY
+    min_rows = 1  # transitions that the memory must hold for an update
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 1,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        buffer: str | BufferConfig | Mapping[str, Any] | Buffer | None = None,
+        buffer_size: int | None = None,
+        n_step: int | None = None,
+        prioritized: bool | None = None,
+        **arguments: Any,
+    ):
+        where = type(self).__name__
+        if buffer_size is not None:
+            buffer_size = integer(where, "buffer_size", buffer_size, 1)
+        if n_step is not None:
+            n_step = integer(where, "n_step", n_step, 1)
+        if prioritized is not None:
+            require(where, "prioritized", prioritized, bool)
+        self._default_buffer = buffer is None
+        self._lost_buffer: str | None = None  # what a checkpoint was trained with and this process does not know
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self._files: replay_files.ReplayFiles | None = None
+        self._saved_memory: Checkpoint | None = None  # where the memory is to be loaded from when it is first used
+        self._goes_on = False  # whether the environments are where that memory's newest transitions led to
+        self._buffer: Buffer | None = None
+        self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
+        self.memory_start = 0  # environment steps that had been taken when the memory was empty
+        if isinstance(buffer, Buffer):
+            self._buffer = buffer
+            if not (buffer_size is n_step is prioritized is None):
+                raise ValueError(
+                    f"{where}: buffer_size, n_step and prioritized must not stand beside a buffer that is made already"
+                )
+        else:
+            self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
+        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+        self._normalize()
+        if self.native is not None:
+            why = self._step_by_step()
+            self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
+        c = self.config
+        if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, self.n_envs):
+            raise ValueError(
+                f"{where}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
+                f"({self.n_envs}), got buffer_size={self.buffer_config.size}"
+            )
+        if self.buffer_config is not None:
+            self.collector.n_step = self.buffer_config.n_step
+
+    def _make_collector(self, *args: Any, **kwargs: Any) -> ReplayCollector:
+        return ReplayCollector(*args, **kwargs)
+
+    @property
+    def buffer(self) -> Buffer:
+        """The replay memory, made when it is first needed: an evaluation needs none.
+
+        Raises
+        ------
+        ValueError
+            If the checkpoint was trained with a memory that is not known here.
+        """
+        if self._lost_buffer is not None:
+            raise ValueError(
+                f"{type(self).__name__}: the checkpoint was trained with the buffer {self._lost_buffer}, which is not "
+                "registered here; import the package that registers it, or pass from_checkpoint(buffer=...)"
+            )
+        if self._buffer is None:
+            config = self.buffer_config
+            if isinstance(config, MmapBufferConfig) and config.folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
+                config = replace(config, folder=self._folder.name)
+            try:
+                self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+            except MemoryError as e:
+                raise ValueError(
+                    f"{type(self).__name__}: buffer_size must fit in memory, got {config.size:,}: {e}"
+                ) from e
+        if self._saved_memory is not None:
+            saved, self._saved_memory = self._saved_memory, None
+            folder, entry = saved.folder / _MEMORY, saved.header["memory"]
+            replay_files.load(self._buffer, folder, entry, saved.tensors.get("memory", {}))
+            self._files = replay_files.ReplayFiles(folder, entry, self._buffer)
+            if self._goes_on:
+                self.collector.has_fed(self._buffer)
+        return self._buffer
+
+    def _require_outputs(self, policy: nn.Module, size: int, what: str) -> None:
+        """A ValueError unless `policy` takes the environment's observations and returns `size` numbers for each."""
+        import torch
+
+        spec, where = self.spec, type(self).__name__
+        probe = torch.zeros((2, *spec.obs_shape), dtype=torch.uint8 if spec.image else torch.float32)
+        try:
+            with torch.no_grad():
+                shape = tuple(policy(probe.to(next(policy.parameters()).device)).shape)
+        except RuntimeError as e:
+            raise ValueError(
+                f"{where}: policy must take observations of shape (B, {str(spec.obs_shape)[1:]}: {e}"
+            ) from e
+        if shape != (2, size):
+            raise ValueError(f"{where}: policy must return {what}, (B, {size}), got {shape} for B = 2")
+
+    def explore(self) -> None:
+        """Set the policy's exploration as it stands at this step; called before each step of the environments."""
+
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        found, beta = super().schedule_values(progress), self._beta(progress)
+        return found if beta is None else {**found, "beta": beta}
+
+    def _beta(self, progress: float) -> float | None:
+        """Exponent of the importance weights; None where the memory has none."""
+        beta = getattr(self.buffer_config, "beta", None)
+        return None if beta is None else interpolated(beta, 1.0, progress, 1.0)
+
+    @property
+    def round_steps(self) -> int:
+        """Environment steps of a round, over all environments."""
+        return -(-self.config.train_freq // self.n_envs) * self.n_envs
+
+    def _step_by_step(self) -> str | None:
+        """Why Python must see each step, whoever listens; None where `rounds` can do without."""
+        place = {name: i for i, cls in reversed([*enumerate(type(self).__mro__)]) for name in vars(cls)}
+        changed = [name for name in _AT_ONCE if place.get(name, math.inf) < place["rounds"]]
+        kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
+        if changed:
+            return f"{type(self).__name__} changes {changed[0]}"
+        if type(self.collector) is not ReplayCollector or not self.collector.native:
+            return "the environment is not native"
+        if self.collector.reward_fn is not None:
+            return "there is a reward_fn"
+        if self.normalizer is not None:
+            return "observations are normalised"
+        if self.collector.action_noise is not None:
+            return "Python adds the exploration noise"
+        if kind is not ReplayBuffer:
+            return "the memory is not the uniform one"
+        definer = next(cls for cls in type(self).__mro__ if "rounds" in vars(cls))
+        return difference("rounds", self, self.collector) if definer.__module__.startswith("rlox.") else None
+
+    def fused(self) -> bool:
+        """Whether the loop may call `rounds`: nothing of Python's must see the single steps."""
+        return (
+            self.native is not None
+            and self._step_by_step() is None
+            and self.buffer.access() is not None
+            and not self.callbacks.listens("on_rollout_end")
+        )
+
+    def rounds(self, n_steps: int) -> Rounds:
+        """Rounds for at least `n_steps` environment steps, or as many as are soon done, by the kernel alone; the
+        counters of steps and updates move along. What `fused` allows."""
+        raise NotImplementedError
+
+    def _kernel_rounds(self, n_steps: int, names: Iterable[str], **arguments: Any) -> tuple:
+        """What the kernel's ``rounds`` returns, given `arguments` and the hyper-parameters `names`."""
+        c, counters, collector = self.config, self.counters, self.collector
+        per_round = self.round_steps
+        per_update = per_round if c.gradient_steps == -1 else c.gradient_steps
+        # The kernel has room for the metrics of all updates before it begins.
+        n_rounds = min(-(-n_steps // per_round), max(1, 100_000 // per_update))
+        obs = collector.observe()  # which starts the environments, where it is the first to ask
+        buffer = self.buffer
+        collector.follow_on(buffer)
+        names = ("train_freq", "gradient_steps", "batch_size", "learning_starts", "learning_rate", "gamma", *names)
+        found = self.native.net.rounds(
+            collector.env.stepper(),
+            buffer.access(),
+            collector.rng,
+            self.rng,
+            obs,
+            n_rounds,
+            env_steps=counters.env_steps,
+            horizon_start=counters.horizon_start,
+            horizon_steps=counters.schedule_steps,
+            update_from=self.memory_start + c.learning_starts,
+            annealed=c.learning_rate_schedule == "linear",
+            **{name: getattr(c, name) for name in names},
+            **arguments,
+        )
+        collector.has_fed(buffer)
+        return found
+
+    def require_finite_memory(self, n: int) -> None:
+        """Raise if the newest `n` transitions of a plain float32 memory are not finite, naming the environment."""
+        count = self.buffer.get_state(since=2**62)["count"]
+        rows = self.buffer.get_state(since=max(0, count - n))["rows"]
+        self.collector.require_finite_rows(rows.view(np.float32))
+
+    def sample(self) -> TransitionBatch:
+        """The next update's transitions."""
+        rows = self._rows(self.config.batch_size)
+        if self.normalizer is not None:
+            # The memory holds what the environment said: old transitions are seen by the statistics of today.
+            rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
+        return TransitionBatch.from_rows(rows, self.config.gamma, self.spec, self.device)
+
+    def _rows(self, n: int) -> Mapping[str, np.ndarray]:
+        """`n` transitions as `rlox.buffers.Buffer.sample` returns them."""
+        beta = self._beta(self.counters.progress)
+        if beta is not None:
+            self.buffer.set_beta(beta)
+        return self.buffer.sample(n, self.rng.integers(2**63))
+
+    def _tell_priorities(self, batch: TransitionBatch, td_errors: np.ndarray) -> None:
+        """Tell the memory the errors (B,) of its rows, which are a batch's first, where it wants to know them.
+
+        Not where one is NaN or infinite: then the loss is too, and the loop says so.
+        """
+        indices = batch.array("indices")
+        if indices is not None and np.isfinite(errors := td_errors[: len(indices)]).all():
+            self.buffer.update_priorities(indices, errors.astype(np.float64))
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        config = self.buffer_config
+        if config is None:
+            return {"buffer": {"name": type(self._buffer).__name__}}, {}
+        # A folder is this machine's; whoever restores the run chooses one.
+        folder = {"folder": None} if isinstance(config, MmapBufferConfig) else {}
+        return {"buffer": {**config.to_dict(), **folder}}, {}
+
+    @classmethod
+    def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        saved = header.get("buffer", {})
+        if "buffer" in given or saved.get("name", "uniform") not in buffer_names():
+            return {}
+        config = buffer_config(saved)
+        # Where files are written, this machine's user decides.
+        return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
+
+    def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        exact = super()._restore(checkpoint, same_env)
+        self.memory_start = self.counters.env_steps
+        if self._default_buffer:
+            self._lost_buffer = checkpoint.header["buffer"]["name"]
+        entry = checkpoint.header.get("memory")
+        if entry is None or self._buffer is not None:
+            return exact
+        if not self._same_buffer(saved := checkpoint.header["buffer"]):
+            own = self._own_state()[0]["buffer"]
+            differs = ", ".join(f"{k}={own.get(k)} not {v}" for k, v in saved.items() if own.get(k) != v)
+            warnings.warn(
+                "from_checkpoint: the replay memory starts empty, for it is configured otherwise than the one that was "
+                f"saved ({differs})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return exact
+        own = getattr(self.buffer_config, "folder", None)
+        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, own):
+            warnings.warn(
+                f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return exact
+        self._saved_memory, self.memory_start, self._goes_on = checkpoint, entry["start"], exact
+        return exact
+
+    def _same_buffer(self, saved: dict[str, Any]) -> bool:
+        """Whether a header's memory holds what this one does; what rlox 0.6.0 did not know is as it is here."""
+        own = self.buffer_config
+        if own is None or saved.get("name") != own.name:
+            return self._own_state()[0]["buffer"] == saved
+        here = {"folder": own.folder} if isinstance(own, MmapBufferConfig) else {}
+        theirs = buffer_config({**own.to_dict(), **saved, **here})
+        return (theirs.n_step, theirs.arguments()) == (own.n_step, own.arguments())
+
+    def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
+        if not memory:
+            return super().snapshot(path, **header)
+        checkpoint, folder, start = self._checkpoint(**header), Path(path).parent / _MEMORY, self.memory_start
+        buffer = self.buffer
+        if self._files is None or self._files.folder != folder:
+            self._files = replay_files.ReplayFiles(folder)
+        taken = self._files.take(buffer)
+
+        def write() -> None:
+            entry, checkpoint.tensors["memory"] = taken.write()
+            checkpoint.header["memory"] = {**entry, "start": start}
+            save_checkpoint(path, checkpoint)
+            taken.tidy()
+
+        return write
+
+    def save_buffer(self, path: str | os.PathLike) -> None:
+        """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.
+
+        Raises
+        ------
+        OSError
+            As `rlox.checkpoint.save_checkpoint`.
+        """
+        state = self.buffer.get_state()
+        arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+        header = {
+            "memory": self._own_state()[0]["buffer"],
+            "memory_start": self.memory_start,
+            "env_id": env_name(self.env_id),
+            "position": self.collector.position(),
+            "values": {name: value for name, value in state.items() if name not in arrays},
+        }
+        save_checkpoint(path, Checkpoint(header, {"memory": arrays}))
+
+    def load_buffer(self, path: str | os.PathLike) -> None:
+        """Continue with the replay memory that `save_buffer` wrote.
+
+        Where the environments are not those that its newest transitions led to, no n-step return reaches across.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            As `rlox.checkpoint.load_checkpoint`; also where the file does not fit this memory.
+        """
+        saved = load_checkpoint(path, ("memory", "memory_start", "values"))
+        if (env := saved.header.get("env_id", env_name(self.env_id))) != env_name(self.env_id):
+            warnings.warn(
+                f"load_buffer: {path} holds transitions of {one_line(env, 80)}, and these environments are "
+                f"{env_name(self.env_id)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.buffer.set_state({**saved.header["values"], **saved.tensors["memory"]})
+        self.memory_start = saved.header["memory_start"]
+        if saved.header.get("position") == self.collector.position() is not None:
+            self.collector.has_fed(self.buffer)
+        else:
+            self.collector.forget()
+
+    def close(self) -> None:
+        """End the environments' worker processes, and a memory that holds files."""
+        super().close()
+        if self._buffer is not None and hasattr(self._buffer, "close"):
+            self._buffer.close()
+        if self._folder is not None:
+            self._folder.cleanup()
