@@ -152,5 +152,8 @@ def test_completion_offers_our_key_for_theirs():
     assert done.stdout.split() == ["algo.clip_eps="]
 
 
-def test_the_page_holds_the_table():
-    assert table() in PAGE.read_text(), "write what rlox.config.migration.table() returns into docs/migration.md"
+def test_the_page_shows_the_table():
+    assert "```{migration-table}" in PAGE.read_text()
+    rows = table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [row.theirs for row in KEYWORDS]
+    assert all(row.count(" | ") == 4 for row in rows)

@@ -93,10 +93,10 @@ def test_the_readmes_install_what_the_example_is_built_with():
     requires = re.findall(r'"(.*?)"', re.search(r"^requires = \[(.*)\]", text, re.MULTILINE)[1])
     assert {"setuptools>=77", "Cython>=3.1,<4", "rlox-cli"} <= set(requires)
     needed = " ".join(f'"{name}"' for name in requires if name.partition(">")[0] not in ("numpy", "rlox-cli"))
-    for readme in (EXAMPLE / "README.md", EXAMPLE.parents[1] / "README.md"):
+    for page in (EXAMPLE / "README.md", EXAMPLE.parents[1] / "docs" / "tutorials" / "native.md"):
         # pip installs no build requirements where it does not isolate the build.
         lines = f" *pip install {re.escape(needed)}\n *pip install --no-build-isolation ./examples/native_env\n"
-        assert re.search(lines, readme.read_text())
+        assert re.search(lines, page.read_text())
 
 
 def test_training_by_name_and_evaluating(site, tmp_path):

@@ -174,7 +174,7 @@ def test_which_value_clipping_it_is_stands_where_it_is_chosen():
     (line,) = (line for line in shown.stdout.splitlines() if "algo.clip_vf" in line)
     for text in (line, value_loss.__doc__, PPOLoss.__doc__):
         assert "Stable-Baselines3" in text
-    assert "not PPO2's maximum" in (Path(__file__).parents[1] / "README.md").read_text()
+    assert "not PPO2's maximum" in (Path(__file__).parents[1] / "docs" / "algorithms" / "ppo.md").read_text()
     values, returns, old = torch.tensor([5.0], requires_grad=True), torch.tensor([2.0]), torch.tensor([1.0])
     loss = value_loss(values, returns, old, clip_vf=0.5)
     loss.backward()

@@ -885,7 +885,7 @@ cdef class MmapReplayBuffer:
         Parameters
         ----------
         obs, next_obs
-            (N, D), (N, *obs_shape) or flat (N * D,); `next_obs` None as in `push`.
+            (N, D), ``(N, *obs_shape)`` or flat (N * D,); `next_obs` None as in `push`.
         actions
             (N, A) or flat (N * A,).
         rewards, terminated, truncated
@@ -945,7 +945,7 @@ cdef class MmapReplayBuffer:
         Returns
         -------
         Batch
-            ``obs``, ``next_obs`` (B, *obs_shape), ``actions`` (B, A) float32, ``rewards`` (B,) float32,
+            ``obs``, ``next_obs`` ``(B, *obs_shape)``, ``actions`` (B, A) float32, ``rewards`` (B,) float32,
             ``terminated``, ``truncated`` (B,) bool. With n_step > 1, rewards are sums, the last three are those of
             the last transition summed, and ``discounts`` (B,) float32 is what to multiply its value by.
 

@@ -644,7 +644,7 @@ cdef class ReplayBuffer:
         Parameters
         ----------
         obs, next_obs
-            (n, *obs_shape), (n, D) or flat; `next_obs` may be None, always or never.
+            ``(n, *obs_shape)``, (n, D) or flat; `next_obs` may be None, always or never.
         actions
             (n, A) or flat.
         rewards
@@ -1558,7 +1558,7 @@ cdef class PrioritizedReplayBuffer(ReplayBuffer):
             at += m
 
     def update_priorities(self, indices, priorities):
-        """Set the priorities of transitions, such as |TD error| + a small number.
+        """Set the priorities of transitions, such as ``|TD error|`` + a small number.
 
         Parameters
         ----------

@@ -163,7 +163,7 @@ class ReplayCollector(_Collector):
         return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()
 
     def observe(self) -> np.ndarray:
-        """Where the environments are, (N, *obs_shape); they start when this is first asked for. Not a copy."""
+        """Where the environments are, ``(N, *obs_shape)``; they start when this is first asked for. Not a copy."""
         if self._raw is None:
             self._raw = self.env.reset_all()
             if not all_finite(self._raw):

@@ -77,12 +77,12 @@ class VecNormalize:
         self.returns = np.zeros(n_envs)  # discounted sum of rewards of each running episode
 
     def update(self, obs: np.ndarray) -> None:
-        """Take in the observations (N, *obs_shape) of one step."""
+        """Take in the observations ``(N, *obs_shape)`` of one step."""
         if self.obs:
             self.obs_moments.update(obs)
 
     def normalize(self, obs: np.ndarray) -> np.ndarray:
-        """Observations (B, *obs_shape) as f32 with the statistics as they stand; they do not change."""
+        """Observations ``(B, *obs_shape)`` as f32 with the statistics as they stand; they do not change."""
         if not self.obs:
             return obs
         scaled = (obs - self.obs_moments.mean) / np.sqrt(self.obs_moments.var + self.EPSILON)

@@ -273,8 +273,8 @@ def label_loss(
 def regularised_policy_loss(
     policy: DeterministicPolicy, critics: TwinQNetwork, obs: torch.Tensor, unit_actions: torch.Tensor, alpha: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """``-lambda Q1(s, pi(s)) + |pi(s) - a|^2`` with lambda = alpha / mean |Q1| (Fujimoto and Gu 2021, arXiv:2106.06860,
-    eq. 3 and 5), means over batch and components; ``policy_loss``, and its second part as ``bc_loss``."""
+    """``-lambda Q1(s, pi(s)) + |pi(s) - a|^2`` with ``lambda = alpha / mean |Q1|``, means over batch and components
+    (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3 and 5); ``policy_loss``, and its second part as ``bc_loss``."""
     actions = policy.unit_mode(obs)
     values = critics.first(obs, actions)
     distance = F.mse_loss(actions, unit_actions)

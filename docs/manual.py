@@ -1,0 +1,356 @@
+"""The parts of the manual that are generated from the code, the tuned settings and the committed results.
+
+Directives write Markdown, which is parsed in their place, so that no page holds a copy of a default or a score. The
+build warns of an algorithm without a page and of a public name without an entry in the reference; ``-W`` makes both an
+error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import click
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+from typer.main import get_command
+
+import rlox
+from rlox import config
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.config import tuned, tuned_pairs
+from rlox.config.migration import table as migration_table
+from rlox_cli.main import app as command_line
+from rlox_cli.show import comments
+
+ROOT = Path(__file__).parents[1]
+TITLES = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
+
+logger = logging.getLogger(__name__)
+
+
+def table(head: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in row) + " |" for row in lines)
+
+
+def code(value: Any) -> str:
+    """`value` as a person would type it in YAML."""
+    if value is MISSING:
+        return "required"
+    return f"`{value if isinstance(value, str) and value else json.dumps(value)}`"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def fields_table(cls: type) -> str:
+    """The fields of a configuration: name, default, meaning, and the range that a search takes."""
+    meaning, hints = comments(cls), typing.get_type_hints(cls)
+    searched = any("search" in item.metadata for item in fields(cls))
+    rows = []
+    for item in fields(cls):
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        skipped = item.name.startswith("_") or is_dataclass(default) or hints[item.name] in (Any, config.LoggerConfig)
+        if skipped:
+            continue
+        row = [f"`{item.name}`", code(default), meaning.get(item.name, "")]
+        space = item.metadata.get("search")
+        rows.append([*row, *([f"`{space}`" if space else ""] if searched else [])])
+    return table(["key", "default", "meaning", *(["searched in"] if searched else [])], rows)
+
+
+def hyperparameters(name: str) -> str:
+    """The fields of an algorithm's configuration, or of the one that `name` names in `rlox.config`."""
+    if ":" in name:
+        return fields_table(resolve(name))
+    return fields_table(resolve(ALGORITHMS[name].config) if name in ALGORITHMS else getattr(config, name))
+
+
+def tuned_settings(algo: str) -> str:
+    """All tuned settings of an algorithm, a column each, and the scores they must reach."""
+    settings = {env: tuned(algo, env) for name, env in tuned_pairs() if name == algo}
+    keys = dict.fromkeys(key for values in settings.values() for key in values.get("algo", {}))
+    rows = [["`total_timesteps`", *(f"{values['total_timesteps']:,}" for values in settings.values())]]
+    for section in ("env", "buffer"):
+        for key in dict.fromkeys(key for values in settings.values() for key in values.get(section, {})):
+            rows.append([f"`{section}.{key}`", *(values.get(section, {}).get(key, "") for values in settings.values())])
+    rows += [[f"`{key}`", *(_cell(values.get("algo", {}), key) for values in settings.values())] for key in keys]
+    scores = [[env, *_reference(values)] for env, values in settings.items()]
+    text = table(["setting", *settings], rows)
+    return f"{text}\n\n{table(['environment', 'must reach', 'source of the score'], scores)}"
+
+
+def _cell(values: dict[str, Any], key: str) -> str:
+    return code(values[key]) if key in values else ""
+
+
+def _reference(settings: dict[str, Any]) -> list[str]:
+    found = settings.get("reference") or {}
+    return [number(found.get("mean_return"), 0), found.get("source", "")]
+
+
+def _results(file: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / file).read_text())
+
+
+def made_by(found: dict[str, Any]) -> str:
+    """Where numbers come from: command, versions, machine and date."""
+    versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+    return f"Command: `{found['command']}`. Machine: {found['machine']}. Versions: {versions}. Date: {found['date']}."
+
+
+def learning(algo: str = "") -> str:
+    """Scores beside Stable-Baselines3's: of one algorithm, or of all."""
+    found, rows = _results("learning.json"), []
+    for cell, values in found["cells"].items():
+        name, env = cell.split("-", 1)
+        if algo in ("", name):
+            pairs = (("iqm", "final"), ("iqm_sb3", "final_sb3"))
+            sides = [f"{number(values[key])} ({_seeds(values[scores].values())})" for key, scores in pairs]
+            interval = f"[{number(values['low'])}, {number(values['high'])}]"
+            title = env if algo else f"{TITLES[name]} {env}"
+            rows.append([title, *sides, f"{number(values['difference'])} {interval}"])
+    if not rows:
+        raise ValueError(f"learning: benchmarks/learning.json must hold a cell of {algo}, and has none")
+    head = ["environment" if algo else "cell", "rlox, IQM (seeds)", "SB3, IQM (seeds)", "difference, 95 %"]
+    return f"{table(head, rows)}\n\n{made_by(found)} {found['note'].capitalize()}."
+
+
+def _seeds(scores: typing.Collection[float]) -> str:
+    if len(scores) <= 5:
+        return " ".join(number(score, 0) for score in scores)
+    return f"{len(scores)} seeds, {number(min(scores), 0)} to {number(max(scores), 0)}"
+
+
+def offline_scores(env: str, algo: str = "") -> str:
+    """What the offline algorithms learned from each dataset of an environment: of one algorithm, or of all."""
+    found = _results("offline.json")[env]
+    cells = [cell for cell in found["cells"] if algo in ("", cell["algo"])]
+    sets = {cell["set"]: cell["behaviour"] for cell in cells}
+    rows = [["the data's episodes", *(number(behaviour["mean_return"], 0) for behaviour in sets.values())]]
+    for name in dict.fromkeys(cell["algo"] for cell in cells):
+        scores = {cell["set"]: cell["summary"]["return"] for cell in cells if cell["algo"] == name}
+        rows.append([f"`{name}`", *(_with_interval(scores.get(data)) for data in sets)])
+    return f"{table(['', *sets], rows)}\n\n{made_by(found)}"
+
+
+def _with_interval(score: dict[str, float] | None) -> str:
+    return "" if score is None else f"{number(score['mean'], 0)} ± {number(score['half'], 0)}"
+
+
+def offline_values(env: str) -> str:
+    """What critics say of their policies' actions, and the discounted returns that follow."""
+    found = _results("offline.json")[env]
+    cells = [cell for cell in found["cells"] if "policy/q" in cell["summary"]]
+    sets = list(dict.fromkeys(cell["set"] for cell in cells))
+    rows = []
+    for name in dict.fromkeys(cell["algo"] for cell in cells):
+        pairs = {cell["set"]: [cell["summary"][key]["mean"] for key in ("policy/q", "policy/return")]
+                 for cell in cells if cell["algo"] == name}  # fmt: skip
+        rows.append([f"`{name}`", *(", ".join(number(value, 0) for value in pairs[s]) for s in sets)])
+    return table(["value, return", *sets], rows)
+
+
+def worker_speed() -> str:
+    """Steps per second of environments in worker processes."""
+    found = _results("parallel_envs.json")
+    rows = [
+        [n, *(f"{speeds[key]:,}" for key in ("rlox", "gymnasium", "in_process")), f"{speeds['ratio']:.1f}×"]
+        for n, speeds in found["steps_per_second"].items()
+    ]
+    head = ["N", "rlox, workers", "AsyncVectorEnv", "rlox, in process", "workers over AsyncVectorEnv"]
+    return f"{table(head, rows)}\n\n{made_by(found)}"
+
+
+def offline_speed() -> str:
+    """Updates per CPU second of the offline algorithms."""
+    found = _results("offline_speed.json")
+    systems = {"rlox": "rlox, native", "pytorch": "rlox, PyTorch", "original": "Rust rlox", "sb3": "SB3's nearest"}
+    rows = []
+    for algo, case in found["cases"].items():
+        speeds = [case[name]["updates_per_cpu_s"] if name in case else None for name in systems]
+        rows.append([f"`{algo}`", *("" if speed is None else f"{speed:,.0f}" for speed in speeds)])
+    return f"{table(['', *systems.values()], rows)}\n\n{made_by(found)}"
+
+
+def train_speed() -> str:
+    """CPU seconds of whole trainings, and how many times longer the others take."""
+    found = _results("train.json")
+    systems = list(dict.fromkeys(name for result in found["results"] for name in result["median"]))
+    systems.remove("control")
+    rows = []
+    for result in found["results"]:
+        if "ratio" not in result:
+            continue
+        cells = []
+        for name in systems:
+            seconds = result["median"].get(name, {}).get("cpu_s")
+            ratio = result["ratio"].get(name)
+            cells.append("" if seconds is None else f"{seconds:.2f} s" + (f" ({ratio:.1f}×)" if ratio != 1 else ""))
+        rows.append([f"{result['title']}, {result['steps']:,} steps", *cells])
+    return f"{table(['case', *systems], rows)}\n\n{made_by(found)} {found['note'].capitalize()}."
+
+
+def data_speed() -> str:
+    """Microseconds of the data plane's operations, and how many times longer the others take."""
+    found = _results("data.json")
+    peers = list(dict.fromkeys(name for result in found["results"] for name in result["ratio"]))
+    groups: dict[str, list[list[str]]] = {}
+    for result in found["results"]:
+        micros = result["systems"]["rlox"]["median_us"]
+        ratios = [f"{result['ratio'][name]:.3g}×" if name in result["ratio"] else "" for name in peers]
+        row = [result["title"], f"{_size(result['size'])} {result['unit']}", f"{micros:,.3g}", *ratios]
+        groups.setdefault(result["group"], []).append(row)
+    head = ["operation", "size", "rlox, µs", *peers]
+    parts = [f"**{group.capitalize()}**\n\n{table(head, rows)}" for group, rows in groups.items()]
+    return "\n\n".join([*parts, made_by(found)])
+
+
+def _size(size: int | list[int]) -> str:
+    return " × ".join(f"{n:,}" for n in (size if isinstance(size, list) else [size]))
+
+
+def verdicts() -> str:
+    """Which planted bugs `rlox bench learn` finds."""
+    found, rows = _results("verdicts.json"), []
+    for bug in found["bugs"].values():
+        rows.append([bug["bug"], bug["cell"], bug["n_seeds"], f"{bug['fails']} of {bug['sets']}"])
+    return f"{table(['bug', 'cell', 'seeds', 'sets that FAIL'], rows)}\n\n{made_by(found)}"
+
+
+def commands() -> str:
+    """The help of every command."""
+    root = get_command(command_line)
+    return "\n\n".join(_command(root, click.Context(root, info_name="rlox")))
+
+
+def _command(command: click.Command, context: click.Context) -> list[str]:
+    parts = []
+    if not isinstance(command, click.Group):
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+        parts += [f"## {context.command_path}", f"```text\n{usage}\n```", *_paragraphs(command.help or "")]
+        rows = []
+        for item in command.params:
+            if isinstance(item, click.Option) and item.name != "help":
+                names = ", ".join(f"`{name}`" for name in item.opts)
+                default = item.default if isinstance(item.default, (int, float, str)) else str(item.default)
+                given = "" if item.default in (None, False, ()) else code(default)
+                rows.append([names, given, (item.help or "").replace("\\[", "[")])
+        parts += [table(["option", "default", "meaning"], rows)] if rows else []
+    for name, inner in getattr(command, "commands", {}).items():
+        parts += _command(inner, click.Context(inner, info_name=name, parent=context))
+    return parts
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Help as Markdown; paragraphs that must keep their lines begin with a line of \\b."""
+    found = []
+    for part in inspect.cleandoc(text).replace("\\[", "[").split("\n\n"):
+        kept = part.removeprefix("\b\n")
+        found.append(f"```text\n{kept}\n```" if kept != part else part)
+    return found
+
+
+class Generated(SphinxDirective):
+    """A directive whose content a function of its arguments writes."""
+
+    optional_arguments = 2
+    text: typing.ClassVar[typing.Callable[..., str]]
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes(type(self).text(*self.arguments), allow_section_headings=True)
+
+
+def check(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn of what the manual lacks."""
+    for name in ALGORITHMS:
+        if f"algorithms/{name}" not in env.found_docs:
+            logger.warning("docs: there must be a page algorithms/%s.md", name)
+    known = env.get_domain("py").objects
+    for name in rlox.__all__:
+        if f"rlox.{name}" not in known and not name.startswith("__"):
+            logger.warning("docs: the public name rlox.%s must be in docs/reference", name)
+
+
+def add_arguments(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Put the arguments of a compiled class, which has no signature at run time, before its docstring."""
+    module = getattr(thing, "__module__", None) or ""
+    if what != "class" or not module.startswith("rlox.kernels."):
+        return
+    source = ROOT.joinpath("kernels", *module.split(".")[2:]).with_suffix(".pyx")
+    if not source.exists():
+        return
+    body = re.search(rf"^(?:cdef )?class {thing.__name__}\b.*?(?=^\S|\Z)", source.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.search(r"^    def __c?init__\(\s*self,?\s*(.*?)\)(?: -> None)?:\n", body[0], re.MULTILINE | re.DOTALL)
+    if found is not None:
+        lines[:0] = [f"``{thing.__name__}({' '.join(found[1].split()).rstrip(', ')})``", ""]
+
+
+def find_reference(
+    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, content: nodes.Node
+) -> nodes.Node | None:
+    """A name in a docstring, by whichever module it is written: linked where the reference has its public name.
+
+    What is not public is shown without a link. A name that does not exist is left to be warned of.
+    """
+    target = node.get("reftarget", "")
+    if not target.startswith("rlox.") or node.get("refdomain") != "py":
+        return None
+    try:
+        thing = resolve_name(target)
+    except (ImportError, AttributeError):
+        return None
+    domain = env.get_domain("py")
+    for name, entry in domain.objects.items():
+        if name.count(".") == 1 and entry.objtype in ("class", "function") and getattr(rlox, name[5:], None) is thing:
+            return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", name, node, content)
+    return content
+
+
+def inline_math(translator: Any, node: nodes.math) -> None:
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def block_math(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    functions = {
+        "hyperparameters": hyperparameters,
+        "tuned-settings": tuned_settings,
+        "learning": learning,
+        "offline-scores": offline_scores,
+        "offline-values": offline_values,
+        "offline-speed": offline_speed,
+        "worker-speed": worker_speed,
+        "train-speed": train_speed,
+        "data-speed": data_speed,
+        "verdicts": verdicts,
+        "commands": commands,
+        "migration-table": migration_table,
+    }
+    for name, function in functions.items():
+        app.add_directive(name, type("Directive", (Generated,), {"text": staticmethod(function)}))
+    # MathML, which browsers render by themselves: the manual needs no script and no network.
+    app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
+    app.connect("autodoc-process-docstring", add_arguments)
+    app.connect("missing-reference", find_reference)
+    app.connect("env-check-consistency", check)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

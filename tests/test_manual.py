@@ -1,0 +1,150 @@
+"""Every Python and shell block of the README and the manual runs, as a reader would type it, with small settings.
+
+The blocks of a page run in order, in one process, one namespace and one folder. A comment on the line before a block
+changes how it is run, several parted by semicolons:
+
+- ``<!-- test: skip, REASON -->``: not at all;
+- ``<!-- test: replace A with B -->``: with another text, such as fewer steps;
+- ``<!-- test: first COMMAND -->``: after a command that the reader has run elsewhere;
+- ``<!-- test: file PATH -->``: not, but written to a file, as the page says.
+
+``outputs/…`` stands for the newest run, ``outputs/sweeps/…`` for the newest sweep.
+"""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import rlox
+from rlox.algorithms import ALGORITHMS
+from rlox.buffers import BUFFERS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"(?:^<!-- test: (?P<how>.*?)\s*-->\n)?^```(?P<language>bash|python|yaml)\n(?P<text>.*?)^```$", re.M | re.S
+)
+# Where a command says nothing else; `total_timesteps` is never more.
+SMALL = {"total_timesteps": "600", "eval.n_points": "1", "eval.n_episodes": "2", "logger": "none"}
+
+
+class Block(NamedTuple):
+    """One block of a page, and how it is to be run."""
+
+    line: int
+    language: str
+    text: str
+    how: list[tuple[str, str]]  # verb and the rest
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found, content = [], page.read_text()
+    for match in BLOCK.finditer(content):
+        text = match["text"]
+        how = [
+            tuple(part.split(" ", 1)) for part in re.split(r"; (?=skip|replace|first|file)", match["how"] or "") if part
+        ]
+        for verb, rest in how:
+            if verb == "replace":
+                old, new = (part.replace("\\n", "\n") for part in rest.split(" with ", 1))
+                assert old in text, f"{page.name}: {old!r} is to be replaced in a block that does not hold it"
+                text = text.replace(old, new)
+        found.append(Block(content.count("\n", 0, match.start("text")) + 1, match["language"], text, how))
+    return found
+
+
+def newest(pattern: str) -> str:
+    paths = [path.parent for path in Path("outputs").rglob(pattern)]
+    return str(max(paths, key=lambda path: (path / pattern).stat().st_mtime))
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command line, with small settings where it trains."""
+    words = shlex.split(command, comments=True)
+    words = [re.sub("outputs/sweeps/…", lambda _: newest("sweep.jsonl"), word) for word in words]
+    words = [re.sub("outputs/…", lambda _: newest("metrics.jsonl"), word) for word in words]
+    if words[1] != "train":
+        return words
+    steps = "total_timesteps="
+    for i, word in enumerate(words):
+        if word.startswith(steps):
+            words[i] = f"{steps}{min(int(float(word.removeprefix(steps))), 1_536)}"
+    if not any(word.startswith("resume=") for word in words):
+        typed = {word.split("=")[0] for word in words}
+        words += [f"{key}={value}" for key, value in SMALL.items() if key not in typed]
+    return words
+
+
+@pytest.fixture
+def own_tables():
+    """What a page adds to rlox is unknown to the next one."""
+    tables, modules = (ALGORITHMS, BUFFERS), set(sys.modules)
+    before = [dict(table) for table in tables]
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+    for name in set(sys.modules) - modules:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_blocks_run(page, command, tmp_path, monkeypatch, own_tables):
+    monkeypatch.syspath_prepend(tmp_path)
+    namespace = {"__name__": "__main__"}
+
+    def shell(text):
+        for line in text.replace("\\\n", " ").splitlines():
+            if not line.split("#")[0].strip():
+                continue
+            program, *words = words_of(line)
+            assert program == "rlox", f"{page.name}: this test runs only rlox, got {line!r}; say why it is left out"
+            code, _, error = command(*words)
+            assert not code, f"{page.name}: {line}\n{error}"
+
+    for block in blocks_of(page):
+        how = dict(block.how)
+        if "skip," in how:
+            assert how["skip,"], "say why it is left out"
+            continue
+        for verb, rest in block.how:
+            if verb == "first":
+                shell(rest)
+        if "file" in how:
+            path = tmp_path / how["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.language == "python":
+            lines = "\n" * (block.line - 1) + block.text  # a traceback then has the page's lines
+            exec(compile(lines, str(page), "exec"), namespace)
+        elif block.language == "bash":
+            shell(block.text)
+        else:
+            pytest.fail(f"{page.name}, line {block.line}: a yaml block must be a file")
+
+
+def test_few_blocks_are_left_out():
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    left_out = [block for block in blocks if any(verb == "skip," for verb, _ in block.how)]
+    assert len(blocks) > 70
+    assert len(left_out) <= 10
+    assert all(block.language == "bash" for block in left_out)
+
+
+def test_every_algorithm_has_a_page():
+    assert {path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md")} == {"index", *ALGORITHMS}
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.rst"))
+    listed = re.findall(r"^\.\. auto\w+:: rlox\.(\w+)$", text, re.MULTILINE)
+    assert sorted(set(listed)) == sorted(set(rlox.__all__) - {"__version__"})
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
