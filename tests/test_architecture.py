@@ -1,6 +1,7 @@
 """Imports point downwards, from the command line to the kernels, and no two files import each other."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -216,6 +217,13 @@ assert "torch" in sys.modules
 def test_every_export_exists():
     for name in rlox.__all__:
         assert getattr(rlox, name) is not None
+
+
+@pytest.mark.parametrize("init", sorted(ROOTS["rlox"].rglob("__init__.py")), ids=lambda path: path.parent.name)
+def test_no_lazy_name_is_that_of_a_module_beside_it(init):
+    # Importing the module sets the package's attribute, and the name would be a module from then on.
+    exports = re.findall(r'^    "(\w+)": "rlox', init.read_text(), re.MULTILINE)
+    assert not {path.stem for path in init.parent.glob("*.py")} & set(exports)
 
 
 def test_names_are_where_the_documents_look_for_them():

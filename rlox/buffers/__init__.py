@@ -6,8 +6,8 @@ The table of memories, what one must provide, and their files beside a checkpoin
 from rlox import lazy
 
 _EXPORTS = {
-    "Footprint": "rlox.buffers.footprint",
-    "footprint": "rlox.buffers.footprint",
+    "Footprint": "rlox.buffers.sizes",
+    "footprint": "rlox.buffers.sizes",
     "Buffer": "rlox.buffers.protocols",
     "OfflineDataset": "rlox.buffers.protocols",
     "BUFFERS": "rlox.buffers.table",

@@ -14,6 +14,6 @@ _EXPORTS = {
     "parse_json": "rlox.checkpoint.header",
     "trained_for": "rlox.checkpoint.header",
     "Stream": "rlox.checkpoint.streams",
-    "versions": "rlox.checkpoint.versions",
+    "versions": "rlox.checkpoint.installed",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

@@ -66,8 +66,8 @@ _EXPORTS = {
     "RunConfig": "rlox.config.run",
     "TensorboardConfig": "rlox.config.run",
     "WandbConfig": "rlox.config.run",
-    "tuned": "rlox.config.tuned",
-    "tuned_pairs": "rlox.config.tuned",
-    "usual_settings": "rlox.config.tuned",
+    "tuned": "rlox.config.settings",
+    "tuned_pairs": "rlox.config.settings",
+    "usual_settings": "rlox.config.settings",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)
