@@ -15,6 +15,7 @@ release = version = rlox.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "manual"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+smartquotes = False
 
 # Docstrings: NumPy style. Types are written for people ("Tensor (B,)"), so only our own names must resolve.
 napoleon_google_docstring = False

@@ -16,7 +16,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-import click
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx import addnodes
@@ -113,6 +112,10 @@ def made_by(found: dict[str, Any]) -> str:
     return f"Command: `{found['command']}`. Machine: {found['machine']}. Versions: {versions}. Date: {found['date']}."
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def learning(algo: str = "") -> str:
     """Scores beside Stable-Baselines3's: of one algorithm, or of all."""
     found, rows = _results("learning.json"), []
@@ -127,7 +130,7 @@ def learning(algo: str = "") -> str:
     if not rows:
         raise ValueError(f"learning: benchmarks/learning.json must hold a cell of {algo}, and has none")
     head = ["environment" if algo else "cell", "rlox, IQM (seeds)", "SB3, IQM (seeds)", "difference, 95 %"]
-    return f"{table(head, rows)}\n\n{made_by(found)} {found['note'].capitalize()}."
+    return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
 
 def _seeds(scores: typing.Collection[float]) -> str:
@@ -202,7 +205,7 @@ def train_speed() -> str:
             ratio = result["ratio"].get(name)
             cells.append("" if seconds is None else f"{seconds:.2f} s" + (f" ({ratio:.1f}×)" if ratio != 1 else ""))
         rows.append([f"{result['title']}, {result['steps']:,} steps", *cells])
-    return f"{table(['case', *systems], rows)}\n\n{made_by(found)} {found['note'].capitalize()}."
+    return f"{table(['case', *systems], rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
 
 def data_speed() -> str:
@@ -235,24 +238,24 @@ def verdicts() -> str:
 def commands() -> str:
     """The help of every command."""
     root = get_command(command_line)
-    return "\n\n".join(_command(root, click.Context(root, info_name="rlox")))
+    return "\n\n".join(_command(root, root.make_context("rlox", [], resilient_parsing=True)))
 
 
-def _command(command: click.Command, context: click.Context) -> list[str]:
-    parts = []
-    if not isinstance(command, click.Group):
+def _command(command: Any, context: Any) -> list[str]:
+    parts, inner = [], getattr(command, "commands", {})
+    if not inner:
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         parts += [f"## {context.command_path}", f"```text\n{usage}\n```", *_paragraphs(command.help or "")]
         rows = []
         for item in command.params:
-            if isinstance(item, click.Option) and item.name != "help":
+            if item.param_type_name == "option" and item.name != "help":
                 names = ", ".join(f"`{name}`" for name in item.opts)
                 default = item.default if isinstance(item.default, (int, float, str)) else str(item.default)
-                given = "" if item.default in (None, False, ()) else code(default)
+                given = "" if item.default is None or item.default is False or item.default == () else code(default)
                 rows.append([names, given, (item.help or "").replace("\\[", "[")])
         parts += [table(["option", "default", "meaning"], rows)] if rows else []
-    for name, inner in getattr(command, "commands", {}).items():
-        parts += _command(inner, click.Context(inner, info_name=name, parent=context))
+    for name, below in inner.items():
+        parts += _command(below, below.make_context(name, [], parent=context, resilient_parsing=True))
     return parts
 
 
@@ -284,6 +287,12 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
     for name in rlox.__all__:
         if f"rlox.{name}" not in known and not name.startswith("__"):
             logger.warning("docs: the public name rlox.%s must be in docs/reference", name)
+
+
+def keep_colon(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Keep napoleon from reading the words before a colon in a property's first line as its type."""
+    if what in ("attribute", "property") and lines:
+        lines[0] = lines[0].replace(": ", " – ", 1)
 
 
 def add_arguments(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -350,6 +359,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         app.add_directive(name, type("Directive", (Generated,), {"text": staticmethod(function)}))
     # MathML, which browsers render by themselves: the manual needs no script and no network.
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
+    app.connect("autodoc-process-docstring", keep_colon, priority=400)
     app.connect("autodoc-process-docstring", add_arguments)
     app.connect("missing-reference", find_reference)
     app.connect("env-check-consistency", check)

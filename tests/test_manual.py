@@ -75,7 +75,9 @@ def words_of(command: str) -> list[str]:
             words[i] = f"{steps}{min(int(float(word.removeprefix(steps))), 1_536)}"
     if not any(word.startswith("resume=") for word in words):
         typed = {word.split("=")[0] for word in words}
-        words += [f"{key}={value}" for key, value in SMALL.items() if key not in typed]
+        small = SMALL | ({"algo.learning_starts": "100"} if "algo=dqn" in words else {})
+        small |= {"total_timesteps": "100"} if "dataset" in typed else {}  # updates
+        words += [f"{key}={value}" for key, value in small.items() if key not in typed]
     return words
 
 
