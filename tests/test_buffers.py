@@ -10,7 +10,6 @@ import outside_buffer
 import pytest
 from outside_buffer import NewestBuffer, NewestConfig
 
-from rlox import buffers
 from rlox.algorithms import DQN
 from rlox.buffers import (
     BUFFERS,
@@ -31,7 +30,7 @@ SMALL = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_fr
 @pytest.fixture
 def registered(monkeypatch):
     """`register_buffer` on a table of its own."""
-    monkeypatch.setattr(buffers, "BUFFERS", dict(BUFFERS))
+    monkeypatch.setattr("rlox.buffers.table.BUFFERS", dict(BUFFERS))
     return register_buffer
 
 

@@ -104,7 +104,7 @@ def test_foreign_files_are_refused_and_nothing_runs(saved, tmp_path):
 
 
 def test_newer_format_is_refused(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlox.checkpoint.FORMAT_VERSION", 99)
+    monkeypatch.setattr("rlox.checkpoint.file.FORMAT_VERSION", 99)
     saved[1].save(tmp_path / "new.safetensors")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="format version 99"):

@@ -19,7 +19,7 @@ import pytest
 import rlox
 from rlox import NativeReward, RolloutCollector, register_env
 from rlox.config import PPOConfig
-from rlox.envs import is_native, make_vec_env, native_env_ids, plugins, spec_of
+from rlox.envs import is_native, make_vec_env, native_env_ids, registry, spec_of
 from rlox.kernels.envs.vec_env import REGISTERED, VecEnv
 from rlox.native import NativePolicy
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
@@ -57,10 +57,10 @@ def site(tmp_path_factory):
 def installed(site):
     """The same, for this process."""
     sys.path.insert(0, str(site))
-    plugins.offers.cache_clear()
+    registry.offers.cache_clear()
     yield
     sys.path.remove(str(site))
-    plugins.offers.cache_clear()
+    registry.offers.cache_clear()
     forget(*OFFERED)
 
 
@@ -482,12 +482,12 @@ class Point:
 )
 def test_offers_that_are_none(monkeypatch, loaded, error, message):
     monkeypatch.setattr("rlox.envs.registry.entry_points", lambda group: [Point("Odd-v0", loaded)])
-    plugins.offers.cache_clear()
+    registry.offers.cache_clear()
     try:
         with pytest.raises(error, match=message):
             is_native("Odd-v0")
     finally:
-        plugins.offers.cache_clear()
+        registry.offers.cache_clear()
 
 
 def test_the_header_is_where_it_is_said_to_be():

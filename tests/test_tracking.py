@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import random
 import signal
@@ -14,13 +15,26 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import record_mlflow_schema
 import yaml
 from tracker_files import wandb_history
 
 from rlox import tracking
-from rlox.tracking import Record, durable_rows, is_alive, read_rows, start_mirrors, status, sync, wait
+from rlox.tracking import (
+    Record,
+    durable_rows,
+    is_alive,
+    mirrors,
+    mlflow_sqlite,
+    read_rows,
+    start_mirrors,
+    status,
+    sync,
+    wait,
+)
 from rlox.tracking import store as stores
 from rlox.tracking.record import FILE, LOCK
+from rlox.tracking.writer import Job, Logger
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason='pip install "rlox-cli[tensorboard]"')
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason='pip install "rlox-cli[mlflow]"')
@@ -320,6 +334,98 @@ def test_mlflow_equals_the_record(db):
 
 
 @needs_mlflow
+def test_the_kept_schema_is_that_of_the_installed_mlflow():
+    """The version of `constraints.txt`; another one is served by its own client."""
+    assert mlflow_sqlite.installed_revision() == mlflow_sqlite.revision()
+    assert record_mlflow_schema.schema().splitlines()[1:] == mlflow_sqlite.SCHEMA.read_text().splitlines()[1:]
+
+
+ROWS = {
+    "alembic_version": "*",
+    "workspaces": "*",
+    "experiments": "experiment_id, name, lifecycle_stage, workspace",
+    "experiment_tags": "*",
+    "runs": "name, source_type, source_name, entry_point_name, user_id, status, start_time, end_time, source_version, "
+    "lifecycle_stage, experiment_id, deleted_time",
+    "metrics": "key, value, timestamp, step, is_nan",
+    "latest_metrics": "key, value, timestamp, step, is_nan",
+    "params": "key, value",
+    "tags": "key, value",
+}
+
+
+@needs_mlflow
+def test_the_light_store_leaves_the_rows_that_mlflow_leaves(tmp_path, monkeypatch):
+    run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)}, gamma=0.99)
+    (run / "mirrors").mkdir()
+    with Record(run) as record:
+        for step in range(5):
+            record.metrics(step, {"loss": 1.0 / (step + 1), "odd(name)": 2.0 * step})
+        checkpoint(record, 4)
+        record.end(4, "failed", "a message")
+
+    def mirrored_to(database, serves):
+        monkeypatch.setattr(mlflow_sqlite, "serves", serves)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["logger"]["mlflow"]["tracking_uri"] = f"sqlite:///{database}"
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        stores.state_path(run, "mlflow").unlink(missing_ok=True)
+        logger = Logger("mlflow")
+        assert Job(run, "mlflow").round(logger) == "done"
+        client = type(logger.mirror({}).client).__name__
+        # Once more from the start, as after a state file that was lost: nothing comes twice.
+        stores.state_path(run, "mlflow").unlink()
+        assert Job(run, "mlflow").round(logger) == "done"
+        mirror, state = logger.mirror({}), stores.read_state(run, "mlflow")
+        values = [(math.nan, 0), (math.inf, 1), (-math.inf, 2), (1.5, 2), (0.5, 2), (1.5, 2)]
+        mirror.client.log_batch(state.remote_id, metrics=[mirror.metric("edge", value, 7, at) for value, at in values])
+        mirror.client.log_batch(state.remote_id, metrics=[mirror.metric("edge", 9.0, 6, 2)])
+        with sqlite3.connect(database) as connection:
+            rows = {
+                table: sorted(connection.execute(f"SELECT {columns} FROM {table}").fetchall(), key=repr)
+                for table, columns in ROWS.items()
+            }
+            ((run_id, uri),) = connection.execute("SELECT run_uuid, artifact_uri FROM runs").fetchall()
+        folder = database.parent / "mlartifacts" / run_id / "artifacts"
+        assert uri == folder.as_uri()
+        kept = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
+        params = [row for row in rows["params"] if "tracking_uri" not in row[0]]
+        return client, {**rows, "params": params}, kept
+
+    (tmp_path / "light").mkdir()
+    light = mirrored_to(tmp_path / "light" / "mlflow.db", mlflow_sqlite.serves)
+    (tmp_path / "theirs").mkdir()
+    theirs = mirrored_to(tmp_path / "theirs" / "mlflow.db", lambda database: False)
+    assert (light[0], theirs[0]) == ("SqliteStore", "MlflowClient")
+    assert light[1:] == theirs[1:]
+    assert len(light[1]["metrics"]) == 10 + 6
+    # MLflow reads what the light store wrote, and the light store goes on with what MLflow made.
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'light' / 'mlflow.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name("rlox").experiment_id])
+    assert [m.value for m in client.get_metric_history(found.info.run_id, "loss")] == [1.0 / n for n in range(1, 6)]
+    monkeypatch.undo()
+    assert mlflow_sqlite.serves(tmp_path / "theirs" / "mlflow.db")
+
+
+@needs_mlflow
+def test_another_revision_is_left_to_mlflow(tmp_path, monkeypatch):
+    database = tmp_path / "mlflow.db"
+    assert mlflow_sqlite.serves(database)  # it does not exist
+    mlflow_sqlite.create(database)
+    assert mlflow_sqlite.serves(database)
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'older'")
+    assert not mlflow_sqlite.serves(database)
+    database.write_bytes(b"no database" * 100)
+    assert not mlflow_sqlite.serves(database)
+    database.unlink()
+    monkeypatch.setattr(mlflow_sqlite, "installed_revision", lambda: "newer")
+    assert not mlflow_sqlite.serves(database)
+
+
+@needs_mlflow
 def test_killed_writers_lose_and_repeat_nothing(db):
     run = make_run(db, "killed", {"mlflow": mlflow_settings(db)})
     with Record(run) as record:
@@ -329,7 +435,7 @@ def test_killed_writers_lose_and_repeat_nothing(db):
     rng, offset = random.Random(1), 0
     for attempt in range(4):
         start_mirrors(run)
-        writer = tracking._children[-1]
+        writer = mirrors._children[-1]
         deadline = time.monotonic() + 30
         while stores.read_state(run, "mlflow").offset <= offset and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -487,8 +593,8 @@ def test_wandb_offline_holds_the_record(tmp_path):
         deadline = time.monotonic() + 30
         while stores.read_state(run, "wandb").step < 1990 and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.kill(tracking._children[-1].pid, signal.SIGKILL)
-        tracking._children[-1].wait()
+        os.kill(mirrors._children[-1].pid, signal.SIGKILL)
+        mirrors._children[-1].wait()
         write(record, [2000])
         record.end(2000, "failed", "why")
     report = sync(run)["wandb"]
@@ -561,8 +667,8 @@ def test_tensorboard_holds_the_record_whatever_was_killed(tmp_path):
             time.sleep(0.02)
         live, _ = tensorboard_scalars(run / "events")  # a running TensorBoard sees what is durable
         assert live == expected_scalars(run)
-        os.kill(tracking._children[-1].pid, signal.SIGKILL)
-        tracking._children[-1].wait()
+        os.kill(mirrors._children[-1].pid, signal.SIGKILL)
+        mirrors._children[-1].wait()
         write(record, [3000])
         record.end(3000, "finished")
     report = sync(run)["tensorboard"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rlox
+from rlox.tracking import mlflow_sqlite
 from rlox.tracking.store import user_store
 
 if TYPE_CHECKING:
@@ -59,6 +60,27 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield _name(prefix), _cut(text, MAX_PARAM)
 
 
+def _client(uri: str, is_sqlite: bool) -> tuple[Any, type, type]:
+    """MLflow's client, and its classes of a metric and a param."""
+    # The writer has a retry of its own, which does not hold up the store's other runs.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+    except ImportError as e:
+        raise ImportError(
+            "rlox.tracking: logger=mlflow needs the package mlflow, got none; pip install mlflow, then rlox sync"
+        ) from e
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if is_sqlite:
+        _tune_sqlite()
+    return MlflowClient(tracking_uri=uri), Metric, Param
+
+
 class MlflowMirror:
     """An MLflow store, opened once; it must be used under the store's lock.
 
@@ -73,27 +95,15 @@ class MlflowMirror:
         return database.with_name(database.name + ".rlox")
 
     def __init__(self, settings: Mapping[str, Any]):
-        # The writer has a retry of its own, which does not hold up the store's other runs.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        try:
-            from mlflow import MlflowClient
-            from mlflow.entities import Metric
-        except ImportError as e:
-            raise ImportError(
-                "rlox.tracking: logger=mlflow needs the package mlflow, got none; pip install mlflow, then rlox sync"
-            ) from e
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        self.metric = Metric
         self.uri = settings["tracking_uri"]
         self.database = _database(self.uri)
         if self.database is not None:
             self.database.parent.mkdir(parents=True, exist_ok=True)
-            _tune_sqlite()
-        self.client = MlflowClient(tracking_uri=self.uri)
+        if self.database is not None and mlflow_sqlite.serves(self.database):
+            self.client: Any = mlflow_sqlite.SqliteStore(self.database)
+            self.metric, self.param = mlflow_sqlite.Metric, mlflow_sqlite.Param
+        else:
+            self.client, self.metric, self.param = _client(self.uri, self.database is not None)
         self._experiments: dict[str, str] = {}
 
     def experiment(self, name: str) -> str:
@@ -132,7 +142,7 @@ class MlflowRun:
     uploads_while_alive = True
 
     def __init__(self, mirror: MlflowMirror, job: Job):
-        self.client, self.metric = mirror.client, mirror.metric
+        self.client, self.metric, self.param = mirror.client, mirror.metric, mirror.param
         self._names: dict[str, str] = {}
         experiment = mirror.experiment(job.settings["experiment"])
         run = self._find(job, experiment)
@@ -162,14 +172,14 @@ class MlflowRun:
             job.state.artifacts["config"] = 0
 
     def _find(self, job: Job, experiment: str) -> Any:
+        if isinstance(self.client, mlflow_sqlite.SqliteStore):
+            return self.client.find_run(experiment, job.ledger.run_id)
         found = self.client.search_runs([experiment], f"tags.`rlox.run_id` = '{job.ledger.run_id}'", max_results=1)
         return found[0] if found else None
 
     def _params(self, job: Job, present: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
         params = dict(_flat(job.config))
-        new = [Param(key, value) for key, value in params.items() if key not in present]
+        new = [self.param(key, value) for key, value in params.items() if key not in present]
         for i in range(0, len(new), PARAMS_PER_BATCH):
             self.client.log_batch(self.id, params=new[i : i + PARAMS_PER_BATCH])
         changed = {k: [present[k], v] for k, v in params.items() if present.get(k, v) != v}
@@ -211,6 +221,6 @@ def _tune_sqlite() -> None:
     @event.listens_for(Engine, "connect")
     def _on_connect(connection: Any, _: Any) -> None:
         cursor = connection.cursor()
-        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=NORMAL"):
+        for pragma in mlflow_sqlite.PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
