@@ -179,6 +179,17 @@ def worker_speed() -> str:
     return f"{table(head, rows)}\n\n{made_by(found)}"
 
 
+def evaluation_speed() -> str:
+    """Seconds of trainings with evaluations in the training process and in another."""
+    rows, sources = [], []
+    for case, found in _results("evaluation.json").items():
+        times = [f"{found['medians'][name]['wall_s']:.1f} s" for name in ("in place", "beside")]
+        rows.append([case, f"{found['env_steps']:,}", *times])
+        sources.append(f"- {case}: {made_by(found)}")
+    head = ["case", "steps", "in the training process", "in another process"]
+    return "\n\n".join([table(head, rows), "\n".join(sources)])
+
+
 def offline_speed() -> str:
     """Updates per CPU second of the offline algorithms."""
     found = _results("offline_speed.json")
@@ -209,11 +220,15 @@ def train_speed() -> str:
 
 
 def data_speed() -> str:
-    """Microseconds of the data plane's operations, and how many times longer the others take."""
+    """Microseconds of the data plane's operations at their middle size, and how many times longer the others take."""
     found = _results("data.json")
-    peers = list(dict.fromkeys(name for result in found["results"] for name in result["ratio"]))
-    groups: dict[str, list[list[str]]] = {}
+    by_operation: dict[str, list[dict[str, Any]]] = {}
     for result in found["results"]:
+        by_operation.setdefault(result["operation"], []).append(result)
+    results = [sizes[len(sizes) // 2] for sizes in by_operation.values()]
+    peers = list(dict.fromkeys(name for result in results for name in result["ratio"]))
+    groups: dict[str, list[list[str]]] = {}
+    for result in results:
         micros = result["systems"]["rlox"]["median_us"]
         ratios = [f"{result['ratio'][name]:.3g}×" if name in result["ratio"] else "" for name in peers]
         row = [result["title"], f"{_size(result['size'])} {result['unit']}", f"{micros:,.3g}", *ratios]
@@ -349,6 +364,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "offline-values": offline_values,
         "offline-speed": offline_speed,
         "worker-speed": worker_speed,
+        "evaluation-speed": evaluation_speed,
         "train-speed": train_speed,
         "data-speed": data_speed,
         "verdicts": verdicts,
