@@ -226,16 +226,21 @@ def data_speed() -> str:
     for result in found["results"]:
         by_operation.setdefault(result["operation"], []).append(result)
     results = [sizes[len(sizes) // 2] for sizes in by_operation.values()]
-    peers = list(dict.fromkeys(name for result in results for name in result["ratio"]))
-    groups: dict[str, list[list[str]]] = {}
-    for result in results:
-        micros = result["systems"]["rlox"]["median_us"]
-        ratios = [f"{result['ratio'][name]:.3g}×" if name in result["ratio"] else "" for name in peers]
-        row = [result["title"], f"{_size(result['size'])} {result['unit']}", f"{micros:,.3g}", *ratios]
-        groups.setdefault(result["group"], []).append(row)
-    head = ["operation", "size", "rlox, µs", *peers]
-    parts = [f"**{group.capitalize()}**\n\n{table(head, rows)}" for group, rows in groups.items()]
+    parts = []
+    for group in dict.fromkeys(result["group"] for result in results):
+        of_group = [result for result in results if result["group"] == group]
+        peers = list(dict.fromkeys(name for result in of_group for name in result["ratio"]))
+        rows = []
+        for result in of_group:
+            ratios = [f"{_ratio(result['ratio'][name])}×" if name in result["ratio"] else "" for name in peers]
+            micros = f"{result['systems']['rlox']['median_us']:,.3g}"
+            rows.append([result["title"], f"{_size(result['size'])} {result['unit']}", micros, *ratios])
+        parts.append(f"**{group.capitalize()}**\n\n{table(['operation', 'size', 'rlox, µs', *peers], rows)}")
     return "\n\n".join([*parts, made_by(found)])
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def _size(size: int | list[int]) -> str:
