@@ -28,8 +28,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:^<!-- test: (?P<how>.*?)\s*-->\n)?^```(?P<language>bash|python|yaml)\n(?P<text>.*?)^```$", re.M | re.S
 )
-# Where a command says nothing else; `total_timesteps` is never more.
+# Where a command says nothing else.
 SMALL = {"total_timesteps": "600", "eval.n_points": "1", "eval.n_episodes": "2", "logger": "none"}
+# Updates of a family take longer.
+SMALLER = {
+    "off-policy": {"total_timesteps": "200", "algo.learning_starts": "100"},
+    "offline": {"total_timesteps": "100"},
+}
+MOST_STEPS = 1_536
 
 
 class Block(NamedTuple):
@@ -69,14 +75,14 @@ def words_of(command: str) -> list[str]:
     words = [re.sub("outputs/…", lambda _: newest("metrics.jsonl"), word) for word in words]
     if words[1] != "train":
         return words
-    steps = "total_timesteps="
-    for i, word in enumerate(words):
-        if word.startswith(steps):
-            words[i] = f"{steps}{min(int(float(word.removeprefix(steps))), 1_536)}"
-    if not any(word.startswith("resume=") for word in words):
-        typed = {word.split("=")[0] for word in words}
-        small = SMALL | ({"algo.learning_starts": "100"} if "algo=dqn" in words else {})
-        small |= {"total_timesteps": "100"} if "dataset" in typed else {}  # updates
+    typed = dict(word.split("=", 1) for word in words if "=" in word)
+    family = "off-policy" if typed.get("algo") in ("dqn", "sac", "td3") else "offline" if "dataset" in typed else ""
+    small = SMALL | SMALLER.get(family, {})
+    if "total_timesteps" in typed:
+        most = int(small["total_timesteps"]) if family else MOST_STEPS
+        steps = min(int(float(typed["total_timesteps"])), most)
+        words = [f"total_timesteps={steps}" if word.startswith("total_timesteps=") else word for word in words]
+    if "resume" not in typed:
         words += [f"{key}={value}" for key, value in small.items() if key not in typed]
     return words
 
