@@ -18,7 +18,7 @@ import rlox
 from rlox.algorithms import PPO
 from rlox.checkpoint import versions
 from rlox_cli.bench.machine import provenance
-from rlox_cli.statistics import difference
+from rlox_cli.report.statistics import difference
 
 TUNED = Path(__file__).parent.parent / "conf" / "tuned" / "ppo"
 

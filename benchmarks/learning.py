@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox_cli.bench import learn
-from rlox_cli.errors import UsageError
+from rlox_cli.terminal.errors import UsageError
 
 CELLS = [
     *("ppo-CartPole-v1", "ppo-Acrobot-v1", "ppo-Pendulum-v1", "ppo-LunarLander-v3", "ppo-Hopper-v5"),

@@ -89,7 +89,7 @@ def report(folder: Path, out: Path | None) -> None:
     from scipy import stats
 
     from rlox_cli.bench.machine import provenance
-    from rlox_cli.statistics import difference, interval, iqm
+    from rlox_cli.report.statistics import difference, interval, iqm
 
     runs = {side: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{side}-s*.json"))] for side in SIDES}
     scores = {side: np.array([np.mean(run["returns"]) for run in found]) for side, found in runs.items() if found}

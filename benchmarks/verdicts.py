@@ -26,6 +26,7 @@ import numpy as np
 
 from rlox.checkpoint import versions
 from rlox_cli.bench import fingerprint, learn, seeds
+from rlox_cli.bench.judge import FAIL
 from rlox_cli.bench.machine import provenance
 
 N_NOMINAL, NOMINAL_SEED, PILOT_SEED, JUDGED_SEED, SOUND_SEED = 60, 1000, 2000, 3000, 4000
@@ -231,8 +232,8 @@ def judge(name: str, bug: Bug, first_seed: int, n_sets: int, runs: Path) -> dict
         "cell": bug.cell,
         "n_seeds": bug.n_seeds,
         "sets": len(sets),
-        "fails": sum(code == learn.EXIT_CODES[learn.FAIL] for code, _ in sets),
-        "fails_by": {by: sum(of.get(by) == learn.FAIL for of in said) for by in ("reference", "fingerprint")},
+        "fails": sum(code == learn.EXIT_CODES[FAIL] for code, _ in sets),
+        "fails_by": {by: sum(of.get(by) == FAIL for of in said) for by in ("reference", "fingerprint")},
         "fails_resampled": power(ours, nominal_runs(bug.cell), bug.n_seeds),
         "iqm": [cell["iqm"] for _, cell in sets],
         "first_set_differs": [str(fingerprint.Quantity(**one)) for one in first[:5]],

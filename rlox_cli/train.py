@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
-from rlox_cli import job
-from rlox_cli.compose import (
+from rlox_cli.config.compose import (
     Job,
     compose_jobs,
     compose_sweep,
     expands,
     folder_of,
-    is_multirun,
     named_by_time,
-    run_folder,
     run_hydra,
     searches,
-    split_args,
 )
-from rlox_cli.dataset_source import with_env
-from rlox_cli.errors import UsageError, account
-from rlox_cli.imports import import_modules, take_imports
-from rlox_cli.terminal import make_console, make_table, print_table
-
-# How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
-_WAIT_S = 120.0
+from rlox_cli.config.imports import import_modules, take_imports
+from rlox_cli.config.overrides import is_multirun, run_folder, split_args
+from rlox_cli.config.sources import with_env
+from rlox_cli.records.folders import require_new
+from rlox_cli.run import job
+from rlox_cli.run.limits import require_folder
+from rlox_cli.run.mirrors import finish_mirrors
+from rlox_cli.run.runner import resume
+from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.errors import UsageError, account
+from rlox_cli.terminal.paths import shown
 
 
 def main(args: list[str]) -> None:
@@ -63,28 +62,25 @@ def main(args: list[str]) -> None:
     if not only_prints:
         _announce(jobs[:1] if is_search else jobs, console)
     if checks:
-        from rlox_cli.check import check
+        from rlox_cli.preflight.check import check
 
         check(jobs, flags, multirun, console)
         return
     if jobs and not only_prints and not named_by_time(jobs[0]):
-        from rlox_cli.preflight import require_folder
-        from rlox_cli.runner import require_new
-
         folder = folder_of(jobs[0], multirun)
         require_folder(folder)
         require_new(folder)
     if sweep is not None:
-        from rlox_cli.check import require_buildable
+        from rlox_cli.preflight.check import require_buildable
 
         require_buildable(jobs)
     if is_search:
-        from rlox_cli.sweep.search import optuna_search
+        from rlox_cli.sweep.control import optuna_search
 
         optuna_search().start(flags, overrides, modules, sweep, jobs[0], console)
         return
     if sweep is not None and expands(sweep):
-        from rlox_cli.sweep.commands import start
+        from rlox_cli.sweep.control import start
 
         start(flags, overrides, modules, sweep, jobs, console)
         return
@@ -106,11 +102,15 @@ def main(args: list[str]) -> None:
 def _resume(
     run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console, checks: bool
 ) -> None:
-    from rlox_cli.resume import main
+    from rlox_cli.run.resume import prepare
 
-    outcome = main(run, flags, overrides, modules, console, checks=checks)
-    if outcome is not None:
-        finish_mirrors([outcome.folder], console)
+    found = prepare(run, flags, overrides, modules, console)
+    if found is not None and checks:
+        from rlox_cli.preflight.check import check_resume
+
+        check_resume(found, console)
+    elif found is not None:
+        finish_mirrors([resume(found, console).folder], console)
 
 
 def _announce(jobs: list[Job], console: Console) -> None:
@@ -125,37 +125,9 @@ def _announce(jobs: list[Job], console: Console) -> None:
 
 
 def _table(console: Console) -> None:
-    from rlox_cli.runner import shown
-
     table = make_table("run", "steps", "seconds", "final", "best")
     for o in job.OUTCOMES:
         best = "" if o.best is None else f"{o.best:.1f}"
         final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
         table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
     print_table(console, table)
-
-
-def finish_mirrors(folders: list[Path], console: Console) -> None:
-    """Wait until the trackers hold the runs; a tracker that is not there costs a line, never a run."""
-    from rlox import tracking
-    from rlox_cli.runner import shown
-
-    with console.status("mirroring to the trackers (Ctrl-C: leave it to the background)"):
-        try:
-            reports = tracking.wait(folders, _WAIT_S)
-        except KeyboardInterrupt:
-            return
-    for folder, mirrors in reports.items():
-        for name, report in mirrors.items():
-            if not report.complete:
-                reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` brings the rest"
-                print(f"{name}: {reason}", file=sys.stderr)
-            elif report.url and len(folders) == 1:
-                url = shown(Path(report.url)) if report.url.startswith("/") else report.url
-                console.print(f"  {name:<12} {url}", soft_wrap=True)
-                if name == "wandb" and report.url.startswith("/"):
-                    console.print(f"  {'upload':<12} wandb sync {url}", soft_wrap=True)
-    if any("mlflow" in mirrors for mirrors in reports.values()):
-        console.print(f"  {'view':<12} rlox ui")
-    if any("tensorboard" in mirrors for mirrors in reports.values()):
-        console.print(f"  {'view':<12} tensorboard --logdir outputs")

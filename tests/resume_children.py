@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-import rlox_cli.resume  # noqa: F401 (what a run imports)
+import rlox_cli.run.resume  # noqa: F401 (what a run imports)
 from rlox.algorithms import ALGORITHMS, resolve
-from rlox_cli.errors import Stopped
+from rlox_cli.terminal.errors import Stopped
 from rlox_cli.train import main
 
 torch.set_num_threads(1)

@@ -12,21 +12,13 @@ import pytest
 
 from rlox.tracking import durable_rows
 from rlox_cli.bench import fingerprint
-from rlox_cli.bench.learn import (
-    MORE,
-    PASS,
-    aligned,
-    area,
-    compose_cells,
-    first_reach,
-    judge_others,
-    judge_reference,
-    tuned_task_changes,
-)
+from rlox_cli.bench.curves import aligned
+from rlox_cli.bench.judge import MORE, PASS, area, first_reach, judge_others, judge_reference, tuned_task_changes
+from rlox_cli.bench.learn import compose_cells
 from rlox_cli.bench.sb3 import settings_of
 from rlox_cli.bench.seeds import changes, settings
-from rlox_cli.compose import compose_jobs
-from rlox_cli.errors import UsageError
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.terminal.errors import UsageError
 
 SHORT = ("algo=ppo", "env=CartPole-v1", "total_timesteps=12_800", "eval.n_episodes=10")
 

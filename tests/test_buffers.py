@@ -21,8 +21,8 @@ from rlox.buffers import (
     register_buffer,
 )
 from rlox.config import BufferConfig, MmapBufferConfig, OutsideBufferConfig, PrioritizedBufferConfig
-from rlox_cli.compose import compose_jobs
-from rlox_cli.errors import UsageError
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.terminal.errors import UsageError
 
 SMALL = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_freq": 4}
 

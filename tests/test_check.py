@@ -20,9 +20,10 @@ from rlox.algorithms import DQN, PPO
 from rlox.buffers import footprint, make_buffer
 from rlox.config import BufferConfig, MmapBufferConfig, PrioritizedBufferConfig
 from rlox.envs import EnvSpec
-from rlox_cli import check, env_probe, estimate, preflight, resources
-from rlox_cli.compose import compose_jobs
+from rlox_cli.config.compose import compose_jobs
 from rlox_cli.main import app
+from rlox_cli.preflight import check, estimate, probe
+from rlox_cli.run import limits, machine
 
 OWN = ("--import", "faulty_envs")
 DQN_ARGS = ("algo=dqn", "env=CartPole-v1")
@@ -192,7 +193,7 @@ def rlox(tmp_path, monkeypatch, capfd):
         (estimate, "_SHORT_S", 0.01),
         (estimate, "_UPDATES_S", 0.01),
         (estimate, "_EVALUATION_S", 0.01),
-        (env_probe, "_SECONDS", 0.1),
+        (probe, "_SECONDS", 0.1),
     ):
         monkeypatch.setattr(module, name, seconds)
     if (faulty := sys.modules.get("faulty_envs")) is not None:
@@ -348,8 +349,8 @@ def test_looking_at_a_run_before_it_starts_changes_no_bit_of_it(args, rlox, tmp_
     common = ["logger=none", "total_timesteps=1000", "eval.n_points=2", "eval.n_episodes=2"]
     code, out, _ = rlox(*args, *common, "hydra.run.dir=one")
     assert not code
-    monkeypatch.setattr("rlox_cli.runner.preflight", lambda *_: [])
-    monkeypatch.setattr("rlox_cli.runner.time_limit_warnings", lambda *_: [])
+    monkeypatch.setattr("rlox_cli.run.runner.preflight", lambda *_: [])
+    monkeypatch.setattr("rlox_cli.run.runner.time_limit_warnings", lambda *_: [])
     rlox(*args, *common, "hydra.run.dir=other")
     assert record(tmp_path / "one") == record(tmp_path / "other") != []
     assert ("warning: env=Good-v0 has no time limit" in out) == (args[0] == "--import")
@@ -434,14 +435,14 @@ print((resident() - before) / footprint(config, spec, 1, 0.99, 60_000).resident)
 def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
     (job,) = compose_jobs([], ["algo=dqn", "env=CartPole-v1", "logger=none"])
     algorithm = DQN("CartPole-v1", buffer_size=100_000)
-    needed = preflight.replay_footprint(algorithm, job.config, 50_000).resident
+    needed = limits.replay_footprint(algorithm, job.config, 50_000).resident
 
     def at(name, free, total=2**40):
         value = (free, total) if name == "memory" else free
-        monkeypatch.setattr(resources, name, lambda *_: value)
-        return preflight.preflight(algorithm, job.config, tmp_path)
+        monkeypatch.setattr(machine, name, lambda *_: value)
+        return limits.preflight(algorithm, job.config, tmp_path)
 
-    monkeypatch.setattr(resources, "free_disk", lambda *_: 2**40)
+    monkeypatch.setattr(machine, "free_disk", lambda *_: 2**40)
     assert at("memory", 2 * needed) == []
     (warning,) = at("memory", needed + 1)
     assert warning.startswith("memory is tight: 3.1 MiB of experience, where 3.1 MiB are free")
@@ -455,17 +456,17 @@ def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"or set checkpoint\.memory=false, or choose another folder by output_dir"):
         at("free_disk", needed - 100_000)
     config = replace(job.config, checkpoint=replace(job.config.checkpoint, memory=False))
-    assert preflight.preflight(algorithm, config, tmp_path) == []
+    assert limits.preflight(algorithm, config, tmp_path) == []
 
 
 def test_a_container_has_the_memory_of_its_limit(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\nother 3\n")
-    assert resources._container(tmp_path) == (450, 1000)
+    assert machine._container(tmp_path) == (450, 1000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert resources._container(tmp_path) is None
-    free, total = resources.memory()
+    assert machine._container(tmp_path) is None
+    free, total = machine.memory()
     assert 0 < free <= total
 
 
@@ -480,10 +481,10 @@ def test_costs_are_told_apart_by_when_they_come():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_cpu_seconds_hold_those_of_children_that_live():
-    before = resources.cpu_seconds()
+    before = machine.cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while resources.cpu_seconds() - before < 0.5:
+        while machine.cpu_seconds() - before < 0.5:
             time.sleep(0.02)
         assert child.poll() is None
     finally:

@@ -13,8 +13,8 @@ from rlox import tuned
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import BUFFERS
 from rlox.config import Config, RunConfig, tuned_pairs
-from rlox_cli.compose import compose_jobs
-from rlox_cli.show import comments
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.report.keys import comments
 
 CONF = Path(str(files("rlox_cli.conf")))
 

@@ -22,8 +22,8 @@ from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.envs.gym_make import ATARI_WRAPPERS, make_gym_env, whole_games
 from rlox.envs.gym_vec_env import GymVecEnv
 from rlox.kernels.envs.vec_env import VecEnv
-from rlox_cli.compose import compose_jobs
-from rlox_cli.errors import UsageError
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.terminal.errors import UsageError
 
 
 def vectorised(env_id, n, **kwargs):
@@ -527,7 +527,7 @@ def test_atari_games_learn_from_signs_unless_told_otherwise():
 
 
 def test_the_command_line_knows_atari_or_names_its_extra(monkeypatch):
-    from rlox_cli.compose import check_env_id
+    from rlox_cli.config.rules import check_env_id
 
     pytest.importorskip("ale_py")
     check_env_id("ALE/Pong-v5", {})

@@ -27,7 +27,7 @@ from rlox.tracking import read_rows
 from rlox.tracking.record import Record
 from rlox.tracking.store import inside, read_config
 from rlox.tracking.writer import Job
-from rlox_cli.show import list_things
+from rlox_cli.report.lists import list_things
 
 
 def flat_of(checkpoint):

@@ -15,7 +15,7 @@ from rlox.config import PrioritizedBufferConfig, RunConfig
 from rlox.config.migration import KEYWORDS, answers, completions, table
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.online import OnlineAlgorithm
-from rlox_cli.completion import complete
+from rlox_cli.config.completion import complete
 
 PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
 FIELDS = {item.name for entry in ALGORITHMS.values() for item in fields(resolve(entry.config))}

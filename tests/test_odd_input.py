@@ -17,7 +17,8 @@ import rlox
 from rlox.checkpoint import load_checkpoint
 from rlox.config import WandbConfig
 from rlox.tracking.writer import explain
-from rlox_cli.compose import compose_jobs, run_name
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.config.schema import run_name
 
 SMALL = ["logger=none", "total_timesteps=64", "algo.n_steps=8", "eval.n_episodes=1", "eval.n_points=1"]
 
@@ -125,7 +126,7 @@ def test_whole_numbers_may_be_written_with_an_exponent():
 
 
 def _split(words):
-    from rlox_cli.compose import split_args
+    from rlox_cli.config.overrides import split_args
 
     return split_args(words)[1]
 
@@ -148,7 +149,7 @@ def test_a_rollout_beyond_all_memory_is_refused_by_its_name():
 
 
 def test_what_memory_cannot_hold_is_refused_by_its_key(command, monkeypatch):
-    monkeypatch.setattr("rlox_cli.resources.memory", lambda: (10**7, 10**8))
+    monkeypatch.setattr("rlox_cli.run.machine.memory", lambda: (10**7, 10**8))
     for word, says in (
         ("algo.hidden_sizes=[1000,1000]", "algo.hidden_sizes must fit in memory, got [1000, 1000], whose weights"),
         ("env.n_envs=200_000", "env.n_envs must fit in memory, got 200000, whose states"),

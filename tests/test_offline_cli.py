@@ -12,8 +12,8 @@ from outcomes import kill_when_there, weights
 import rlox
 from rlox.algorithms import IQL
 from rlox.checkpoint import load_checkpoint
-from rlox_cli.compose import compose_sweep
-from rlox_cli.sweep.search import read_search
+from rlox_cli.config.compose import compose_sweep
+from rlox_cli.config.ranges import read_search
 
 SMALL = ["algo.hidden_sizes=[16,16]", "algo.batch_size=32", "logger=none", "eval.n_episodes=2", "eval.n_points=2"]
 

@@ -16,7 +16,7 @@ import rlox
 from rlox.algorithms import BC, CQL, DQN, IQL, PPO, SAC, TD3, TD3BC
 from rlox.checkpoint import load_checkpoint
 from rlox.nn.batch import TransitionBatch
-from rlox_cli.runs import unit_of
+from rlox_cli.records.runs import unit_of
 
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
 SMALL = {"hidden_sizes": [16, 16], "batch_size": 32, "learning_starts": 0, "buffer_size": 2_000, "seed": 3}

@@ -23,11 +23,11 @@ from test_sweep import RLOX, ends, jobs, kill, outcomes, rlox
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config
-from rlox_cli.compose import compose_jobs, compose_sweep
-from rlox_cli.errors import UsageError
-from rlox_cli.runner import resolved
-from rlox_cli.sweep.ledger import Sweep
-from rlox_cli.sweep.search import read_search
+from rlox_cli.config.compose import compose_jobs, compose_sweep
+from rlox_cli.config.ranges import read_search
+from rlox_cli.config.saved import resolved
+from rlox_cli.records.ledger import Sweep
+from rlox_cli.terminal.errors import UsageError
 
 # How many searches are killed and go on; a soak sets it.
 ROUNDS = int(os.environ.get("RLOX_SEARCH_ROUNDS", "1"))

@@ -136,7 +136,7 @@ def test_an_imported_module_registers(site, tmp_path):
 
 
 def composed(*overrides):
-    from rlox_cli.compose import compose_jobs
+    from rlox_cli.config.compose import compose_jobs
 
     return compose_jobs([], list(overrides))
 
@@ -160,7 +160,7 @@ def composed(*overrides):
     ],
 )
 def test_messages_know_what_is_installed(installed, overrides, message):
-    from rlox_cli.errors import UsageError
+    from rlox_cli.terminal.errors import UsageError
 
     with pytest.raises(UsageError) as told:
         composed(*overrides)
@@ -168,7 +168,7 @@ def test_messages_know_what_is_installed(installed, overrides, message):
 
 
 def test_what_is_installed_composes_and_completes(installed):
-    from rlox_cli.completion import complete
+    from rlox_cli.config.completion import complete
 
     (job,) = composed("env=GustsContinuous-v0", "imports=[rlox_gusts]", "env.reward_fn=rlox_gusts.reward:angle_penalty")
     assert job.config.env.id == "GustsContinuous-v0"
@@ -315,7 +315,7 @@ def test_a_native_reward_gives_what_python_gives(installed):
 
 def test_the_rewards_name_is_recorded(installed, tmp_path):
     from rlox.algorithms import PPO
-    from rlox_cli.imports import resolve_reward
+    from rlox_cli.config.imports import resolve_reward
 
     algorithm = PPO("CartPole-v1", n_envs=2, n_steps=8, reward_fn=resolve_reward("angle_penalty", []))
     algorithm.train(16)

@@ -13,10 +13,10 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.transforms import Bbox
 
-from rlox_cli import plot
-from rlox_cli.bench import data, learn, train
-from rlox_cli.runs import EVALUATION, Run, Series, group_runs
-from rlox_cli.ticks import PlainFormatter
+from rlox_cli.bench import curves, data, train
+from rlox_cli.records.runs import EVALUATION, Run, Series, group_runs
+from rlox_cli.report import picture
+from rlox_cli.report.ticks import PlainFormatter
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -137,14 +137,14 @@ KINDS = (
     ("kind", "by_time"), [*((kind, False) for kind in KINDS), ("one run", True), ("many steps", True)]
 )
 def test_curves_profiles_and_speeds(kind, by_time):
-    with rc_context(plot._STYLE):
-        require_readable(plot.Picture(group_runs(runs_of(kind)), EVALUATION, by_time).draw())
+    with rc_context(picture._STYLE):
+        require_readable(picture.Picture(group_runs(runs_of(kind)), EVALUATION, by_time).draw())
 
 
 def test_the_number_stands_beside_its_bar():
     groups = group_runs(runs_of("speeds far apart"))
-    with rc_context(plot._STYLE):
-        figure = plot.Picture(groups, EVALUATION, False).draw()
+    with rc_context(picture._STYLE):
+        figure = picture.Picture(groups, EVALUATION, False).draw()
         FigureCanvasAgg(figure)
         figure.canvas.draw()
     (axes,) = [axes for axes in figure.axes if axes.get_title().startswith("speed")]
@@ -161,7 +161,7 @@ def test_the_number_stands_beside_its_bar():
 def test_labels_of_ticks_differ(ends):
     from matplotlib.figure import Figure
 
-    from rlox_cli.ticks import spread
+    from rlox_cli.report.ticks import spread
 
     axes = Figure().subplots()
     axes.set_xlim(*ends)
@@ -211,7 +211,7 @@ def test_times_of_operations():
 
 def test_learning_curves_as_committed():
     cells = json.loads((BENCHMARKS / "learning.json").read_text())["cells"]
-    require_readable(learn.draw({label: cell for label, cell in cells.items() if cell["curves"]}))
+    require_readable(curves.draw({label: cell for label, cell in cells.items() if cell["curves"]}))
 
 
 @pytest.mark.parametrize("n", [1, 2, 10])
@@ -224,7 +224,7 @@ def test_learning_curves(n):
         "threshold": {"score": 475.0},
     }
     name = "ppo-MountainCarContinuous-v0 algo.learning_rate=0.001 algo.gae_lambda=0.95 algo.n_steps=2048"
-    require_readable(learn.draw({name: cell, "ppo-CartPole-v1": cell}))
+    require_readable(curves.draw({name: cell, "ppo-CartPole-v1": cell}))
 
 
 @pytest.mark.parametrize("n_keys", [1, 12])

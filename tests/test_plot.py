@@ -18,11 +18,11 @@ import yaml
 from typer.testing import CliRunner
 
 from rlox.tracking import Record
-from rlox_cli.compare import verdict
 from rlox_cli.main import app
-from rlox_cli.plot import curve
-from rlox_cli.plot import main as draw
-from rlox_cli.runs import EVALUATION, group_runs, read_run, read_runs
+from rlox_cli.records.runs import EVALUATION, group_runs, read_run, read_runs
+from rlox_cli.report.compare import verdict
+from rlox_cli.report.picture import curve
+from rlox_cli.report.plot import main as draw
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["env=CartPole-v1", "eval.n_episodes=2", "eval.n_points=4", "logger=none"]

@@ -25,9 +25,9 @@ from rlox import PPO, tracking
 from rlox.callbacks import Callback, EvalCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.tracking import durable_rows
-from rlox_cli.errors import UsageError
-from rlox_cli.resume import main as resume
-from rlox_cli.terminal import make_console
+from rlox_cli.run.resume import main as resume
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.train import main
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -1,4 +1,4 @@
-"""`rlox_cli.statistics` against closed forms and against every resample there is."""
+"""`rlox_cli.report.statistics` against closed forms and against every resample there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from rlox_cli.statistics import Interval, difference, improvement, interval, iqm, profile
+from rlox_cli.report.statistics import Interval, difference, improvement, interval, iqm, profile
 
 
 def every_resample(*samples):

@@ -17,10 +17,11 @@ import yaml
 from outcomes import outcome
 
 from rlox.checkpoint import load_checkpoint
-from rlox_cli.compose import compose_jobs, compose_sweep
-from rlox_cli.errors import UsageError
-from rlox_cli.sweep.commands import launcher_overrides, planned, resume
-from rlox_cli.sweep.ledger import Head, Sweep, job_id
+from rlox_cli.config.compose import compose_jobs, compose_sweep
+from rlox_cli.records.ledger import Head, Sweep, job_id
+from rlox_cli.sweep.control import planned, resume
+from rlox_cli.sweep.launch import launcher_overrides
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.train import main as train
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from rlox.algorithms import PPO, SAC
 from rlox.callbacks import EvalCallback
-from rlox_cli import progress
-from rlox_cli.progress import ProgressCallback
-from rlox_cli.terminal import make_table, print_table
+from rlox_cli.run import progress
+from rlox_cli.run.progress import ProgressCallback
+from rlox_cli.terminal.console import make_table, print_table
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=2000", "eval.n_episodes=2", "logger=none"]

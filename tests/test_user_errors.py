@@ -17,7 +17,7 @@ import rlox
 from rlox.callbacks import Callback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import nearest
-from rlox_cli import errors
+from rlox_cli.terminal import errors
 
 HERE = Path(user_code.__file__)
 SMALL = ["logger=none", "total_timesteps=600", "algo.n_steps=32", "env.n_envs=4", "eval.n_episodes=1"]

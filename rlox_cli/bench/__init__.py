@@ -1,1 +1,1 @@
-"""The code behind ``rlox bench``: the same work in every installed system, in alternation."""
+"""Is it fast, and does it learn? ``rlox bench``: the same work in every installed system, in alternation."""

@@ -19,260 +19,32 @@ import math
 import re
 import secrets
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from rlox.checkpoint import one_line, versions
 from rlox_cli.bench import fingerprint, seeds
+from rlox_cli.bench.curves import plot
+from rlox_cli.bench.judge import FAIL, MORE, PASS, Others, Question, area, interval_text, judge, task_changes, worst
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.sb3 import recorded_curves, settings_of, trained_curves
 from rlox_cli.bench.seeds import Run
-from rlox_cli.compose import Job, compose_jobs, split_args
-from rlox_cli.dataset_source import with_env
-from rlox_cli.errors import UsageError
-from rlox_cli.imports import import_modules
-from rlox_cli.resume import differences
-from rlox_cli.runs import unit_of
-from rlox_cli.statistics import Interval, difference, improvement, interval, iqm
-from rlox_cli.terminal import make_console
+from rlox_cli.config.compose import Job, compose_jobs
+from rlox_cli.config.imports import import_modules
+from rlox_cli.config.overrides import split_args
+from rlox_cli.config.sources import with_env
+from rlox_cli.records.runs import unit_of
+from rlox_cli.report.statistics import Interval
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-PASS, FAIL, MORE = "PASS", "FAIL", "NEED MORE SEEDS"
 EXIT_CODES = {PASS: 0, FAIL: 1, MORE: 3}
-_FEWEST = 5  # seeds that a verdict on the score takes: of fewer, a bootstrap interval is much too narrow
-_MARGIN = 0.1  # of their score, where --margin does not say
 _SHOWN = 8  # differing quantities that are printed
-# What makes a score another task's: other settings are what is judged.
-_TASK = ("total_timesteps", "max_time", "init_from", "dataset", "env", "eval")
-_NOT_TASK = ("env.workers", "env.backend", "eval.n_points")
-# What the tuned settings were composed of, and not what was changed in them.
-_CHOICE = re.compile(r"(algo|env|dataset|buffer|imports|logger)=")
-
-Curve = list[dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Others:
-    """Runs that ours are compared with."""
-
-    key: str  # suffix of the result's keys: sb3 or before
-    title: str
-    curves: dict[int, Curve]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is judged, beside the runs themselves."""
-
-    threshold: float | None = None  # score whose first reach is timed; None: the reference's
-    margin: float | None = None  # by which others may be better; None: a tenth of their score
-    score_only: bool = False  # leave the fingerprint out
-    flags: Sequence[str] = ()  # of Hydra's, by which the tuned settings are found
-    # The others of a cell, given its label, job and seeds; and the nominal runs of a cell.
-    others: Callable[[str, Job, Sequence[int]], Others | None] = field(default=lambda label, job, seeds: None)
-    nominal: Callable[[str, Job], dict[str, Any] | None] = field(
-        default=lambda label, job: fingerprint.load_nominal(job.algo, job.config.env.id)
-    )
-
-
-def area(curve: Curve) -> float:
-    """Mean height of an evaluation curve over its steps: what its area says whatever its length."""
-    steps, means = [row["step"] for row in curve], [row["mean"] for row in curve]
-    return float(np.trapezoid(means, steps) / (steps[-1] - steps[0])) if steps[-1] > steps[0] else means[-1]
-
-
-def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """(K,) steps at which there is an evaluation, and (K, R) the curves there; one that stopped early keeps its end."""
-    first = max(curve[0]["step"] for curve in curves)
-    steps = np.unique([row["step"] for curve in curves for row in curve])
-    steps = steps[steps >= first]
-    heights = [np.interp(steps, [row["step"] for row in c], [row["mean"] for row in c]) for c in curves]
-    return steps, np.stack(heights, axis=-1)
-
-
-def first_reach(curves: Iterable[Curve], threshold: float) -> dict[str, Any]:
-    """How many curves reach `threshold`, and when: medians over all, null where fewer than half do.
-
-    ``steps`` of the environments, ``cpu_s`` and ``wall_s`` of collection and updates, as far as the curves have them.
-    """
-    rows = [next((row for row in curve if row["mean"] >= threshold), None) for curve in curves]
-    found: dict[str, Any] = {"score": threshold, "reached": sum(row is not None for row in rows), "of": len(rows)}
-    for name, key in (("steps", "step"), ("cpu_s", "cpu_s"), ("wall_s", "wall_s")):
-        values = [math.inf if row is None else row[key] for row in rows if row is None or key in row]
-        median = float(np.median(values)) if len(values) == len(rows) else math.inf
-        found[name] = median if math.isfinite(median) else None
-    return found
-
-
-def more_seeds(n: int, found: Interval, bound: float) -> str:
-    """How many seeds would part `found`, of `n`, from `bound`, if the spread stays and so does the value."""
-    width = found.value - found.low if found.value >= bound else found.high - found.value
-    distance = abs(found.value - bound)
-    if n < _FEWEST or math.isinf(width):
-        return f"at least {_FEWEST} seeds"
-    needed = math.ceil(n * (width / distance) ** 2) if distance > 0 else math.inf
-    return f"about {max(n + 1, needed)} seeds" if needed <= 1000 else "more than 1,000 seeds: it is at the bound"
-
-
-def judge_reference(scores: Sequence[float], reference: float) -> tuple[str, str]:
-    """Verdict and reason."""
-    n, found = len(scores), interval([scores])
-    said = f"IQM {_told(found)}, reference {reference:g}"
-    if n >= _FEWEST and found.low >= reference:
-        return PASS, said
-    if n >= _FEWEST and found.high < reference:
-        return FAIL, said
-    return MORE, f"{said}; {more_seeds(n, found, reference)}"
-
-
-def judge_others(ours: Sequence[float], theirs: Sequence[float], margin: float, title: str) -> tuple[str, str]:
-    """Verdict and reason; what is wholly below 0 fails, however little it is."""
-    n, found = min(len(ours), len(theirs)), difference([ours], [theirs])
-    said = f"IQM less that of {title} {_told(found, '+')}, margin {margin:.3g}"
-    if len(ours) >= _FEWEST and found.high < 0:
-        return FAIL, said
-    if len(ours) >= _FEWEST and found.low >= -margin:
-        return PASS, said
-    return MORE, f"{said}; {more_seeds(n, found, -margin)} of both"
-
-
-def _told(found: Interval, sign: str = "") -> str:
-    return f"{found.value:{sign}.1f} [{found.low:.1f}, {found.high:.1f}]"
-
-
-def judge_fingerprint(runs: Sequence[Run], cell: dict[str, Any], nominal: dict[str, Any]) -> tuple[str, str] | None:
-    """Verdict and reason, and in `cell` what differs; runs of other settings are not compared."""
-    others = seeds.changes(nominal["settings"], cell["settings"])
-    if others:
-        cell["fingerprint"] = {"other_settings": others}
-        return None
-    nominal_runs = list(fingerprint.from_table(nominal["quantities"]).values())
-    found = fingerprint.compare([run.quantities for run in runs], nominal_runs)
-    cell["fingerprint"] = {**vars(found), "differing": [vars(one) for one in found.differing]}
-    beside = f"of {found.n_quantities} quantities, {found.n_ours} runs beside {found.n_nominal} nominal ones"
-    if found.differs:
-        return FAIL, f"{len(found.differing)} {beside}, differ"
-    if found.n_ours < 2:
-        return MORE, "it takes 2 seeds or more"
-    return PASS, f"none {beside}, differs (smallest p {found.smallest_p:.2g}, level {fingerprint.LEVEL:g})"
-
-
-def task_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Settings that make two scores incomparable, as `seeds.changes` says them."""
-    return [
-        f"{key} {was} -> {now}"
-        for key, (was, now) in differences(old, new)
-        if key.partition(".")[0] in _TASK and key not in _NOT_TASK
-    ]
-
-
-def tuned_task_changes(job: Job, flags: Sequence[str]) -> list[str]:
-    """In which the job's task is not that of the tuned settings whose ``reference:`` it has; none where it has its own.
-
-    Parameters
-    ----------
-    flags : sequence of str
-        As typed: a folder of the user's may hold tuned settings.
-    """
-    choices = [override for override in job.overrides if _CHOICE.match(override.lstrip("+"))]
-    (known,) = compose_jobs(list(flags), choices)
-    if known.config.reference != job.config.reference or any("reference" in o.split("=")[0] for o in job.overrides):
-        return []
-    return task_changes(seeds.settings(known.config, known.algo), seeds.settings(job.config, job.algo))
-
-
-def worst(verdicts: Iterable[str]) -> str | None:
-    """FAIL before NEED MORE SEEDS before PASS; None of nothing."""
-    found = set(verdicts)
-    return next((word for word in (FAIL, MORE, PASS) if word in found), None)
-
-
-def judge(label: str, job: Job, runs: dict[int, Run], diverged: dict[int, str], question: Question) -> dict[str, Any]:
-    """All that is to be said of one cell, as JSON has it; see the module.
-
-    Returns
-    -------
-    dict
-        ``final`` and ``curves`` by seed, ``iqm iqm_low iqm_high``, ``area`` under the curve, the first reach of the
-        ``threshold``; of others ``iqm_KEY difference low high passes improvement area_KEY final_KEY curves_KEY``;
-        ``fingerprint``, ``quantities``; ``verdicts`` and the worst of them as ``verdict``, null without any.
-    """
-    config = job.config
-    cell: dict[str, Any] = {
-        "algo": job.algo,
-        "env": config.env.id,
-        "settings": seeds.settings(config, job.algo),
-        "reference": config.reference,
-        "diverged": {str(seed): said for seed, said in diverged.items()},
-        "final": {str(seed): run.score for seed, run in runs.items()},
-        "curves": {str(seed): run.curve for seed, run in runs.items()},
-        "quantities": fingerprint.as_table({seed: run.quantities for seed, run in runs.items()}),
-    }
-    verdicts: list[dict[str, str]] = []
-
-    def add(by: str, found: tuple[str, str] | None) -> None:
-        if found is not None:
-            verdicts.append({"by": by, "verdict": found[0], "why": found[1]})
-
-    if diverged:
-        add("training", (FAIL, f"{len(diverged)} of {len(runs) + len(diverged)} seeds diverged"))
-    if runs:
-        _judge_runs(label, job, runs, question, cell, add)
-    cell["verdicts"] = verdicts
-    cell["verdict"] = worst(one["verdict"] for one in verdicts)
-    return cell
-
-
-def _judge_runs(
-    label: str, job: Job, runs: dict[int, Run], question: Question, cell: dict[str, Any], add: Callable[..., None]
-) -> None:
-    scores = [run.score for run in runs.values()]
-    found = interval([scores])
-    cell.update(iqm=found.value, iqm_low=found.low, iqm_high=found.high)
-    cell["area"] = interval([[area(run.curve) for run in runs.values()]])._asdict()
-    reference = (cell["reference"] or {}).get("mean_return")
-    threshold = reference if question.threshold is None else question.threshold
-    if threshold is not None:
-        cell["threshold"] = first_reach((run.curve for run in runs.values()), threshold)
-    if reference is not None:
-        if others_task := tuned_task_changes(job, question.flags):
-            cell["reference_is_of"] = others_task
-        else:
-            add("reference", judge_reference(scores, reference))
-    others = question.others(label, job, list(runs))
-    if others is not None:
-        theirs = [curve[-1]["mean"] for curve in others.curves.values()]
-        margin = _MARGIN * abs(float(iqm(theirs))) if question.margin is None else question.margin
-        gap = difference([scores], [theirs])
-        cell.update(
-            {
-                "against": others.title,
-                "margin": margin,
-                f"iqm_{others.key}": float(iqm(theirs)),
-                "difference": gap.value,
-                "low": gap.low,
-                "high": gap.high,
-                "passes": gap.high >= 0,
-                "improvement": improvement([scores], [theirs])._asdict(),
-                f"area_{others.key}": interval([[area(curve) for curve in others.curves.values()]])._asdict(),
-                f"final_{others.key}": {str(seed): curve[-1]["mean"] for seed, curve in others.curves.items()},
-                f"curves_{others.key}": {str(seed): curve for seed, curve in others.curves.items()},
-            }
-        )
-        if threshold is not None:
-            cell[f"threshold_{others.key}"] = first_reach(others.curves.values(), threshold)
-        add("others", judge_others(scores, theirs, margin, others.title))
-    nominal = None if question.score_only else question.nominal(label, job)
-    if nominal is not None:
-        add("fingerprint", judge_fingerprint(list(runs.values()), cell, nominal))
 
 
 def measure(
@@ -327,14 +99,17 @@ def describe(label: str, cell: dict[str, Any], console: Console) -> None:
         line("diverged", f"seed {seed}: {said}")
     key = next((key.removeprefix("iqm_") for key in cell if key in ("iqm_sb3", "iqm_before")), None)
     if n:
-        line("final return", f"{_told(Interval(cell['iqm'], cell['iqm_low'], cell['iqm_high']))} (IQM, 95 % interval)")
-        beside = f"; theirs {_told(Interval(**cell[f'area_{key}']))}" if key else ""
-        line("area under curve", f"{_told(Interval(**cell['area']))} (mean return over training){beside}")
+        line(
+            "final return",
+            f"{interval_text(Interval(cell['iqm'], cell['iqm_low'], cell['iqm_high']))} (IQM, 95 % interval)",
+        )
+        beside = f"; theirs {interval_text(Interval(**cell[f'area_{key}']))}" if key else ""
+        line("area under curve", f"{interval_text(Interval(**cell['area']))} (mean return over training){beside}")
     if "threshold" in cell:
         beside = f"; theirs {_reach(cell[f'threshold_{key}'], _unit(cell))}" if key else ""
         line(f"{cell['threshold']['score']:g} reached", f"{_reach(cell['threshold'], _unit(cell))}{beside}")
     if key:
-        line("beats theirs", f"with probability {_told_share(Interval(**cell['improvement']))}")
+        line("beats theirs", f"with probability {_share_text(Interval(**cell['improvement']))}")
     found = cell.get("fingerprint", {})
     differing = [str(fingerprint.Quantity(**one)) for one in found.get("differing", [])]
     for said in [*differing[:_SHOWN], *([f"… and {len(differing) - _SHOWN} more"] if differing[_SHOWN:] else [])]:
@@ -368,59 +143,8 @@ def _reach(found: dict[str, Any], counted: str) -> str:
     return f"by {found['reached']} of {found['of']}{', median ' + ', '.join(times) if times else ''}"
 
 
-def _told_share(found: Interval) -> str:
+def _share_text(found: Interval) -> str:
     return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
-
-
-def plot(cells: dict[str, dict[str, Any]], path: Path) -> None:
-    """Write the picture of `draw`."""
-    draw(cells).savefig(path, dpi=110)
-
-
-def draw(cells: dict[str, dict[str, Any]]) -> Figure:
-    """Learning curves: the IQM over seeds with its 95 % band, and the score that is to be reached."""
-    from matplotlib.figure import Figure
-
-    from rlox_cli.ticks import spread, thousands, wrapped
-
-    columns = min(4, len(cells))
-    lines = -(-len(cells) // columns)
-    figure = Figure(figsize=(max(6.4, 4 * columns + 0.4), 3.4 * lines + 0.6), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False)
-    handles = {}
-    for axis in axes.flat[len(cells) :]:
-        axis.set_visible(False)
-    for axis, (label, cell) in zip(axes.flat, cells.items(), strict=False):
-        counts: list[str] = []
-        sides = (("curves", "rlox", "C0"), ("curves_sb3", "Stable-Baselines3", "C1"), ("curves_before", "before", "C1"))
-        for key, name, colour in sides:
-            if not cell.get(key):
-                continue
-            curves = list(cell[key].values())
-            steps, heights = aligned(curves)
-            band = interval([heights])
-            if len(curves) > 1:
-                axis.fill_between(steps, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
-            (handles[name],) = axis.plot(steps, band.value, marker="." if len(steps) < 3 else "", color=colour)
-            counts.append(f"{len(curves)}")
-        beside = ""
-        if "threshold" in cell:
-            score = cell["threshold"]["score"]
-            axis.axhline(score, color="0.4", linewidth=0.8, linestyle="--")
-            beside = f"\ndashed: to reach, {score:g}"
-        seeds_said = f" ({' and '.join(dict.fromkeys(counts))} seed{'' if counts == ['1'] else 's'})"
-        axis.set_title(wrapped(label + seeds_said, 44), fontsize=10)
-        axis.set_xlabel(_unit(cell).replace("steps", "environment steps") + beside, fontsize=9)
-        axis.set_ylabel("evaluation return", fontsize=9)
-        axis.tick_params(labelsize=8)
-        spread(axis.xaxis, thousands())
-        spread(axis.yaxis, most=8)
-    # Beside the panels: within one, it would lie on a curve.
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), fontsize=9)
-    episodes = sorted({str(cell.get("settings", {}).get("eval", {}).get("n_episodes", 20)) for cell in cells.values()})
-    said = f"IQM over seeds and its 95 % bootstrap interval; {' or '.join(episodes)} deterministic episodes a point"
-    figure.supxlabel(said, fontsize=9)
-    return figure
 
 
 def write(found: dict[str, Any], path: Path) -> None:

@@ -18,8 +18,8 @@ from rich.console import Console
 from rlox.config import OnPolicyConfig, RunConfig
 from rlox_cli.bench.data import find_systems
 from rlox_cli.bench.train import ask_worker
-from rlox_cli.compose import Job
-from rlox_cli.errors import UsageError
+from rlox_cli.config.compose import Job
+from rlox_cli.terminal.errors import UsageError
 
 _ALGORITHMS = ("ppo", "a2c", "dqn", "sac", "td3")
 # Ours -> theirs, where the names differ.

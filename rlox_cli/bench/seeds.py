@@ -26,11 +26,12 @@ from rlox.config import RunConfig
 from rlox.tracking import durable_rows
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
-from rlox_cli.errors import Stopped, UsageError
-from rlox_cli.imports import import_modules
-from rlox_cli.resume import differences
-from rlox_cli.runner import alone, resolved, resume, run, shown
-from rlox_cli.signals import Signals, StopAtOnce
+from rlox_cli.config.imports import import_modules
+from rlox_cli.config.saved import differences, resolved
+from rlox_cli.run.runner import Resumption, alone, resume, run
+from rlox_cli.terminal.errors import Stopped, UsageError
+from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.signals import Signals, StopAtOnce
 
 # What does not decide a run's numbers; the seed is named apart.
 _APART = ("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports")
@@ -175,7 +176,7 @@ def train_one(config: RunConfig, algo: str, seed: int, folder: Path, stop_flag: 
     try:
         if not _finished(folder):
             if last.is_file():
-                resume(config, algo, last, quiet, {}, True, stop_flag)
+                resume(Resumption(config, algo, last, {}, trusted=True), quiet, stop_flag)
             else:
                 if (folder / FILE).is_file():  # broken off before anything was saved
                     shutil.rmtree(folder)

@@ -21,8 +21,8 @@ from rlox_cli.bench import trainings as worker
 from rlox_cli.bench.data import find_systems
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
-from rlox_cli.errors import UsageError
-from rlox_cli.terminal import make_console, make_table, print_table
+from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,1 +1,1 @@
-"""``rlox train -m`` and ``rlox sweep``: many runs, planned in a ledger, launched, retried, resumed and compared."""
+"""How do many runs go? ``rlox train -m``: planned in a ledger, launched, retried, resumed, or chosen by Optuna."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import signal
 import threading
 import time
@@ -23,10 +24,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from rlox.tracking.record import FILE as RECORD
-from rlox_cli.errors import Stopped, summary
-from rlox_cli.runner import alone, may_pass, run
-from rlox_cli.signals import AT_ONCE, Signals, StopAtOnce
-from rlox_cli.sweep.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
+from rlox_cli.config.saved import configuration
+from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
+from rlox_cli.records.runs import unit_of
+from rlox_cli.run.resume import main as resume
+from rlox_cli.run.runner import alone, may_pass, run
+from rlox_cli.sweep.tables import label
+from rlox_cli.terminal.errors import Stopped, summary
+from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
 
 OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal
 _POLL_S = 0.5
@@ -96,21 +101,19 @@ def train(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _train(work: Work, folder: Path, stop_flag: Path, console: Console) -> None:
-    from rlox_cli import resume
-
     beside_others = HydraConfig.get().launcher.get("n_jobs", 1) != 1  # on this machine
     more = []
     if "trial" in work.job.extra:
-        from rlox_cli.sweep.optuna import TrialCallback
+        from rlox_cli.sweep.study import TrialCallback
 
         more = [TrialCallback(work.job, Path(work.sweep))]
     if (folder / RECORD).is_file() and (folder / "checkpoints" / "last.safetensors").is_file():
         typed = [f"env.n_envs={work.job.config['env']['n_envs']}"] if work.trusted else []
         if beside_others and work.job.config["eval"].get("workers", -1) < 0:
             typed.append("eval.workers=0")
-        resume.main(str(folder), [], typed, work.modules, console, stop_flag, more)
+        resume(str(folder), [], typed, work.modules, console, stop_flag, more)
         return
-    config, algo = resume.configuration(work.job.config, work.modules, Path(work.sweep, FILE))
+    config, algo = configuration(work.job.config, work.modules, Path(work.sweep, FILE))
     config = alone(config) if beside_others else config
     run(config, algo, folder, console, stop_flag, True, more)
 
@@ -308,8 +311,7 @@ class _Watch:
 
 
 def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
-    from rlox_cli.runs import unit_of
-    from rlox_cli.sweep.show import going_on, label
+    from rlox_cli.sweep.tables import going_on
 
     unit = unit_of(job.config)
     number = list(sweep.jobs).index(job.id) + 1
@@ -329,3 +331,9 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
             told += f", final evaluation {progress.last:.1f} ± {progress.spread or 0.0:.1f}, best {progress.best:.1f}"
         told += f" ({progress.message})" if progress.message else ""
     return f"[{number:>{len(str(len(sweep.jobs)))}}/{len(sweep.jobs)}] {label(sweep, job)}: {told}"
+
+
+def launcher_overrides(master: DictConfig, overrides: list[str]) -> list[str]:
+    """What chooses the launcher again: its name, from wherever it came, and what was typed of its settings."""
+    name = f"hydra/launcher={master.hydra.runtime.choices['hydra/launcher']}"
+    return [name, *(word for word in overrides if re.match(r"\+*hydra\.launcher\.", word))]

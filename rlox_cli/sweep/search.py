@@ -1,287 +1,272 @@
-"""What ``hydra/sweeper=optuna`` searches: its settings, and the range of every key, read without Optuna."""
+"""``hydra/sweeper=optuna``: a sweep whose jobs are the trials of a study, and which goes on after whatever stopped it.
+
+The study chooses values and remembers what came of them; that there are runs, and how far they have come, stands in the
+sweep's ledger and the runs' own records, as with any sweep. A trial that was under way when everything was killed is
+still RUNNING in the study: its runs go on from their checkpoints, in their folders, and it is told when they end.
+"""
 
 from __future__ import annotations
 
 import copy
-import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+import numpy as np
+import optuna
+from omegaconf import DictConfig
+from optuna.trial import Trial, TrialState
+from rich.console import Console
 
-from rlox.config import Config, nearest
-from rlox_cli.errors import UsageError
-from rlox_cli.runner import shown
+from rlox import __version__
+from rlox_cli.config.compose import Job
+from rlox_cli.config.ranges import FILE, Search, optuna_config, read_search
+from rlox_cli.config.saved import configuration, resolved
+from rlox_cli.config.schema import run_name
+from rlox_cli.records.ledger import FILE as LEDGER
+from rlox_cli.records.ledger import Head, Progress, Sweep, SweepJob, job_id
+from rlox_cli.run.mirrors import finish_mirrors
+from rlox_cli.sweep.launch import Launch, launcher_overrides
+from rlox_cli.sweep.study import (
+    best_trial,
+    locked,
+    make_pruner,
+    make_study,
+    open_study,
+    shown_value,
+    storage_errors,
+    study_file,
+)
+from rlox_cli.sweep.study_report import report, trials_table
+from rlox_cli.sweep.tables import resume_command
+from rlox_cli.terminal.console import print_table
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
 
-FILE = "search.json"
-OBJECTIVES = ("final", "best")
-PRUNERS = ("median", "hyperband", "none")
-_SQLITE = "sqlite:///"
-# What trials may differ in; anything else would make their values incomparable.
-_SECTIONS = ("algo", "buffer", "env")
-
-
-@dataclass
-class OptunaConfig(Config):
-    """A search for good hyper-parameters by Optuna: rlox train -m hydra/sweeper=optuna …"""
-
-    _target_: str = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # Hydra wants one; it is never made
-    n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
-    n_jobs: int = 1  # trials that the launcher is given at once
-    n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
-    search: list[str] | None = None  # fields to search in their own ranges, or all; null: all, unless ranges are typed
-    params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
-    objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
-    pruner: str = "median"  # what stops poor trials early: median (of five finished ones or more), hyperband or none
-    n_startup_trials: int = 10  # trials at random before the sampler learns from them
-    seed: int = 0  # of the sampler; in sequence, the same seed gives the same trials
-    retries: int = 2  # how often in a row a run that died may be tried again without having come further
-    storage: str | None = None  # where the study lies, as sqlite:///FILE; null: study.db in the sweep's folder
-    study: str = "rlox"  # name of the study in its storage
-
-    def rules(self):
-        for name in ("n_trials", "n_jobs", "n_seeds"):
-            yield name, getattr(self, name) >= 1, "be >= 1"
-        for name in ("n_startup_trials", "retries"):
-            yield name, getattr(self, name) >= 0, "be >= 0"
-        yield "objective", self.objective in OBJECTIVES, f"be one of {', '.join(OBJECTIVES)}"
-        yield "pruner", self.pruner in PRUNERS, f"be one of {', '.join(PRUNERS)}"
-        yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
-        yield "storage", self.storage is None or self.storage.startswith(_SQLITE), "be sqlite:///FILE, or null"
-        yield "study", bool(self.study), "not be empty"
+_CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
+_TOLD = ("interrupted", "killed")  # states of runs that are told beside the lines of trials
 
 
-def optuna_config(cfg: DictConfig) -> OptunaConfig:
-    """The sweeper's settings in a composed configuration; every rule is checked on the way."""
-    try:
-        settings = OptunaConfig.from_kwargs("hydra.sweeper", **OmegaConf.to_container(cfg.hydra.sweeper))
-        if settings.storage is None:
-            return settings
-        # Kept for a process, or a day, with another working directory.
-        file = Path(settings.storage.removeprefix(_SQLITE)).absolute()
-        return replace(settings, storage=f"{_SQLITE}{file}")
-    except (ValueError, TypeError) as e:
-        raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
+class Trials:
+    """The study of a search, as the process that launches its runs sees it."""
 
+    def __init__(self, search: Search, folder: Path, n_points: int):
+        self.settings, self.search = search.settings, search
+        # Whose a trial is, where several sweeps add to one study; a folder that holds its study may be moved.
+        self.sweep = "." if self.settings.storage is None else str(folder.absolute())
+        self.file = study_file(self.settings, folder)
+        make_study(self.file, self.settings.study)
+        self.study = open_study(self.file, self.settings.study, make_pruner(self.settings, n_points))
+        self._identify()
 
-@dataclass(frozen=True)
-class Space:
-    """The range of one key: texts to choose from, or numbers from `low` to `high`, both included.
-
-    Attributes
-    ----------
-    text : str
-        The range as it is typed, in Hydra's grammar.
-    step : int or float, optional
-        Distance of the numbers; None: all floats between (ints: 1).
-    log : bool
-        Whether the logarithm is what is drawn uniformly.
-    """
-
-    key: str
-    text: str
-    choices: tuple[str, ...] = ()
-    low: float = 0
-    high: float = 0
-    step: float | None = None
-    log: bool = False
-
-    def ends(self) -> tuple[Any, ...]:
-        """Every choice, or the lowest and the highest number."""
-        return self.choices or (self.low, self.high)
-
-    def suggest(self, trial) -> Any:
-        """The value that an Optuna trial takes here."""
-        if self.choices:
-            return trial.suggest_categorical(self.key, self.choices)
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return trial.suggest_int(self.key, self.low, self.high, step=self.step or 1, log=self.log)
-        return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)
-
-
-@dataclass(frozen=True)
-class Search:
-    """A search: the overrides of every trial, and the ranges of what trials differ in."""
-
-    settings: OptunaConfig
-    fixed: list[str]
-    spaces: list[Space]
-
-    def overrides(self, values: dict[str, Any]) -> list[str]:
-        """Those of a trial that took `values`, as they are typed."""
-        chosen = [f"{space.key}={values[space.key]}" for space in self.spaces]
-        # The kwargs take any key; to Hydra's strict mode each would be unknown.
-        return [*self.fixed, *(f"++{line}" if ".kwargs." in line else line for line in chosen)]
-
-    def corners(self) -> Iterator[list[str]]:
-        """The overrides of a few jobs that meet every choice, and both ends of every range."""
-        for i in range(max(len(space.ends()) for space in self.spaces)):
-            yield self.overrides({s.key: s.ends()[i % len(s.ends())] for s in self.spaces})
-
-    def configured(self, config: dict[str, Any], values: dict[str, Any], run: int) -> dict[str, Any]:
-        """`config`, a resolved configuration, as that of run number `run` of a trial that took `values`."""
-        config = copy.deepcopy(config)
-        for override in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in values.items()]):
-            *sections, name = override.key_or_group.split(".")
-            inner = config
-            for section in sections:
-                inner = inner[section]
-            inner[name] = override.value()
-        config["seed"] += run
-        return config
-
-    def write(self, folder: Path, config: dict[str, Any]) -> None:
-        """Keep the search, and the resolved `config` of one of its jobs, in the folder of its sweep."""
-        plain = {
-            "settings": self.settings.to_dict(),
-            "fixed": self.fixed,
-            "ranges": {space.key: space.text for space in self.spaces},
-            "config": config,
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{FILE}.{os.getpid()}.partial"
-        partial.write_text(json.dumps(plain, indent=1))
-        os.replace(partial, folder / FILE)
-
-    @classmethod
-    def read(cls, folder: Path) -> tuple[Search, dict[str, Any]]:
-        """What `write` has kept.
+    def _identify(self) -> None:
+        """Write down what is searched, or see that it is what was searched before.
 
         Raises
         ------
         UsageError
-            For a file that does not hold it.
+            Where the study's trials have other ranges, or other settings beside them.
         """
-        path = folder / FILE
-        try:
-            plain = json.loads(path.read_text())
-            settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
-            ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
-            spaces = [_space(override) for override in ranges]
-            return cls(settings, list(map(str, plain["fixed"])), spaces), dict(plain["config"])
-        except (ValueError, TypeError, LookupError, AttributeError, HydraException) as e:
-            raise UsageError(f"{shown(path)} must be what `rlox train -m hydra/sweeper=optuna` wrote: {e}") from e
+        mine = {
+            "overrides": sorted(line for line in self.search.fixed if not line.startswith("logger")),
+            "ranges": {space.key: space.text for space in self.search.spaces},
+            "n_seeds": self.settings.n_seeds,
+            "objective": self.settings.objective,
+        }
+        known = self.study.user_attrs.get("search")
+        if known is None:
+            self.study.set_user_attr("search", mine)
+            return
+        for key, value in mine.items():
+            if known.get(key) != value:
+                raise UsageError(
+                    f"{key} of the search must stay {known.get(key)}, with which the study {self.settings.study!r} in "
+                    f"{shown(self.file)} was begun, got {value}; another study: hydra.sweeper.study=NAME"
+                )
+
+    def next(self) -> list[Trial]:
+        """Those that were under way when the sweep was stopped, then new ones; at most n_jobs, none at the end."""
+        with locked(self.file):
+            known = self.study.get_trials(deepcopy=False)
+            mine = [
+                t
+                for t in known
+                if t.state is TrialState.RUNNING and t.user_attrs.get("sweep", self.sweep) == self.sweep
+            ]
+            trials = [Trial(self.study, t._trial_id) for t in mine[: self.settings.n_jobs]]
+            n_new = min(self.settings.n_jobs - len(trials), self.settings.n_trials - len(known))
+            trials += [self.study.ask() for _ in range(n_new)]
+            for trial in trials:
+                trial.set_user_attr("sweep", self.sweep)
+        for trial in trials:
+            self._suggest(trial)
+        return trials
+
+    def _suggest(self, trial: Trial) -> None:
+        """Give the trial a value of every searched key; what it has it keeps."""
+        # Seeded anew for each trial, so that a study that was stopped draws what it would have drawn.
+        seed = np.random.SeedSequence([self.settings.seed, trial.number]).generate_state(1)[0]
+        self.study.sampler = optuna.samplers.TPESampler(
+            seed=int(seed), multivariate=True, constant_liar=True, n_startup_trials=self.settings.n_startup_trials
+        )
+        for space in self.search.spaces:
+            space.suggest(trial)
+
+    def tell(self, trial: Trial, runs: Sequence[Progress]) -> bool:
+        """Tell the study how the trial's runs ended; whether they have."""
+        pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
+        failed = next((run for run in runs if run.state == "failed" and not run.may_pass), None)
+        scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
+        if failed is not None:
+            trial.set_user_attr("error", failed.message)
+            self.study.tell(trial, state=TrialState.FAIL)
+        elif any(run.state != "finished" for run in runs):
+            return False
+        elif pruned is not None:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        elif None in scores:
+            trial.set_user_attr("error", "the mean return of an evaluation is no finite number")
+            self.study.tell(trial, state=TrialState.FAIL)
+        else:
+            self.study.tell(trial, sum(scores) / len(scores))
+        return True
+
+    def carry_out(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:
+        """Launch trials until there are no more; the numbers of those that are left open."""
+        while not launch.stopped and (trials := self.next()):
+            runs = [self._jobs(sweep, config, trial) for trial in trials]
+            launch.run([job for jobs in runs for job in jobs])
+            open_ = []
+            for trial, jobs in zip(trials, runs, strict=True):
+                if self.tell(trial, [sweep.progress[job.id].scan() for job in jobs]):
+                    console.print(
+                        describe(self.study, trial.number, self.settings.n_trials), soft_wrap=True, markup=False
+                    )
+                else:
+                    open_.append(trial.number)
+            if open_:
+                return open_
+        return []
+
+    def _jobs(self, sweep: Sweep, config: dict[str, Any], trial: Trial) -> list[SweepJob]:
+        """The trial's runs, which the ledger has or is given now."""
+        known = {job.extra.get("run"): job for job in sweep.jobs.values() if job.extra.get("trial") == trial.number}
+        for run in range(self.settings.n_seeds):
+            plain = self.search.configured(config, trial.params, run)
+            overrides = self.search.overrides(trial.params)
+            if self.settings.n_seeds > 1:
+                overrides = [line for line in overrides if not line.startswith("seed=")] + [f"seed={plain['seed']}"]
+            if run not in known:
+                folder = f"{trial.number}-{run_name(plain['algo']['name'], plain['env']['id'], plain['seed'])}"
+                extra = {"trial": trial.number, "run": run}
+                known[run] = SweepJob(job_id(overrides, sweep.jobs), folder, overrides, plain, extra)
+                sweep.add([known[run]])
+            elif known[run].overrides != overrides:
+                raise UsageError(
+                    f"trial {trial.number} of the study in {shown(self.file)} must be that of the ledger, "
+                    f"{' '.join(known[run].overrides)}, got {' '.join(overrides)}; restore the study"
+                )
+        return [known[run] for run in range(self.settings.n_seeds)]
 
 
-def read_search(arguments: list[str], cfg: DictConfig) -> Search:
-    """Part `arguments`, the overrides as typed, into what is fixed and what is searched.
+def start(
+    flags: list[str], overrides: list[str], modules: list[str], master: DictConfig, job: Job, console: Console
+) -> None:
+    """Begin a search; `master` and `job`, one of its, are `compose_sweep`'s of what was typed."""
+    search = read_search(overrides, master)
+    launcher = launcher_overrides(master, overrides)
+    head = Head(__version__, flags, overrides, modules, launcher, retries=search.settings.retries, created=time.time())
+    folder, config = Path(master.hydra.sweep.dir), resolved(job.config, job.algo)
+    if not (folder / LEDGER).exists():
+        # Before there is a ledger, so that no kill can leave one that does not say it is a search's.
+        search.write(folder, config)
+    sweep = Sweep.create(folder, head, [])
+    try:
+        console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        for space in search.spaces:
+            console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)
+        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, _TOLD), console)
+    finally:
+        sweep.release()
 
-    Parameters
-    ----------
-    arguments : list of str
-        Overrides; those of Hydra itself are left out.
-    cfg : DictConfig
-        The configuration as composed of what is fixed, Hydra's own section included.
+
+def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str], console: Console) -> None:
+    """Go on with a search; `master` has the launcher, and settings that were `typed` anew.
 
     Raises
     ------
     UsageError
-        For a name without a range, a range that is none, a key that cannot be searched, and if nothing is searched.
+        For a setting that cannot change, and for code of the user's that was not typed.
     """
-    settings = optuna_config(cfg)
-    typed = [o for o in _parse(arguments) if not o.is_hydra_override()]
-    fixed = {o.key_or_group: o.input_line for o in typed if not o.is_sweep_override()}
-    given = [o for o in _parse([f"{k}={v}" for k, v in (settings.params or {}).items()]) if o.key_or_group not in fixed]
-    ranges = {o.key_or_group: o for o in [*given, *(o for o in typed if o.is_sweep_override())]}
-    offered = dict(_offered(cfg))
-    for key in _named(settings.search, offered, fixed, bool(ranges)):
-        ranges.setdefault(key, _parse([f"{key}={offered[key]}"])[0])
-    if not ranges:
+    search, config = Search.read(sweep.folder)
+    # Asked here once: a trial whose runs may not begin would count as failed.
+    configuration(copy.deepcopy(config), modules, sweep.folder / FILE)
+    now = optuna_config(master)
+    names = [re.split(r"[=.]", word)[2] for word in typed if word.startswith("hydra.sweeper.")]
+    if fixed := [name for name in names if name not in _CHANGEABLE]:
         raise UsageError(
-            "hydra/sweeper=optuna must have something to search; try algo.learning_rate='interval(LOW,HIGH)'"
+            f"hydra.sweeper.{fixed[0]} must stay what it was in a search that goes on; of its settings, "
+            f"{', '.join(_CHANGEABLE)} may change"
         )
-    return Search(settings, list(fixed.values()), [_space(override) for override in ranges.values()])
+    search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
+    search.write(sweep.folder, config)
+    sweep.head.retries = search.settings.retries
+    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, _TOLD), console)
 
 
-def is_search(folder: Path) -> bool:
-    """Whether the sweep in `folder` is a search."""
-    return (folder / FILE).is_file()
+def print_trials(folder: Path, console: Console) -> bool:
+    """Print the trials of the search in `folder`, the best first; whether there is more to do."""
+    settings = Search.read(folder)[0].settings
+    if not study_file(settings, folder).is_file():
+        return True
+    study = open_study(study_file(settings, folder), settings.study)
+    done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    print_table(console, trials_table(study))
+    console.print(f"{done} of {settings.n_trials} trials have ended")
+    return done < settings.n_trials
 
 
-def optuna_search() -> ModuleType:
-    """The module that searches, which imports Optuna.
+def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launch, console: Console) -> None:
+    """Bring the search to its last trial, and report.
 
     Raises
     ------
-    ImportError
-        Where Optuna is not installed, with the remedy.
+    RuntimeError
+        If runs died so often that they are left for another time, and if no trial came to a value.
     """
+    trials = Trials(search, sweep.folder, config["eval"]["n_points"])
+    if known := len(trials.study.trials):
+        console.print(f"the study has {known} of {search.settings.n_trials} trials", soft_wrap=True)
     try:
-        from rlox_cli.sweep import optuna
-    except ModuleNotFoundError as e:
-        if e.name != "optuna":
-            raise
-        raise ImportError(
-            'hydra/sweeper=optuna needs Optuna, which is not installed; try: pip install "rlox-cli[optuna]"'
-        ) from e
-    return optuna
+        with launch.installed(), storage_errors(trials.file):
+            open_ = trials.carry_out(sweep, config, launch, console)
+    except BaseException:
+        console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        raise
 
-
-def _parse(lines: list[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(lines)
-    except HydraException as e:
-        raise UsageError(" ".join(str(e).split())) from e
-
-
-def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
-    """The ranges that stand in the metadata of the chosen algorithm's and replay memory's fields, by key."""
-    for section in _SECTIONS:
-        kind = OmegaConf.get_type(cfg, section)
-        if isinstance(kind, type) and issubclass(kind, Config):
-            for item in fields(kind):
-                if "search" in item.metadata:
-                    yield f"{section}.{item.name}", item.metadata["search"]
-
-
-def _named(search: list[str] | None, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
-    """The keys whose own ranges ``hydra.sweeper.search`` asks for."""
-    if search == ["all"] or (search is None and not has_ranges):
-        return [key for key in offered if key not in fixed]
-    keys = []
-    for name in search or []:
-        key = name if "." in name else f"algo.{name}"
-        if key not in offered:
-            hint = nearest(key, offered).replace("algo.", "")
-            raise UsageError(
-                f"hydra.sweeper.search must name fields that have a range of their own, got {name}; {hint}; or type "
-                f"one: {key}='interval(LOW,HIGH)'"
-            )
-        if key in fixed:
-            raise UsageError(f"{fixed[key]} must not stand beside hydra.sweeper.search, which names it; leave one out")
-        keys.append(key)
-    return keys
-
-
-def _space(override: Override) -> Space:
-    """The range that an override stands for."""
-    key, text, sweep = override.key_or_group, override.input_line.split("=", 1)[1], override.value()
-    if key.split(".")[0] not in _SECTIONS or "." not in key or key == "env.id":
-        remedy = "; for several seeds: hydra.sweeper.n_seeds=N" if key == "seed" else ""
-        raise UsageError(
-            f"{key} must have one value in a search, whose trials differ in keys of {', '.join(_SECTIONS)}, got "
-            f"{text}{remedy}"
+    found = report(trials.study, search, sweep.folder, console)
+    finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
+    if open_:
+        raise RuntimeError(
+            f"trials {', '.join(map(str, open_))} are not finished: their runs died and are left for another time; go "
+            f"on: {resume_command(sweep)}"
         )
-    if not override.is_sweep_override():
-        raise UsageError(f"hydra.sweeper.params.{key} must be a range such as 0.9,0.99 or interval(0,1), got {text}")
-    log = "log" in sweep.tags
-    if isinstance(sweep, IntervalSweep):
-        space = Space(key, text, (), sweep.start, sweep.end, None, log)
-    elif isinstance(sweep, RangeSweep):
-        if log:
-            raise UsageError(f"{key} must be tag(log,interval(LOW,HIGH)), or with int(interval(…)) in it, got {text}")
-        numbers = list(sweep.range())
-        space = Space(key, text, (), min(numbers, default=0), max(numbers, default=0), abs(sweep.step))
+    if not found:
+        raise RuntimeError(f"no trial came to a value; each run has its account in {shown(sweep.folder)}/…/out.txt")
+
+
+def describe(study: optuna.Study, number: int, n_trials: int) -> str:
+    """One line about a trial that was told."""
+    trial, best = study.get_trials(deepcopy=False)[number], best_trial(study)
+    if trial.state is TrialState.COMPLETE:
+        told = f"{trial.value:.1f}"
     else:
-        return Space(key, text, tuple(override.sweep_string_iterator()))
-    if not space.low < space.high or (log and space.low <= 0):
-        rule = "be a range from a lower number to a higher one" + (", both above 0 for tag(log, …)" if log else "")
-        raise UsageError(f"{key} must {rule}, got {text}")
-    return space
+        told = (
+            trial.user_attrs["pruned"] if trial.state is TrialState.PRUNED else f"failed: {trial.user_attrs['error']}"
+        )
+    so_far = "" if best is None else f" (best {best.value:.1f}, trial {best.number})"
+    values = " ".join(f"{key.removeprefix('algo.')}={shown_value(value)}" for key, value in trial.params.items())
+    return f"trial {number} of {n_trials}: {told}{so_far}  {values}"

@@ -14,10 +14,10 @@ from hydra.core.override_parser.types import OverrideType
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
-from rlox_cli.runner import shown
-from rlox_cli.sweep.optuna import best_trial, shown_value
-from rlox_cli.sweep.search import Search
-from rlox_cli.terminal import PlainTable, make_table, print_table
+from rlox_cli.config.ranges import Search
+from rlox_cli.sweep.study import best_trial, shown_value
+from rlox_cli.terminal.console import PlainTable, make_table, print_table
+from rlox_cli.terminal.paths import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +114,7 @@ def draw(study: optuna.Study, importances: dict[str, float]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    from rlox_cli.ticks import spread, wrapped
+    from rlox_cli.report.ticks import spread, wrapped
 
     trials = study.get_trials(deepcopy=False)
     done = [trial for trial in trials if trial.state is TrialState.COMPLETE]

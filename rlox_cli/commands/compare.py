@@ -1,0 +1,34 @@
+"""``rlox compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlox_cli.terminal.errors import reported
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run folder, or a folder that holds runs.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The same; what is told is what B has more.")],
+    metric: Annotated[str, typer.Option(help="What to compare: any name in metrics.jsonl.")] = "eval/mean_return",
+    threshold: Annotated[
+        float | None, typer.Option(help="Score whose steps are counted; by default the tuned settings' reference.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare two runs, or two groups of runs: settings, versions, scores, and whether B differs from A.
+
+    The verdict needs several seeds on each side: B is better where the 95 % bootstrap interval of the difference of
+    interquartile means leaves out zero and a permutation test agrees.
+
+    \b
+    rlox compare outputs/sweeps/before outputs/sweeps/after
+    rlox compare RUN RUN --threshold 475 --json
+    """
+    with reported("compare"):
+        from rlox_cli.report.compare import main
+
+        main(a, b, metric, threshold, json)

@@ -1,0 +1,46 @@
+"""Tab completion of overrides, through Hydra's own completion engine."""
+
+from __future__ import annotations
+
+import os
+
+
+class _Replacement(str):
+    """A candidate that takes the place of what was typed: Typer drops those that do not begin with it."""
+
+    def startswith(self, *args) -> bool:
+        return True
+
+
+def complete(incomplete: str) -> list[str]:
+    """Candidates for the word at the cursor: groups and choices (``algo=ppo``), keys (``algo.clip_eps=``, also where
+    another trainer's word for it was typed), run folders behind ``resume=``, and files behind ``dataset=``."""
+    if incomplete.startswith("resume="):
+        from glob import glob
+
+        typed = incomplete.partition("=")[2]
+        return sorted(f"resume={os.path.dirname(path)}" for path in glob(f"{typed}*/**/metrics.jsonl", recursive=True))
+    if incomplete.startswith("dataset="):
+        from rlox_cli.config.sources import dataset_files
+
+        return [f"dataset={path}" for path in dataset_files(incomplete.partition("=")[2])]
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.completion_plugin import CompletionPlugin
+
+    from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register
+
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
+        loader = GlobalHydra.instance().config_loader()
+        plugin = next(iter(Plugins.instance().discover(CompletionPlugin)))(loader)
+        found = plugin._query(config_name=CONFIG_NAME, line=incomplete)
+    found = [item for item in found if not item.rstrip("=").endswith("_schema")]
+    found += [key for key in ("output_dir=", "resume=") if key.startswith(incomplete)]
+    if not found:
+        from rlox.config.migration import completions
+
+        return [_Replacement(key) for key in completions(incomplete)]
+    return sorted(found)

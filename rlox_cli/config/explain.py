@@ -1,0 +1,102 @@
+"""One sentence for an error of Hydra or OmegaConf."""
+
+from __future__ import annotations
+
+import re
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from rlox.config import BufferConfig, nearest
+from rlox.config.migration import answers
+from rlox_cli.config.rules import OFF_POLICY_ONLY
+from rlox_cli.config.schema import ONE_CHOICE, SECTION_OF
+
+_KINDS = {
+    "Float": "a number",
+    "Integer": "an integer",
+    "Boolean": "true or false",
+    "String": "a text",
+}
+
+
+def _section(name: str) -> str:
+    """The key, with its dot, at which the Config class of this name stands."""
+    kinds = [BufferConfig]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return "buffer." if name in {kind.__name__ for kind in kinds} else SECTION_OF.get(name, "algo.")
+
+
+def explain(e: BaseException) -> str:
+    """One sentence for a Hydra or OmegaConf error: the key, what it must be, the value, the nearest valid name."""
+    root: BaseException = e
+    while not isinstance(root, OmegaConfBaseException) and root.__cause__ is not None:
+        root = root.__cause__
+    if isinstance(e, MissingConfigException) and e.missing_cfg_file:
+        path = e.missing_cfg_file.removesuffix(".yaml")
+        group, _, choice = path.partition("/") if path.split("/")[0] in ONE_CHOICE else path.rpartition("/")
+        if group == "dataset":
+            return f"dataset must name a file, or minari:ID, got {choice!r}"
+        if group:
+            # Hydra names no options for an item of a list, as in logger=[mlflow,cvs].
+            options = e.options or GlobalHydra.instance().config_loader().get_group_options(group)
+            options = [option for option in options if not option.endswith("_schema")]
+            more = "; or any gymnasium id, such as Acrobot-v1" if group == "env" else ""
+            return f"{group}={choice} does not exist; {nearest(choice, options)}{more}"
+    if isinstance(e, HydraException) and "Ambiguous value for argument" in str(e):
+        line = re.search(r"argument '(.*?)'\n", str(e))
+        return f"{line[1] if line else 'a comma list'} is several values, which are a sweep: rlox train -m …"
+    if isinstance(root, OmegaConfBaseException) and root.full_key:
+        first = (root.msg or str(root)).splitlines()[0]
+        if isinstance(root, InterpolationResolutionError):
+            told = re.search(r"Interpolation key '(.*)' not found|[Uu]nsupported interpolation type (\S+)", first)
+            name = next(filter(None, told.groups()), "") if told else ""
+            what = f"refers to {name!r}, which is no key" if name else f"cannot be resolved: {first}"
+            return f"{root.full_key} {what}; a reference is ${{SECTION.KEY}}, as ${{algo.gamma}}"
+        if "Cannot merge DictConfig with ListConfig" in first:
+            return f"{root.full_key} must be a list, as [1,2], got a mapping"
+        if "is not a ListConfig" in first or "Cannot assign" in first or "Cannot convert" in first:
+            kind = (
+                "a list, as [1,2]"
+                if "ListConfig" in first
+                else "a mapping, as {name: 1}"
+                if "Dict[" in first
+                else "a text"
+            )
+            got = re.search(r"(?:assigned: |Cannot assign |Cannot convert )'?(\w+)", first)
+            return f"{root.full_key} must be {kind}, got a value of type {got[1] if got else 'another'}"
+        if "not in" in first or "not found" in first:
+            known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
+            if root.object_type is dict and re.fullmatch(r"buffer\.\w+", root.full_key):
+                return f"{root.full_key} needs a replay memory; {OFF_POLICY_ONLY}"
+            if root.object_type is dict and re.fullmatch(r"dataset\.\w+", root.full_key):
+                return f"{root.full_key} needs a dataset; add dataset=data/medium.arrow or dataset=minari:ID"
+            kind = root.object_type.__name__ if isinstance(root.object_type, type) else "the configuration"
+            hint = nearest(str(root.key), known) if known else "`rlox show` lists the keys"
+            for section in ("algo", "env", "buffer", "dataset"):
+                # `gamma=0.9` for `algo.gamma=0.9` is what people type first.
+                if "." not in root.full_key and OmegaConf.select(root.parent_node, f"{section}.{root.key}") is not None:
+                    hint = f"did you mean {section}.{root.key}?"
+            section, _, name = root.full_key.rpartition(".")
+            if section in ("", "algo"):
+                algo = root.parent_node if section else root.parent_node.get("algo") or {}
+                hint = answers(name, [str(key) for key in algo], cli=True) or hint
+            return f"{root.full_key} is no key of {kind}; {hint}"
+        value = re.match(r"Value (.*) of type '\w+' could not be converted to (\w+)", first)
+        if value:
+            kind = _KINDS.get(value[2], value[2])
+            hint = " (write 1_000_000, not 1e6)" if kind == "an integer" and re.match(r"'\d+\.0'", value[1]) else ""
+            known = [str(key) for key in root.parent_node] if isinstance(root.parent_node, DictConfig) else []
+            theirs = answers(str(root.key), known, cli=True, value=value[1].strip("'"))
+            return f"{root.full_key} must be {kind}, got {value[1]}{hint}{f'; {theirs}' if theirs else ''}"
+        if "is not Optional" in first:
+            return f"{root.full_key} must have a value, got null; leave it out for its default"
+        if not_bool := re.match(r"Value (.*) is not a valid bool", first):
+            return f"{root.full_key} must be {_KINDS['Boolean']}, got {not_bool[1]}"
+        return f"{root.full_key}: {first}"
+    if isinstance(e, (ValueError, TypeError)) and (named := re.match(r"(\w+Config): (.*)", str(e), re.DOTALL)):
+        return f"{_section(named[1])}{named[2]}"
+    return " ".join(str(e).split())

@@ -1,0 +1,135 @@
+"""``--import``: modules of the user's, loaded before anything looks for environments or algorithms."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlox.checkpoint import one_line
+from rlox.collectors import REWARDS
+from rlox.config import nearest
+from rlox.envs.registry import REWARD_GROUP, load, offers, worker_imports
+from rlox.kernels.envs import NATIVE_ENVS
+from rlox_cli.terminal.errors import UsageError
+
+
+def take_imports(args: list[str]) -> tuple[list[str], list[str]]:
+    """Part ``--import NAME`` (as often as it is typed, also ``--import=NAME``) from the other words."""
+    modules, rest = [], []
+    words = iter(args)
+    for word in words:
+        if word == "--import":
+            name = next(words, None)
+            if name is None or name.startswith("-"):
+                raise UsageError(f"--import must be followed by a module's name, got {name or 'nothing'}")
+            modules.append(name)
+        elif word.startswith("--import="):
+            modules.append(word.removeprefix("--import="))
+        else:
+            rest.append(word)
+    return modules, rest
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import each module from the working directory or the environment, in this order as ``python -m`` does.
+
+    Raises
+    ------
+    UsageError
+        For a name that is no module's, a module that is not there, and one whose own code fails.
+    """
+    names = list(names)
+    if names and not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            hint = name.removesuffix(".py").strip("./").replace("/", ".")
+            raise UsageError(
+                f"--import must be a module's dotted name, got {name!r}; try --import {hint or 'my_package'}"
+            )
+        try:
+            import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name is None or not f"{name}.".startswith(f"{e.name}."):
+                raise UsageError(f"--import {name}: it needs the module {e.name}, which is not installed") from e
+            raise UsageError(
+                f"--import {name}: there is no such module in {os.getcwd()} or the environment; run rlox from the "
+                "folder that holds it, or install it with pip"
+            ) from e
+        except Exception as e:  # the user's own code
+            raise UsageError(f"--import {name}: its code failed with {type(e).__name__}: {e}") from e
+        if name not in worker_imports:
+            worker_imports.append(name)
+
+
+def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
+    """The modules that an environment of the user's came from: `env` as a checkpoint or a configuration has it."""
+    # Wrappers of old gym take the id as an argument.
+    for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
+        if module := name.rpartition(":")[0]:
+            yield module
+    for wrapper in env["wrappers"]:
+        name = wrapper if isinstance(wrapper, str) else next(iter(wrapper), "")
+        if module := name.rpartition(":")[0] or name.rpartition(".")[0]:
+            yield module
+    if env["id"] not in NATIVE_ENVS or env["kwargs"] or env["wrappers"]:
+        imports = run.get("imports")
+        yield from map(str, imports if isinstance(imports, list) else ())
+
+
+def require_typed(modules: Iterable[str], typed: Iterable[str], path: Path) -> None:
+    """A file must not decide what code runs: its modules are imported only where they were typed.
+
+    Raises
+    ------
+    UsageError
+        With the flags that are missing.
+    """
+    typed = list(typed)
+    missing = [m for m in dict.fromkeys(modules) if not any(f"{m}.".startswith(f"{t}.") for t in typed)]
+    if missing:
+        names, flags = one_line(", ".join(missing)), one_line(" ".join(f"--import {module}" for module in missing))
+        raise UsageError(
+            f"{path} was trained with code of your own ({names}), which a file may not load by itself; "
+            f"if you trust it, add {flags}"
+        )
+
+
+def resolve_reward(name: str | None, imports: Iterable[str]) -> Any:
+    """What ``env.reward_fn`` names: ``module:NAME`` from a module that was typed, one of rlox's, or an installed offer.
+
+    A configuration must not decide what code runs: a module is looked into only where it is among `imports`.
+
+    Raises
+    ------
+    ValueError
+        For a module that was not typed, and a name that is not there or is no reward function.
+    """
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        if name in REWARDS:
+            return name
+        if name not in offers(REWARD_GROUP):
+            hint = nearest(name, [*REWARDS, *offers(REWARD_GROUP)])
+            raise ValueError(f"env.reward_fn={name} must be module:NAME or the name of an installed reward; {hint}")
+        found = load(REWARD_GROUP, name)
+    else:
+        if not any(f"{module}.".startswith(f"{typed}.") for typed in imports):
+            raise ValueError(f"env.reward_fn={name} names a module to import; if you trust it, add --import {module}")
+        import_modules([module])
+        home = sys.modules[module]
+        if not hasattr(home, attribute):
+            public = [n for n in vars(home) if not n.startswith("_")]
+            raise ValueError(f"env.reward_fn={name} must exist, but {module} has none; {nearest(attribute, public)}")
+        found = getattr(home, attribute)
+    if not callable(found) and type(found).__name__ != "PyCapsule":
+        raise ValueError(
+            f"env.reward_fn={name} must be a callable or a 'rlox.reward.v1' capsule, got {type(found).__name__}"
+        )
+    return found

@@ -1,0 +1,192 @@
+"""What was typed: flags, overrides, and forms that no run can have."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import fields
+from decimal import Decimal
+from functools import cache
+from typing import get_type_hints
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import OverrideParseException
+
+from rlox import config as config_module
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_config_class, buffer_names
+from rlox.checkpoint import one_line
+from rlox.config import RunConfig, nearest
+from rlox_cli.config.ranges import OptunaConfig
+from rlox_cli.config.schema import LONGEST_NAME, ONE_CHOICE, SECTION_OF, SweeperConfig
+from rlox_cli.terminal.errors import UsageError
+
+# Hydra's flags without a value, and those that take it as the next word.
+_FLAGS = {
+    *("-h", "--help", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
+    *("--shell-completion", "-sc"),
+}
+_VALUE_FLAGS = {
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *("--cfg", "-c", "--package", "-p", "--info", "-i"),
+}
+_EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+
+
+def split_args(args: list[str]) -> tuple[list[str], list[str]]:
+    """Part what was typed into Hydra's flags (with their values) and overrides, which Hydra wants in this order apart.
+
+    Raises
+    ------
+    UsageError
+        For a word that is neither.
+    """
+    flags, overrides = [], []
+    words = iter(args)
+    for word in words:
+        if word in _VALUE_FLAGS:
+            flags.append(word)
+            value = next(words, None)
+            if value is not None:
+                flags.append(value)
+        elif word.startswith("-"):
+            if (name := word.partition("=")[0]) not in _FLAGS | _VALUE_FLAGS:
+                known = {"--import", "--check", *_FLAGS, *_VALUE_FLAGS}
+                raise UsageError(f"{_short(name)} is no flag; {nearest(name, known)}")
+            flags.append(word)
+        elif "=" in word or word.startswith("~"):
+            # The kwargs take any key; to Hydra's strict mode each would be unknown.
+            overrides.append(f"++{word}" if re.match(r"(env|buffer)\.kwargs[.=]", word) else _whole(word))
+        else:
+            raise UsageError(f"{_short(word)!r} must be KEY=VALUE or a flag; `rlox train --help` shows how")
+    if not any(word.split("=")[0] in ("--cfg", "-c", "--info", "-i") for word in flags):
+        for word in flags:
+            if word.split("=")[0] in ("--resolve", "--package", "-p"):
+                raise UsageError(f"{word} must stand beside --cfg job, which prints the configuration")
+    return flags, overrides
+
+
+def _whole(override: str) -> str:
+    """`override` with 1e6 as 1000000 where its key takes a whole number, which Hydra reads as a float."""
+    key, _, value = override.partition("=")
+    if key.lstrip("+").removeprefix("hydra.sweeper.params.") not in _whole_keys():
+        return override
+
+    def digits(found: re.Match[str]) -> str:
+        number = Decimal(found[0].replace("_", ""))
+        return str(int(number)) if number == number.to_integral_value() else found[0]
+
+    return f"{key}={re.sub(_EXPONENT, digits, value)}"
+
+
+@cache
+def _whole_keys() -> set[str]:
+    """The dotted keys of all integers, and lists of them, that a run can have."""
+    sections: list[tuple[str, type]] = [("", RunConfig), ("hydra.sweeper.", SweeperConfig)]
+    sections += [("hydra.sweeper.", OptunaConfig)]
+    sections += [("algo.", resolve(entry.config)) for entry in ALGORITHMS.values()]
+    sections += [("buffer.", buffer_config_class(name)) for name in buffer_names()]
+    sections += [(at, getattr(config_module, name)) for name, at in SECTION_OF.items() if at]
+    return {
+        at + item.name
+        for at, kind in sections
+        for item in fields(kind)
+        if re.search(r"\bint\b", str(get_type_hints(kind)[item.name]))
+    }
+
+
+def run_folder(overrides: list[str]) -> list[str]:
+    """`overrides` with ``output_dir=FOLDER`` as Hydra has it: the run's folder, or that of all a sweep's runs.
+
+    Raises
+    ------
+    UsageError
+        For an empty folder, and beside the keys that it stands for.
+    """
+    typed = [override for override in overrides if override.startswith("output_dir=")]
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in ("output_dir", *FOLDERS) and value in ("", "''", '""', "null"):
+            raise UsageError(f"{key} must name a folder, got nothing")
+        if key in FOLDERS and typed:
+            raise UsageError(f"output_dir must not stand beside {key}, which it sets; type one of them")
+        if key in ("output_dir", *FOLDERS) and any(len(os.fsencode(part)) > 255 for part in value.split("/")):
+            raise UsageError(f"{key} must name a folder of at most 255 bytes, got {_short(value)}")
+    rest = [override for override in overrides if override not in typed]
+    if not typed:
+        return rest
+    folder = typed[-1].partition("=")[2]
+    if folder[0] not in "'\"":
+        # A path is taken as it is, whatever its signs mean in Hydra's grammar.
+        folder = os.path.expanduser(folder).replace("'", r"\'")
+        folder = f"'{folder}'"
+    return [*rest, *(f"{key}={folder}" for key in FOLDERS)]
+
+
+def refuse_forms(overrides: list[str]) -> None:
+    """A UsageError for what Hydra's grammar allows, and no run can have, in words that say what to type."""
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
+    for line in overrides:
+        if len(name := line.partition("=")[0]) > LONGEST_NAME:
+            raise UsageError(
+                f"{_short(name)} must be a key of at most {LONGEST_NAME} characters, got one of {len(name):,}"
+            )
+        try:
+            (override,) = parser.parse_overrides([line])
+        except OverrideParseException as e:
+            raise UsageError(
+                f"{_short(line)!r} must be KEY=VALUE, and a value with other characters than ASCII letters, digits and "
+                "-_./:+@ must be quoted: \"KEY='VALUE'\""
+            ) from e
+        except ValueError as e:
+            raise UsageError(f"{_short(line)} must have a value that can be read: {one_line(e, 80)}") from e
+        key = override.key_or_group
+        if not key:
+            raise UsageError(f"{_short(line)!r} must be KEY=VALUE, got no key")
+        # What judges a run is no setting of it: tuned settings bring it, and a run does without.
+        if override.type is OverrideType.DEL and key != "reference":
+            raise UsageError(
+                f"{_short(line)} must not delete a key: a run has all of them; leave it out for its default"
+            )
+        if override.is_sweep_override():
+            continue
+        value = override.value()
+        if value == "???":
+            raise UsageError(f"{key} must have a value, got ???, which stands for none")
+        if value is None and (key in ONE_CHOICE or loader.get_group_options(key)):
+            raise UsageError(f"{key} must be a name, got null; leave it out for its default")
+        if key == "hydra.job.chdir" and value:
+            raise UsageError(f"{key} must be false, got {value}: paths are read from the folder where rlox was started")
+        if key not in ONE_CHOICE:
+            continue
+        if isinstance(value, (list, dict)):
+            several = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            remedy = f"one run for each: -m {key}={','.join(value)}" if several else f"keys are set as {key}.KEY=VALUE"
+            raise UsageError(f"{key} must be one choice, got {_short(line.partition('=')[2])}; {remedy}")
+        if len(str(value)) > LONGEST_NAME and key != "dataset":
+            raise UsageError(
+                f"{key} must be a name of at most {LONGEST_NAME} characters, got one of {len(str(value)):,}: "
+                f"{_short(str(value))}"
+            )
+
+
+def _short(text: str) -> str:
+    return one_line(text, 60)
+
+
+def flag_value(flags: list[str], *names: str) -> str | None:
+    for i, word in enumerate(flags):
+        if word in names and i + 1 < len(flags):
+            return flags[i + 1]
+        for name in names:
+            if word.startswith(f"{name}="):
+                return word.split("=", 1)[1]
+    return None
+
+
+def is_multirun(flags: list[str], overrides: list[str]) -> bool:
+    return any(flag in ("-m", "--multirun") for flag in flags) or "hydra.mode=MULTIRUN" in overrides

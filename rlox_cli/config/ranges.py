@@ -1,0 +1,267 @@
+"""What ``hydra/sweeper=optuna`` searches: its settings, and the range of every key, read without Optuna."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from rlox.config import Config, nearest
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+FILE = "search.json"
+OBJECTIVES = ("final", "best")
+PRUNERS = ("median", "hyperband", "none")
+_SQLITE = "sqlite:///"
+# What trials may differ in; anything else would make their values incomparable.
+_SECTIONS = ("algo", "buffer", "env")
+
+
+@dataclass
+class OptunaConfig(Config):
+    """A search for good hyper-parameters by Optuna: rlox train -m hydra/sweeper=optuna …"""
+
+    _target_: str = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # Hydra wants one; it is never made
+    n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
+    n_jobs: int = 1  # trials that the launcher is given at once
+    n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
+    search: list[str] | None = None  # fields to search in their own ranges, or all; null: all, unless ranges are typed
+    params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
+    objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
+    pruner: str = "median"  # what stops poor trials early: median (of five finished ones or more), hyperband or none
+    n_startup_trials: int = 10  # trials at random before the sampler learns from them
+    seed: int = 0  # of the sampler; in sequence, the same seed gives the same trials
+    retries: int = 2  # how often in a row a run that died may be tried again without having come further
+    storage: str | None = None  # where the study lies, as sqlite:///FILE; null: study.db in the sweep's folder
+    study: str = "rlox"  # name of the study in its storage
+
+    def rules(self):
+        for name in ("n_trials", "n_jobs", "n_seeds"):
+            yield name, getattr(self, name) >= 1, "be >= 1"
+        for name in ("n_startup_trials", "retries"):
+            yield name, getattr(self, name) >= 0, "be >= 0"
+        yield "objective", self.objective in OBJECTIVES, f"be one of {', '.join(OBJECTIVES)}"
+        yield "pruner", self.pruner in PRUNERS, f"be one of {', '.join(PRUNERS)}"
+        yield "seed", 0 <= self.seed < 2**63, "be in [0, 2**63)"
+        yield "storage", self.storage is None or self.storage.startswith(_SQLITE), "be sqlite:///FILE, or null"
+        yield "study", bool(self.study), "not be empty"
+
+
+def optuna_config(cfg: DictConfig) -> OptunaConfig:
+    """The sweeper's settings in a composed configuration; every rule is checked on the way."""
+    try:
+        settings = OptunaConfig.from_kwargs("hydra.sweeper", **OmegaConf.to_container(cfg.hydra.sweeper))
+        if settings.storage is None:
+            return settings
+        # Kept for a process, or a day, with another working directory.
+        file = Path(settings.storage.removeprefix(_SQLITE)).absolute()
+        return replace(settings, storage=f"{_SQLITE}{file}")
+    except (ValueError, TypeError) as e:
+        raise UsageError(str(e).replace("OptunaConfig: ", "hydra.sweeper.")) from e
+
+
+@dataclass(frozen=True)
+class Space:
+    """The range of one key: texts to choose from, or numbers from `low` to `high`, both included.
+
+    Attributes
+    ----------
+    text : str
+        The range as it is typed, in Hydra's grammar.
+    step : int or float, optional
+        Distance of the numbers; None: all floats between (ints: 1).
+    log : bool
+        Whether the logarithm is what is drawn uniformly.
+    """
+
+    key: str
+    text: str
+    choices: tuple[str, ...] = ()
+    low: float = 0
+    high: float = 0
+    step: float | None = None
+    log: bool = False
+
+    def ends(self) -> tuple[Any, ...]:
+        """Every choice, or the lowest and the highest number."""
+        return self.choices or (self.low, self.high)
+
+    def suggest(self, trial) -> Any:
+        """The value that an Optuna trial takes here."""
+        if self.choices:
+            return trial.suggest_categorical(self.key, self.choices)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(self.key, self.low, self.high, step=self.step or 1, log=self.log)
+        return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search: the overrides of every trial, and the ranges of what trials differ in."""
+
+    settings: OptunaConfig
+    fixed: list[str]
+    spaces: list[Space]
+
+    def overrides(self, values: dict[str, Any]) -> list[str]:
+        """Those of a trial that took `values`, as they are typed."""
+        chosen = [f"{space.key}={values[space.key]}" for space in self.spaces]
+        # The kwargs take any key; to Hydra's strict mode each would be unknown.
+        return [*self.fixed, *(f"++{line}" if ".kwargs." in line else line for line in chosen)]
+
+    def corners(self) -> Iterator[list[str]]:
+        """The overrides of a few jobs that meet every choice, and both ends of every range."""
+        for i in range(max(len(space.ends()) for space in self.spaces)):
+            yield self.overrides({s.key: s.ends()[i % len(s.ends())] for s in self.spaces})
+
+    def configured(self, config: dict[str, Any], values: dict[str, Any], run: int) -> dict[str, Any]:
+        """`config`, a resolved configuration, as that of run number `run` of a trial that took `values`."""
+        config = copy.deepcopy(config)
+        for override in OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in values.items()]):
+            *sections, name = override.key_or_group.split(".")
+            inner = config
+            for section in sections:
+                inner = inner[section]
+            inner[name] = override.value()
+        config["seed"] += run
+        return config
+
+    def write(self, folder: Path, config: dict[str, Any]) -> None:
+        """Keep the search, and the resolved `config` of one of its jobs, in the folder of its sweep."""
+        plain = {
+            "settings": self.settings.to_dict(),
+            "fixed": self.fixed,
+            "ranges": {space.key: space.text for space in self.spaces},
+            "config": config,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{FILE}.{os.getpid()}.partial"
+        partial.write_text(json.dumps(plain, indent=1))
+        os.replace(partial, folder / FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> tuple[Search, dict[str, Any]]:
+        """What `write` has kept.
+
+        Raises
+        ------
+        UsageError
+            For a file that does not hold it.
+        """
+        path = folder / FILE
+        try:
+            plain = json.loads(path.read_text())
+            settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
+            ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
+            spaces = [_space(override) for override in ranges]
+            return cls(settings, list(map(str, plain["fixed"])), spaces), dict(plain["config"])
+        except (ValueError, TypeError, LookupError, AttributeError, HydraException) as e:
+            raise UsageError(f"{shown(path)} must be what `rlox train -m hydra/sweeper=optuna` wrote: {e}") from e
+
+
+def read_search(arguments: list[str], cfg: DictConfig) -> Search:
+    """Part `arguments`, the overrides as typed, into what is fixed and what is searched.
+
+    Parameters
+    ----------
+    arguments : list of str
+        Overrides; those of Hydra itself are left out.
+    cfg : DictConfig
+        The configuration as composed of what is fixed, Hydra's own section included.
+
+    Raises
+    ------
+    UsageError
+        For a name without a range, a range that is none, a key that cannot be searched, and if nothing is searched.
+    """
+    settings = optuna_config(cfg)
+    typed = [o for o in _parse(arguments) if not o.is_hydra_override()]
+    fixed = {o.key_or_group: o.input_line for o in typed if not o.is_sweep_override()}
+    given = [o for o in _parse([f"{k}={v}" for k, v in (settings.params or {}).items()]) if o.key_or_group not in fixed]
+    ranges = {o.key_or_group: o for o in [*given, *(o for o in typed if o.is_sweep_override())]}
+    offered = dict(_offered(cfg))
+    for key in _named(settings.search, offered, fixed, bool(ranges)):
+        ranges.setdefault(key, _parse([f"{key}={offered[key]}"])[0])
+    if not ranges:
+        raise UsageError(
+            "hydra/sweeper=optuna must have something to search; try algo.learning_rate='interval(LOW,HIGH)'"
+        )
+    return Search(settings, list(fixed.values()), [_space(override) for override in ranges.values()])
+
+
+def is_search(folder: Path) -> bool:
+    """Whether the sweep in `folder` is a search."""
+    return (folder / FILE).is_file()
+
+
+def _parse(lines: list[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(lines)
+    except HydraException as e:
+        raise UsageError(" ".join(str(e).split())) from e
+
+
+def _offered(cfg: DictConfig) -> Iterator[tuple[str, str]]:
+    """The ranges that stand in the metadata of the chosen algorithm's and replay memory's fields, by key."""
+    for section in _SECTIONS:
+        kind = OmegaConf.get_type(cfg, section)
+        if isinstance(kind, type) and issubclass(kind, Config):
+            for item in fields(kind):
+                if "search" in item.metadata:
+                    yield f"{section}.{item.name}", item.metadata["search"]
+
+
+def _named(search: list[str] | None, offered: dict[str, str], fixed: dict[str, str], has_ranges: bool) -> list[str]:
+    """The keys whose own ranges ``hydra.sweeper.search`` asks for."""
+    if search == ["all"] or (search is None and not has_ranges):
+        return [key for key in offered if key not in fixed]
+    keys = []
+    for name in search or []:
+        key = name if "." in name else f"algo.{name}"
+        if key not in offered:
+            hint = nearest(key, offered).replace("algo.", "")
+            raise UsageError(
+                f"hydra.sweeper.search must name fields that have a range of their own, got {name}; {hint}; or type "
+                f"one: {key}='interval(LOW,HIGH)'"
+            )
+        if key in fixed:
+            raise UsageError(f"{fixed[key]} must not stand beside hydra.sweeper.search, which names it; leave one out")
+        keys.append(key)
+    return keys
+
+
+def _space(override: Override) -> Space:
+    """The range that an override stands for."""
+    key, text, sweep = override.key_or_group, override.input_line.split("=", 1)[1], override.value()
+    if key.split(".")[0] not in _SECTIONS or "." not in key or key == "env.id":
+        remedy = "; for several seeds: hydra.sweeper.n_seeds=N" if key == "seed" else ""
+        raise UsageError(
+            f"{key} must have one value in a search, whose trials differ in keys of {', '.join(_SECTIONS)}, got "
+            f"{text}{remedy}"
+        )
+    if not override.is_sweep_override():
+        raise UsageError(f"hydra.sweeper.params.{key} must be a range such as 0.9,0.99 or interval(0,1), got {text}")
+    log = "log" in sweep.tags
+    if isinstance(sweep, IntervalSweep):
+        space = Space(key, text, (), sweep.start, sweep.end, None, log)
+    elif isinstance(sweep, RangeSweep):
+        if log:
+            raise UsageError(f"{key} must be tag(log,interval(LOW,HIGH)), or with int(interval(…)) in it, got {text}")
+        numbers = list(sweep.range())
+        space = Space(key, text, (), min(numbers, default=0), max(numbers, default=0), abs(sweep.step))
+    else:
+        return Space(key, text, tuple(override.sweep_string_iterator()))
+    if not space.low < space.high or (log and space.low <= 0):
+        rule = "be a range from a lower number to a higher one" + (", both above 0 for tag(log, …)" if log else "")
+        raise UsageError(f"{key} must {rule}, got {text}")
+    return space

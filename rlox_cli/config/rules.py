@@ -1,0 +1,181 @@
+"""Rules between sections of a run's configuration, which no section can check by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint, one_line
+from rlox.config import BufferConfig, DatasetConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
+from rlox.offline.dataset import check_source
+from rlox_cli.config.imports import import_modules, resolve_reward
+from rlox_cli.config.schema import OwnFolderFirst
+
+OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
+
+
+def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
+    """Check what one section must be because of another, and that what `run` names exists.
+
+    Parameters
+    ----------
+    algo, buffer : str
+        What was chosen from these groups.
+
+    Raises
+    ------
+    ValueError
+        With the key, the rule and the value.
+    """
+    _check_known(run)
+    _check_off_policy(run, algo, buffer)
+    _check_dataset(run, algo)
+    module, _, env_id = run.env.id.rpartition(":")
+    import_modules([*run.imports, *([module] if module else [])])
+    check_env_id(env_id, run.env.kwargs, run.env.backend)
+    resolve_reward(run.env.reward_fn, run.imports)
+    if run.init_from is not None:
+        _check_init_from(run.init_from)
+
+
+def applied_settings(run: RunConfig, algo: str, choice: str | None, overrides: list[str]) -> str | None:
+    """The tuned settings, as ``ppo/CartPole-v1``, that the `choice` of the group applies; None where it applies none.
+
+    Raises
+    ------
+    ValueError
+        For settings that were typed and do not exist, and for those of another environment.
+    """
+    pairs = {f"{a}/{e}" for a, e in tuned_pairs()} | _own_tuned_pairs()
+    applied = choice if choice in pairs else None
+    typed = next((o.split("=", 1)[1] for o in overrides if re.match(r"\+*tuned=", o)), None)
+    if typed is not None and typed not in (*pairs, "off"):
+        raise ValueError(f"tuned={typed} does not exist; {nearest(typed, [*pairs, 'off'])}")
+    if applied and typed is None and applied != f"{algo}/{run.env.id}":
+        raise ValueError(
+            f"env.id={run.env.id} stands beside the tuned settings of {applied}; type env={run.env.id}, or tuned=off"
+        )
+    return applied
+
+
+def _check_known(config: Any, at: str = "") -> None:
+    """A ValueError for a key that ``+`` has added to a section, and nothing would read."""
+    if not is_dataclass(config):
+        return
+    known = [item.name for item in fields(config)]
+    for name, value in vars(config).items():
+        if name not in known:
+            raise ValueError(f"{at}{name} is no key of {type(config).__name__}; {nearest(name, known)}")
+        _check_known(value, f"{at}{name}.")
+
+
+def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
+    if not isinstance(run.algo, OffPolicyConfig):
+        if run.buffer is not None:
+            raise ValueError(f"buffer must be left out with algo={algo}, got {chosen or 'its keys'}; {OFF_POLICY_ONLY}")
+        return
+    if not isinstance(run.buffer, BufferConfig):
+        raise ValueError(f"buffer must be chosen for algo={algo}, got null; try buffer=uniform")
+    if run.buffer.name != chosen:
+        raise ValueError(f"buffer.name must be {chosen}, what buffer= chose, got {run.buffer.name!r}")
+    at_least = max(run.algo.batch_size, run.env.n_envs)
+    if run.buffer.size < at_least:
+        raise ValueError(
+            f"buffer.size must be at least algo.batch_size and env.n_envs ({at_least}), got {run.buffer.size}"
+        )
+    if run.algo.learning_starts >= run.total_timesteps:
+        raise ValueError(
+            f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "
+            f"got {run.algo.learning_starts}"
+        )
+
+
+def _check_dataset(run: RunConfig, algo: str) -> None:
+    uses, some = run.algo.uses_dataset, "dataset=data/medium.arrow (`rlox collect` makes one) or dataset=minari:ID"
+    if run.dataset is None:
+        if uses == "must":
+            raise ValueError(f"dataset must be chosen for algo={algo}, got null; try {some}")
+        return
+    if not isinstance(run.dataset, DatasetConfig):
+        raise ValueError(f"dataset.source must be given; try {some}")
+    if uses == "never":
+        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset != "never"]
+        raise ValueError(
+            f"dataset must be left out with algo={algo}, which learns from what it gathers itself, got "
+            f"{run.dataset.source}; those that learn from one: {', '.join(able)}"
+        )
+    check_source(run.dataset.source)
+    if uses == "must":
+        # It is evaluated on the environment and learns nothing there, from losses as they are written.
+        for key, value, meant in (
+            ("compile", run.compile, "false"),
+            ("env.reward_fn", run.env.reward_fn, "null"),
+            ("env.workers", run.env.workers, "0"),
+            ("env.backend", run.env.backend != "auto" and run.env.backend, "auto"),
+        ):
+            if value:
+                raise ValueError(f"{key} must be {meant} with algo={algo}, which learns from the dataset, got {value}")
+
+
+def _own_tuned_pairs() -> set[str]:
+    """``<algo>/<env>`` of the tuned settings in the folder of ``-cd``."""
+    if OwnFolderFirst.folder is None:
+        return set()
+    root = OwnFolderFirst.folder / "tuned"
+    return {path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/**/*.yaml")}
+
+
+def _check_init_from(name: str) -> None:
+    if not name:
+        raise ValueError("init_from must be a checkpoint file, or null, got ''")
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(
+            f"init_from must be a checkpoint file, got the folder {path}; "
+            f"try init_from={path}/checkpoints/best.safetensors"
+        )
+    try:
+        load_checkpoint(path)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"init_from={path} must be a checkpoint that loads: {e}") from e
+
+
+def check_env_id(env_id: str, kwargs: dict[str, Any], backend: str = "auto") -> None:
+    """Raise a ValueError unless `env_id` is native or registered with gymnasium, which is only then imported.
+
+    With the backend envpool it must be one of EnvPool's.
+    """
+    from rlox.envs import foreign_id, is_native, native_env_ids
+
+    if backend == "envpool":
+        from rlox.envs.envpool_env import check_envpool_id
+
+        try:
+            check_envpool_id(env_id)
+        except ImportError as e:
+            raise ValueError(f"env.backend=envpool is not available: {e}") from e
+        return
+    try:
+        if is_native(env_id) and not kwargs:
+            return
+    except ImportError as e:
+        raise ValueError(f"env={env_id} is not available: {e}") from e
+    import gymnasium
+    from gymnasium import error
+
+    from rlox.envs.gym_make import register_atari
+
+    if env_id.startswith("ALE/"):
+        try:
+            register_atari()
+        except ImportError as e:
+            raise ValueError(f"env={env_id} is not available: {e}") from e
+    try:
+        gymnasium.spec(foreign_id(env_id))
+    except (error.Error, ImportError) as e:
+        hint = nearest(env_id, [*native_env_ids(), *gymnasium.registry])
+        remedy = hint if hint.startswith("did") else "`rlox ls envs` lists them"
+        raise ValueError(f"env={one_line(env_id, 80)} is no environment; {remedy}") from e

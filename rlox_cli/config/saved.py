@@ -1,0 +1,97 @@
+"""A run's configuration as plain data, which ``config.yaml`` holds, and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_config_class
+from rlox.config import DatasetConfig, RunConfig
+from rlox_cli.config.explain import explain
+from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.config.schema import run_schema
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+
+def resolved(config: RunConfig, algo: str) -> dict[str, Any]:
+    """`config` as plain data, the algorithm's name first in its section; what ``config.yaml`` holds."""
+    plain = dataclasses.asdict(config)
+    plain["algo"] = {"name": algo, **plain["algo"]}
+    if plain["init_from"] is not None:
+        plain["init_from"] = os.path.abspath(plain["init_from"])
+    if plain["buffer"] is not None and plain["buffer"].get("folder") is not None:
+        plain["buffer"]["folder"] = os.path.abspath(plain["buffer"]["folder"])
+    if plain["dataset"] is not None and os.path.exists(plain["dataset"]["source"]):
+        plain["dataset"]["source"] = os.path.abspath(plain["dataset"]["source"])
+    if (wandb := config.logger.wandb) is not None:
+        plain["logger"]["wandb"] = None if wandb.in_effect == "disabled" else {**vars(wandb), "mode": wandb.in_effect}
+    mlflow = plain["logger"]["mlflow"]
+    if mlflow is not None and mlflow["tracking_uri"].startswith("sqlite:///"):
+        # The mirror runs in another process and later: a path must not hang on today's working directory.
+        mlflow["tracking_uri"] = "sqlite:///" + os.path.abspath(mlflow["tracking_uri"].removeprefix("sqlite:///"))
+    return plain
+
+
+def configuration(saved: dict[str, Any], modules: list[str], where: Path) -> tuple[RunConfig, str]:
+    """The validated configuration, and its algorithm's name, of the plain data that `resolved` made.
+
+    Raises
+    ------
+    UsageError
+        For what is no configuration, and code of the user's whose modules were not typed.
+    """
+    algo = algorithm_name(saved, where)
+    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, where)
+    import_modules(modules)
+    try:
+        return OmegaConf.to_object(typed_config(saved, algo)), algo
+    except (OmegaConfBaseException, ValueError, TypeError) as e:
+        raise UsageError(f"{shown(where)}: {explain(e)}") from e
+
+
+def algorithm_name(saved: dict[str, Any], path: Path) -> str:
+    """The algorithm's name, taken out of its section; what is read before the types are checked has its type."""
+    name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
+    env = saved.get("env")
+    sound = isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
+    sound = sound and isinstance(env.get("wrappers"), list) and isinstance(saved.get("imports"), list)
+    if not (sound and isinstance(name, str) and name in ALGORITHMS):
+        raise UsageError(
+            f"{shown(path)} must hold a run's configuration, with env, imports, and algo.name one of "
+            f"{', '.join(ALGORITHMS)}, got {name!r}; restore the file"
+        )
+    return name
+
+
+def typed_config(saved: dict[str, Any], algo: str) -> DictConfig:
+    """`saved` under the types of its sections, strict about keys."""
+    cfg = copy.deepcopy(run_schema())
+    cfg.algo = OmegaConf.structured(resolve(ALGORITHMS[algo].config))
+    memory = saved.get("buffer")
+    if memory is not None:
+        name = memory.get("name") if isinstance(memory, dict) else memory
+        cfg.buffer = OmegaConf.structured(buffer_config_class(str(name)))
+    if saved.get("dataset") is not None:
+        cfg.dataset = OmegaConf.structured(DatasetConfig)
+    try:
+        return OmegaConf.merge(cfg, saved)
+    except OmegaConfBaseException as e:
+        raise UsageError(f"config.yaml of the run: {explain(e)}") from e
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Dotted keys whose values are not the same, ``(key, [old, new])``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+    elif old != new:
+        yield prefix, [old, new]

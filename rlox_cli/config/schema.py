@@ -1,0 +1,97 @@
+"""What Hydra must know: the typed configuration of a run, rlox's sweeper, and where YAML is looked for."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_config_class
+from rlox.config import RunConfig
+from rlox_cli.config.ranges import OptunaConfig
+from rlox_cli.config.shipped import shipped
+from rlox_cli.config.sources import BufferSource, DatasetSource, GymEnvSource
+
+CONFIG_MODULE = "rlox_cli.conf"
+CONFIG_NAME = "config"
+ONE_CHOICE = ("algo", "env", "buffer", "dataset", "tuned", "experiment")
+LONGEST_NAME = 200
+# The key that a Config stands at; an algorithm's own stands at `algo`, a memory's at `buffer`.
+SECTION_OF = {
+    "RunConfig": "",
+    "EnvConfig": "env.",
+    "DatasetConfig": "dataset.",
+    "EvalConfig": "eval.",
+    "CheckpointConfig": "checkpoint.",
+    "MlflowConfig": "logger.mlflow.",
+    "WandbConfig": "logger.wandb.",
+    "TensorboardConfig": "logger.tensorboard.",
+    "CsvConfig": "logger.csv.",
+}
+
+
+@dataclass
+class SweeperConfig:
+    """How `rlox train -m` goes through the jobs that comma lists, ranges and `params` stand for."""
+
+    _target_: str = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    params: dict[str, str] | None = None  # swept keys, as if they were typed
+    max_batch_size: int | None = None  # jobs that are handed to the launcher at once; null: all
+    retries: int = 2  # how often in a row a job that died may be tried again without having come further
+    plot: bool = True  # draw the learning curves when all is done
+
+
+class OwnFolderFirst(SearchPathPlugin):
+    """Puts the folder of ``-cd`` before what ships, so that an edited copy of a shipped file is the one that counts.
+
+    Hydra's own ``--config-dir`` comes behind, where a file of the same name is never found.
+    """
+
+    folder: Path | None = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.folder is not None:
+            search_path.prepend("command-line", f"file://{self.folder}")
+
+
+def register() -> None:
+    """Make the schemas, the environment source and the resolvers known to Hydra; idempotent."""
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig)
+    for name, entry in ALGORITHMS.items():
+        store.store(group="algo", name=f"{name}_schema", node=resolve(entry.config))
+    for name in shipped("buffer"):
+        store.store(group="buffer", name=f"{name}_schema", node=buffer_config_class(name))
+    store.store(group="hydra/sweeper", name="rlox", node=SweeperConfig)
+    store.store(group="hydra/sweeper", name="optuna_schema", node=OptunaConfig)
+    Plugins.instance().register(GymEnvSource)
+    Plugins.instance().register(BufferSource)
+    Plugins.instance().register(DatasetSource)
+    Plugins.instance().register(OwnFolderFirst)
+    OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+
+
+def run_name(algo: str, env: str, seed: int) -> str:
+    """``ppo-CartPole-v1-s0``, fit for a folder's name."""
+    return re.sub(r"[^\w.-]+", "_", f"{algo}-{env[: LONGEST_NAME // 2]}-s{seed}")
+
+
+def to_run_config(cfg: DictConfig) -> RunConfig:
+    """The typed configuration of a composed job; every rule is checked on the way."""
+    plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    return OmegaConf.to_object(OmegaConf.merge(run_schema(), plain))
+
+
+@cache
+def run_schema() -> DictConfig:
+    return OmegaConf.structured(RunConfig)

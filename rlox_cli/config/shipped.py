@@ -1,0 +1,60 @@
+"""``rlox cp``: shipped YAML, copied into a folder to edit and use with ``-cd``."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from rlox.config import nearest
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+_ALL = "conf"  # the name that stands for everything
+
+
+def shipped(below: str = "") -> dict[str, str]:
+    """The YAML files that ship below the group `below` (all: ""), by their name within it, with their text."""
+    found: dict[str, str] = {}
+    folders = [("", files("rlox_cli.conf").joinpath(below))]
+    while folders:
+        prefix, folder = folders.pop()
+        for item in folder.iterdir():
+            if item.is_dir():
+                folders.append((f"{prefix}{item.name}/", item))
+            elif item.name.endswith(".yaml"):
+                found[prefix + item.name.removesuffix(".yaml")] = item.read_text(encoding="utf-8")
+    return dict(sorted(found.items()))
+
+
+def copy(name: str, dest: Path, force: bool) -> None:
+    """Copy the file `name` (``algo/ppo``) to ``<dest>/algo/ppo.yaml``, or all of them; nothing is overwritten unasked.
+
+    Raises
+    ------
+    UsageError
+        For a name that does not ship, and for files that are there already.
+    """
+    everything = shipped()
+    key = name.removesuffix(".yaml").strip("/")
+    if key != _ALL and key not in everything:
+        raise UsageError(f"NAME must be a config that ships, got {name!r}; {nearest(key, [*everything, _ALL])}")
+    chosen = everything if key == _ALL else {key: everything[key]}
+    if dest.exists() and not dest.is_dir():
+        raise UsageError(f"DEST must be a folder, got the file {dest}")
+    targets = {dest / f"{item}.yaml": text for item, text in chosen.items()}
+    there = [path for path in targets if path.exists()]
+    if there and not force:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise UsageError(f"{shown(there[0])}{more} must not exist yet; --force overwrites, or name another folder")
+    for path, text in targets.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    console = make_console()
+    what = shown(next(iter(targets))) if len(targets) == 1 else f"{len(targets)} files to {shown(dest)}"
+    group, _, choice = key.partition("/")
+    choose = f" {group}={choice}" if choice and group != "tuned" else ""
+    if group == "tuned" and choice.count("/"):
+        choose = " algo={} env={}".format(*choice.split("/", 1))
+    console.print(f"copied {what}", soft_wrap=True)
+    console.print(f"  {'use it with':<12} rlox train -cd {dest}{choose}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Will it work, and what will it cost? ``rlox train --check``: build, probe the environment, estimate."""

@@ -1,0 +1,321 @@
+"""``rlox train … --check``: all that can go wrong before the night, and what the night will cost; trains nothing.
+
+Each distinct job is built as it would be for its run. Its environment is asked what it promises, and a short training
+of it, whose files go to a temporary folder, is timed; the rest is multiplication. What the numbers were worth:
+benchmarks/preflight.json.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from rich.console import Console
+
+from rlox.config import MmapBufferConfig, RunConfig
+from rlox.envs import EnvSpec
+from rlox_cli.config.compose import Job, compose_jobs, folder_of, named_by_time
+from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
+from rlox_cli.preflight.probe import probe_env
+from rlox_cli.records.folders import require_new
+from rlox_cli.run import machine
+from rlox_cli.run.build import build, plan, restored
+from rlox_cli.run.limits import (
+    mapped_bytes,
+    preflight,
+    replay_footprint,
+    require_folder,
+    rollout_steps,
+    time_limit_warnings,
+)
+from rlox_cli.run.runner import Resumption
+from rlox_cli.terminal.errors import UsageError, account, headline, is_explained
+from rlox_cli.terminal.paths import shown
+
+_TRACKER_S = 1.0  # seconds that a tracker's server has to answer
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of one job before it is run."""
+
+    title: str
+    lines: list[tuple[str, str]]  # a heading, and what there is to say under it
+    estimate: Estimate
+
+
+def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -> None:
+    """Look at every distinct job of `jobs`, and print what there is to say.
+
+    Raises
+    ------
+    UsageError
+        For the last job that cannot be trained; what is wrong with others is printed before.
+    """
+    python = machine.cpu_seconds()
+    compose_jobs([flag for flag in flags if flag not in ("-m", "--multirun")], jobs[0].overrides)
+    # Hydra composes each job once more when it is run, and takes as long again for all else that it does.
+    start = Start(python, 2 * (machine.cpu_seconds() - python))
+    alike: dict[str, list[int]] = {}
+    for number, job in enumerate(jobs):
+        alike.setdefault(repr((job.algo, replace(job.config, seed=0))), []).append(number)
+    reports: list[tuple[Report, int]] = []
+    failures: list[UsageError] = []
+    for numbers in alike.values():
+        job = jobs[numbers[0]]
+        try:
+            reports.append((examine(job, start, multirun), len(numbers)))
+        except Exception as e:
+            # The others are still looked at; a bug of rlox is none of the job's.
+            if not is_explained(e):
+                raise
+            failures.append(_of_job(e, job, numbers[0] if multirun else None))
+    for report, n in reports:
+        console.print(f"{report.title}{f', {n} jobs' if n > 1 else ''}", markup=False)
+        for name, text in report.lines:
+            console.print(f"  {name:<12} {text}", soft_wrap=True, markup=False)
+    if failures:
+        *others, last = failures
+        for e in others:
+            print(f"rlox train: {account(e)}", file=sys.stderr)
+        raise last
+    if multirun:
+        console.print(_sum(reports))
+    console.print("nothing was trained or kept; without --check it is")
+
+
+def _sum(reports: list[tuple[Report, int]]) -> str:
+    """Of a sweep's times; Python starts once for all jobs that one process runs after another."""
+    n_jobs = sum(n for _, n in reports)
+    start = reports[0][0].estimate.cpu["start"]
+    total = start + sum((report.estimate.wall - report.estimate.cpu["start"]) * n for report, n in reports)
+    longest = max(report.estimate.wall for report, _ in reports)
+    return f"{n_jobs} jobs: {_duration(total)} one after the other, the longest {_duration(longest)}"
+
+
+def _of_job(e: Exception, job: Job, number: int | None) -> UsageError:
+    """`e`, with what job it is about."""
+    where = "" if number is None else f"job {number} of the sweep ({' '.join(job.overrides)}): "
+    made = UsageError(where + headline(e))
+    made.__cause__ = e
+    return made
+
+
+def require_buildable(jobs: list[Job]) -> None:
+    """A UsageError unless every algorithm of a sweep fits its environment, before the first job starts.
+
+    With a launcher that carries jobs to other machines, theirs is what counts, and nothing is built here.
+    """
+    if not jobs[0].cfg.hydra.launcher._target_.endswith(".BasicLauncher"):
+        return
+    seen = set()
+    for number, job in enumerate(jobs):
+        c = job.config
+        alike = (c.env, c.buffer, c.dataset, c.init_from, c.device, c.backend, c.compile)
+        network = [(k, v) for k, v in vars(c.algo).items() if not isinstance(v, float)]
+        if (key := repr((job.algo, alike, network))) in seen:
+            continue
+        seen.add(key)
+        try:
+            with _streams_kept():
+                build(replace(c, env=replace(c.env, n_envs=1, workers=0)), job.algo, Path()).close()
+        except Exception as e:
+            if not is_explained(e):
+                raise
+            raise _of_job(e, job, number) from e
+
+
+def check_resume(found: Resumption, console: Console) -> None:
+    """Make everything ready to go on, as `rlox_cli.run.runner.resume` does, and leave it.
+
+    Raises
+    ------
+    UsageError, ValueError
+        For what would end the run.
+    """
+    config, checkpoint = found.config, found.checkpoint
+    algorithm = restored(config, found.algo, checkpoint, console, found.trusted)
+    try:
+        plan(algorithm, config, console, found.changed)
+        folder = checkpoint.parent.parent
+        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
+            console.print(f"  {'warning':<12} {warning}", soft_wrap=True, markup=False)
+    finally:
+        algorithm.close()
+    console.print(f"  {'backend':<12} {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True, markup=False)
+    console.print("it would go on; nothing was trained or written, without --check it does")
+
+
+def examine(job: Job, start: Start, multirun: bool) -> Report:
+    """Everything about one job.
+
+    Raises
+    ------
+    UsageError, ValueError, TypeError, ImportError
+        For what would end the run.
+    """
+    config, folder = job.config, folder_of(job, multirun)
+    require_folder(folder)
+    require_new(folder)
+    warnings = [*_tracker_warnings(config)]
+    with tempfile.TemporaryDirectory(prefix="rlox-check-") as name, _streams_kept():
+        scratch, before = Path(name), machine.cpu_seconds()
+        algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
+        start = replace(start, building=machine.cpu_seconds() - before)
+        try:
+            warnings += preflight(algorithm, config, folder)
+            seen = probe_env(algorithm, config)
+            found = estimate(algorithm, config, seen, start, scratch)
+        finally:
+            algorithm.close()
+    lines = [
+        ("spaces", f"{_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}"),
+        ("backend", f"{algorithm.backend} ({algorithm.backend_reason})"),
+        *([("dataset", _dataset(algorithm.dataset))] if config.offline else ()),
+        ("plan", _plan(algorithm, config)),
+        ("memory", _memory(algorithm, config, found)),
+        ("disk", f"{machine.size(found.disk)} of {machine.size(machine.free_disk(folder))} free"),
+        ("time", _time(config, found, seen.limit)),
+        # The default name has the time in it, which is another one when the run starts.
+        ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
+        *(("warning", line) for line in dict.fromkeys([*warnings, *seen.warnings])),
+    ]
+    return Report(f"{job.algo} on {config.env.id}", lines, found)
+
+
+def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:
+    """`config` with a replay memory whose file, if it has one, lies in `scratch`."""
+    if not isinstance(config.buffer, MmapBufferConfig):
+        return config
+    return replace(config, buffer=replace(config.buffer, folder=str(scratch)))
+
+
+@contextmanager
+def _streams_kept() -> Iterator[None]:
+    """Code of the user's may draw from the generators that all share: a run after this finds them as they were."""
+    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is the shared one that is meant)
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpys)  # noqa: NPY002
+
+
+def _counted(n: int, name: str) -> str:
+    return f"{n:,} {name}{'' if n == 1 else 's'}"
+
+
+def _observations(spec: EnvSpec) -> str:
+    if not spec.image:
+        return f"observations of {_counted(spec.obs_dim, 'number')}"
+    frames = f" of {spec.n_stacked} frames" if spec.n_stacked > 1 else ""
+    return f"images {' x '.join(map(str, spec.obs_shape))}{frames}"
+
+
+def _dataset(dataset: Any) -> str:
+    """Its size, where it comes from, and how good what it shows is."""
+    found, known = dataset.stats(), dataset.metadata
+    env = f" of {known['env']['id']}" if known.get("env") else ""
+    return (
+        f"{_counted(found['n_transitions'], 'transition')} in {_counted(found['n_episodes'], 'episode')}{env}, return "
+        f"{found['mean_return']:.2f} ± {found['std_return']:.2f} ({found['min_return']:.2f} to "
+        f"{found['max_return']:.2f})"
+    )
+
+
+def _plan(algorithm: Any, config: RunConfig) -> str:
+    rollout = rollout_steps(config)
+    batches = f" in batches of {config.algo.batch_size:,}" if hasattr(config.algo, "batch_size") else ""
+    if config.offline:
+        training = f"{_counted(config.total_timesteps, 'update')}{batches} from {len(algorithm.dataset):,} transitions"
+    else:
+        training = (
+            f"{-(-config.total_timesteps // rollout) * rollout:,} steps in "
+            f"{_counted(config.env.n_envs, 'environment')}, learning every {rollout:,}{batches}"
+        )
+    return f"{training}; {_counted(evaluations(config), 'evaluation')} of {_counted(config.eval.n_episodes, 'episode')}"
+
+
+def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
+    given, replay = machine.memory(), replay_footprint(algorithm, config, config.total_timesteps)
+    free = "" if given is None else f" of {machine.size(given[0])} free"
+    kept = "" if replay is None else f"; the replay memory takes {machine.size(replay.resident)}"
+    if config.offline:
+        kept = f"; the dataset, {machine.size(mapped_bytes(algorithm.dataset))}, is read from its file as it is used"
+    unknown = "; and what the replay memory takes, which does not tell" if config.buffer and replay is None else ""
+    return f"{machine.size(found.memory)}{free}{kept}{unknown}"
+
+
+def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.cpu.items() if seconds >= 0.05)
+    text = f"{_duration(found.wall)}, {sum(found.cpu.values()):.1f} s of CPU ({parts})"
+    if found.workers:
+        text += f"; evaluated beside training, by {found.workers} process{'' if found.workers == 1 else 'es'}"
+    if limit is not None and found.longest_evaluation > 0.1 * found.wall:
+        text += f"; evaluations {_duration(found.longest_evaluation)} where every episode lasts {limit:,} steps"
+    if config.max_seconds is not None and found.wall > config.max_seconds:
+        text += f"; max_time={config.max_time} ends it before"
+    return text
+
+
+def _tracker_warnings(config: RunConfig) -> Iterator[str]:
+    """About trackers that are not there now; no training waits for them."""
+    for name in loggers(config):
+        package = {"csv": None}.get(name, name)
+        if package and importlib.util.find_spec(package) is None:
+            yield f'logger={name} needs a package that is not installed; pip install "rlox-cli[{name}]"'
+            continue
+        address = None
+        if name == "mlflow":
+            uri = config.logger.mlflow.tracking_uri
+            if uri.startswith("sqlite:///"):
+                above = machine.standing(Path(uri.removeprefix("sqlite:///")))
+                if not os.access(above, os.W_OK):
+                    yield f"logger.mlflow.tracking_uri={uri} cannot be written to: {above}"
+            else:
+                address = uri
+        if name == "wandb" and config.logger.wandb.in_effect == "online":
+            address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        if address is not None and not _reachable(address):
+            yield (
+                f"logger={name}: {address} does not answer within {_TRACKER_S:g} s; training does not wait for it, and "
+                "`rlox sync` brings what is missing"
+            )
+
+
+def _reachable(address: str) -> bool:
+    """Whether a server takes connections there; looking its name up may hang, and is left behind then."""
+    parts, answered = urlsplit(address), threading.Event()
+
+    def ask() -> None:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            with socket.create_connection((parts.hostname, port), timeout=_TRACKER_S):
+                answered.set()
+        except OSError:
+            pass
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_TRACKER_S)
+    return answered.is_set()
+
+
+def _duration(seconds: float) -> str:
+    """``3.2 s``, ``12 min``, ``2 h 05 min``."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

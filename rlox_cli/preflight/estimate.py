@@ -1,0 +1,305 @@
+"""What a run will cost: a short training of it is timed, and the rest is multiplication.
+
+Costs are pairs of seconds, (2,): of all CPUs, and by the clock.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from rlox.callbacks import AdviceCallback, Callback, EvalCallback, TimingCallback
+from rlox.callbacks.loggers import RecordLogger
+from rlox.collectors.evaluation import torch_threads
+from rlox.config import LARGEST_COUNT, Config, OffPolicyConfig, RunConfig
+from rlox.envs import is_native
+from rlox.tracking.record import Record
+from rlox_cli.preflight.probe import Seen
+from rlox_cli.run import machine
+from rlox_cli.run.limits import disk_bytes, looks, replay_footprint, rollout_bytes, rollout_steps
+from rlox_cli.run.progress import ProgressCallback
+
+# CPU seconds that the parts of a probe may take, about; a single update or episode is waited for.
+_SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
+# A mirror runs beside the training, in a process of its own that nobody shall wait for here. Of its CPU seconds so many
+# come once, and so many with each row of the record; measured in those that rlox takes to start, which has another
+# machine's speed in it.
+_MIRRORS = {"mlflow": (7.0, 0.004), "wandb": (2.0, 0.003), "tensorboard": (0.6, 0.0), "csv": (0.25, 0.0)}
+
+
+@dataclass(frozen=True)
+class Start:
+    """CPU seconds until a training begins."""
+
+    python: float  # the interpreter, imports, the composed configuration
+    hydra: float
+    building: float = 0.0  # environments and networks
+
+    @property
+    def total(self) -> float:
+        return self.python + self.hydra + self.building
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one run, from the start of its process to the end."""
+
+    cpu: dict[str, float]  # CPU seconds, by part
+    wall: float  # seconds, on this machine as busy as it is now
+    longest_evaluation: float  # seconds by the clock of all evaluations, where each episode lasts to its time limit
+    memory: int  # bytes of the process at its peak
+    disk: int  # bytes of its files
+    workers: int  # processes that evaluate beside training
+
+
+def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
+    """Train `algorithm` a little, and multiply.
+
+    Parameters
+    ----------
+    seen : Seen
+        What its environment did.
+    scratch : path
+        A folder for what the probe writes.
+
+    Raises
+    ------
+    Exception
+        What the environment or the learner raises; it would end the run as well.
+    """
+    rollout = rollout_steps(config)
+    total = -(-config.total_timesteps // rollout) * rollout
+    with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what an environment warns about has been told
+        quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
+        algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
+        off_policy = isinstance(config.algo, OffPolicyConfig)
+        probe = _offline if config.offline else _off_policy if off_policy else _on_policy
+        once, each, each_random = probe(algorithm, config)
+        making, each_played, side_by_side = _evaluation(algorithm, config)
+        plan = config.eval
+        evaluations_of = EvalCallback(
+            plan.n_points, plan.n_episodes, config.eval_seed, plan.stop_at, plan.patience, workers=plan.workers
+        )
+        checkpoint = scratch / "checkpoint.safetensors"
+        saving = _timed(lambda: algorithm.save(checkpoint))[0]
+        record.end(0, "finished")
+    n_random = min(config.algo.learning_starts, total) if off_policy else 0
+    training = once + each_random * n_random + each * (total - n_random)
+
+    n_evaluations = evaluations(config)
+    # Side by side all episodes take as long as the longest.
+    per_step = n_evaluations * each_played * (1 if side_by_side else config.eval.n_episodes)
+    length, limit = _expected_length(seen, config), seen.limit or seen.length
+    evaluating = n_evaluations * making + per_step * (min(1.5 * length, limit) if side_by_side else length)
+    longest = n_evaluations * making + per_step * limit
+    workers = evaluations_of.planned_workers(algorithm, evaluating[1])
+    # About every second evaluation is the best so far, and there is a last one.
+    saving = saving * (n_evaluations / 2 + 1 + (training + evaluating)[1] / config.checkpoint.every_s)
+
+    evaluating[0] += workers * start.python  # their interpreters
+    cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
+    rows = looks(config) + n_evaluations
+    mirrors = {
+        name: start.python * (once + each * rows) for name, (once, each) in _MIRRORS.items() if name in loggers(config)
+    }
+    own, beside = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
+    memory = _peak() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
+    if found is not None:
+        memory += found.resident
+        if beside:
+            # A save holds a copy of what is new, and the bytes that it makes of it.
+            between = min(total, config.checkpoint.every_s / each[1], config.checkpoint.every_steps or total)
+            memory += 2 * int(between) * found.row
+    return Estimate(
+        cpu=cpu | mirrors,
+        # The command ends when the mirrors, which run beside the training, have all there is.
+        wall=max(
+            start.total + saving[1] + _by_the_clock(training[1], evaluating[1], n_evaluations, workers),
+            *mirrors.values(),
+            0.0,
+        ),
+        longest_evaluation=float(longest[1]),
+        memory=memory,
+        disk=2 * checkpoint.stat().st_size + own + beside,
+        workers=workers,
+    )
+
+
+def _by_the_clock(training: float, evaluating: float, n: int, workers: int) -> float:
+    """Seconds of `n` evaluations, evenly spread over the training, of which `workers` processes play all but the last.
+
+    >>> _by_the_clock(10.0, 20.0, 10, 0), _by_the_clock(10.0, 20.0, 10, 1), _by_the_clock(10.0, 20.0, 10, 2)
+    (30.0, 20.0, 12.0)
+    """
+    if not workers:
+        return float(training + evaluating)
+    now, free = 0.0, [0.0] * workers
+    for i in range(n):
+        now += training / n
+        if i < n - 1:
+            free.sort()
+            now = max(now, free[0])
+            free[0] = now + evaluating / n
+    return float(max(now + evaluating / n, *free))
+
+
+def evaluations(config: RunConfig) -> int:
+    """How many there are."""
+    return max(1, min(config.eval.n_points, looks(config)))
+
+
+def loggers(config: RunConfig) -> list[str]:
+    """The names of those that are chosen."""
+    return [item.name for item in fields(config.logger) if getattr(config.logger, item.name) is not None]
+
+
+class _Watch(Callback):
+    """Reads the clocks after each update, and stops after so many CPU seconds, and two updates."""
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self.rows: list[tuple[float, float, int]] = []
+
+    def on_training_start(self, *, algorithm: Any, **info: Any) -> None:
+        self.rows = [(*_clocks(), algorithm.counters.steps)]
+
+    def on_step(self, *, step: int, **info: Any) -> bool:
+        self.rows.append((*_clocks(), step))
+        return len(self.rows) < 3 or self.rows[-1][0] - self.rows[0][0] < self.seconds
+
+    def costs(self) -> tuple[np.ndarray, np.ndarray]:
+        """What came once, and what comes with each environment step, or offline, update."""
+        rows = np.array(self.rows)
+        # The first update is slower: what it needs is loaded, and made, with it.
+        settled = rows[1:] if len(rows) > 2 else rows
+        each = (settled[-1, :2] - settled[0, :2]) / (settled[-1, 2] - settled[0, 2])
+        first = rows[1] - rows[0]
+        return np.maximum(0.0, first[:2] - each * first[2]), each
+
+
+def _clocks() -> tuple[float, float]:
+    return machine.cpu_seconds(), time.perf_counter()
+
+
+def _timed(call: Callable[[], Any]) -> tuple[np.ndarray, Any]:
+    before = np.array(_clocks())
+    result = call()
+    return np.array(_clocks()) - before, result
+
+
+def _on_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Costs that come once, and of a step, twice; of whole rollouts where these are soon done, else of short ones."""
+    c, n = config.algo, config.env.n_envs
+    short = min(c.n_steps, -(-max(getattr(c, "batch_size", 0), 64) // n))
+    once, each = _trained(algorithm, config, replace(c, n_steps=short), _SHORT_S)
+    if each[0] * c.n_steps * n < _UPDATES_S:
+        more, each = _trained(algorithm, config, c, _UPDATES_S)
+        once = once + more
+    return once, each, each
+
+
+def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Costs that come once, of a step with its share of the updates, and of one before the first update."""
+    c, each_random = config.algo, np.zeros(2)
+    if c.learning_starts:
+        _, each_random = _trained(algorithm, config, replace(c, learning_starts=LARGEST_COUNT), _SHORT_S)
+    once, each = _trained(algorithm, config, replace(c, learning_starts=0), _UPDATES_S)
+    return once, each, each_random
+
+
+def _offline(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Costs that come once, and of an update, twice.
+
+    What metrics cost beside the updates counts as it will: they are told as seldom as in the run, or so seldom that it
+    makes no difference.
+    """
+    as_seldom = min(1000, max(1, config.total_timesteps // 100))
+    once, each = _trained(algorithm, config, config.algo, _SHORT_S, min(8, as_seldom))
+    enough = max(8, int(_UPDATES_S / 5 / max(each[0], 1e-6)))
+    more, each = _trained(algorithm, config, config.algo, _UPDATES_S, min(as_seldom, enough))
+    return once + more, each, each
+
+
+def _trained(
+    algorithm: Any, config: RunConfig, changed: Config, seconds: float, every: int = 32
+) -> tuple[np.ndarray, np.ndarray]:
+    """Train with `changed` hyper-parameters for so long; what came once, and with each step."""
+    watch = _Watch(seconds)
+    algorithm.config = changed
+    algorithm.callbacks.extend([watch])
+    # Where updates are many, callbacks are asked a hundred times in a training: so, with each `every` steps.
+    horizon = 100 * max(every, rollout_steps(replace(config, algo=changed)))
+    algorithm.train(horizon, schedule_timesteps=config.schedule_timesteps or config.total_timesteps)
+    algorithm.callbacks.callbacks.remove(watch)
+    return watch.costs()
+
+
+def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Costs of making the environment, and of a step of it; whether a step is one of all episodes side by side."""
+    from rlox.envs.gym_make import ATARI_WRAPPERS, whole_games
+
+    c, kwargs = config.env, algorithm.env_kwargs if config.offline else algorithm.eval_kwargs
+    if is_native(c.id) and not (kwargs or c.wrappers):
+        took, played = _timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))
+        return np.zeros(2), took / played.lengths.max(), True
+    wrappers = whole_games(c.wrappers) or (ATARI_WRAPPERS if c.id.startswith("ALE/") else ())
+
+    def play(limit: int, n_episodes: int) -> tuple[np.ndarray, Any]:
+        """Episodes that are cut short."""
+        before, algorithm.env_wrappers = (
+            algorithm.env_wrappers,
+            [*wrappers, {"TimeLimit": {"max_episode_steps": limit}}],
+        )
+        try:
+            return _timed(lambda: algorithm.evaluate(n_episodes, config.eval_seed))
+        finally:
+            algorithm.env_wrappers = before
+
+    making, _ = play(1, 1)
+    limit, n_steps, spent = 50, 0, np.zeros(2)
+    while not n_steps or (spent[0] < _EVALUATION_S and limit < 2000):
+        took, played = play(limit, 2)
+        spent, n_steps = spent + np.maximum(took - making, 0.0), n_steps + int(played.lengths.sum())
+        limit *= 2
+    return making, spent / n_steps, False
+
+
+def _expected_length(seen: Seen, config: RunConfig) -> float:
+    """Steps of an evaluation's episodes, averaged over the training: nobody knows, and this is what is likely.
+
+    Where every step brings the same reward, the score that tuned settings must reach says how long episodes are in the
+    end, and without one the time limit does, or random play where a step costs; elsewhere it is halfway from random
+    play to the time limit, and at most five times the former. In the first half of the training lengths come there.
+    """
+    first, limit = seen.length, float(seen.limit or seen.length)
+    goal = (config.reference or {}).get("mean_return")
+    if not seen.constant or not seen.reward:
+        last = min((first + limit) / 2, 5 * first)
+    elif goal is not None:
+        last = goal / seen.reward
+    else:
+        last = limit if seen.reward > 0 else first
+    return (first + 3 * min(max(last, 1.0), limit)) / 4
+
+
+def _peak() -> int:
+    """Bytes that were resident in this process at its peak."""
+    try:
+        # What getrusage says may be the peak of the process that started this one.
+        with open("/proc/self/status") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,0 +1,210 @@
+"""What an environment does when it is asked for what gymnasium's interface promises, and for some random steps."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlox.config import RunConfig
+from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs.failures import blame, wrong_answer
+from rlox_cli.run.limits import plays_native, time_limit
+from rlox_cli.terminal.errors import UsageError
+
+# CPU seconds and steps of the probe, at most.
+_SECONDS, _STEPS = 0.2, 1000
+_PAIR_STEPS = 200  # of these, how many are taken twice to see whether the same seed gives the same
+# What is odd enough to say so: a learner sees numbers about 1 best.
+_LARGE_OBS, _LARGE_REWARD = 1e3, 1e3
+# Of what gymnasium warns about: as usual, or said in other words already.
+_USUAL = ("This is probably too", "we recommend", "is not within the observation space")
+
+
+@dataclass
+class Seen:
+    """What an environment did under random actions."""
+
+    limit: int | None  # steps after which it ends an episode, as far as it says
+    lengths: list[int]  # of the episodes that ended
+    reward: float  # mean of a step's
+    constant: bool  # whether all rewards were the same
+    warnings: list[str]
+
+    @property
+    def length(self) -> float:
+        """Steps of an episode under random actions, about."""
+        if self.lengths:
+            return statistics.fmean(self.lengths)
+        return float(self.limit or _STEPS)
+
+
+def probe_env(algorithm: Any, config: RunConfig) -> Seen:
+    """Step one environment, and for a while a second one with the same seed and actions.
+
+    Raises
+    ------
+    UsageError
+        For what no training could use: a step that is none, numbers that are none, an exception.
+    """
+    where, limit, native = f"env={config.env.id}", time_limit(algorithm), plays_native(algorithm)
+    if config.env.backend == "envpool":
+        return Seen(limit, [], 0.0, False, [])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lines = [] if native else [*_contract(config, where)]
+        found = _played(config, where)
+    said = dict.fromkeys(_plain(str(warning.message)) for warning in caught)
+    lines += [f"{where}: {text}" for text in said if not native and not any(usual in text for usual in _USUAL)]
+    if found.differs:
+        lines = [line for line in lines if "determinis" not in line]  # said below, with the remedy
+    lines += _oddities(found, algorithm.spec, config, where, limit)
+    rewards = found.rewards
+    return Seen(limit, found.lengths, statistics.fmean(rewards), len(set(rewards)) == 1, lines)
+
+
+def _plain(text: str) -> str:
+    """A warning of gymnasium's without colours and heading, in one line."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("WARN: ", "")
+    return " ".join(text.split()).rstrip(".")
+
+
+def _contract(config: RunConfig, where: str) -> Iterator[str]:
+    """What gymnasium's checker, and a look at single answers, find wrong with an environment of gymnasium's."""
+    from gymnasium.utils.env_checker import check_env
+
+    from rlox.envs.gym_make import make_gym_env
+
+    env = make_gym_env(config.env.id, config.env.kwargs, config.env.wrappers)
+    try:
+        bare = env.unwrapped
+        # Wrappers and checkers stumble over these, and say so in their own words.
+        answer = _called(where, "reset", bare.reset, seed=config.eval_seed % 2**31)
+        _require_sound(where, bare, "reset", answer)
+        bare.action_space.seed(config.seed % 2**31)
+        answer = _called(where, "step", bare.step, bare.action_space.sample())
+        _require_sound(where, bare, "step", answer)
+        _require_reward(where, answer[1])
+        try:
+            check_env(bare, skip_render_check=True, skip_close_check=True)
+        except Exception as e:
+            yield f"{where}: gymnasium's checker says: {_plain(str(e)) or type(e).__name__}"
+    finally:
+        env.close()
+
+
+def _called(where: str, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return call(*args, **kwargs)
+    except Exception as e:  # the user's own code
+        blame(e, f"{where}: {what}")
+        raise UsageError(f"{where}: {what} failed with {type(e).__name__}: {_plain(str(e))}") from e
+
+
+def _require_sound(where: str, env: Any, hook: str, answer: Any) -> None:
+    if (wrong := wrong_answer(env, hook, answer)) is not None:
+        raise UsageError(f"{where}: {wrong}")
+
+
+def _require_reward(where: str, reward: Any) -> None:
+    if not np.isfinite(number := float(reward)):
+        raise UsageError(f"{where}: rewards must be finite, got {number}; mend the environment, or set env.reward_fn")
+
+
+@dataclass
+class _Played:
+    """What came of random actions."""
+
+    rewards: list[float]
+    lengths: list[int]  # of the episodes that ended
+    truncated: int  # how many of them a time limit ended
+    largest: float  # absolute value in an observation
+    differs: str  # what was not the same under the same seed and actions; empty where all was
+
+
+def _played(config: RunConfig, where: str) -> _Played:
+    """Random actions in one environment, and for a while in a second one with the same seed."""
+    c = config.env
+    first, second = (make_vec_env(c.id, 1, config.seed, c.kwargs, c.wrappers, 0, c.backend) for _ in range(2))
+    spec, rng = spec_of(first), np.random.default_rng(config.seed)
+    found, started = _Played([], [], 0, 0.0, ""), time.process_time()
+    try:
+        obs, other = (_called(where, "reset", env.reset_all) for env in (first, second))
+        if not _same(obs, other):
+            found.differs = "observations"
+        while len(found.rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(found.rewards) < 20):
+            actions = _random_actions(spec, rng)
+            out = _called(where, "step", first.step_all, actions)
+            if not found.differs and len(found.rewards) < _PAIR_STEPS:
+                twin = _called(where, "step", second.step_all, actions)
+                compared = (("observations", "final_obs"), ("rewards", "rewards"))
+                found.differs = next((what for what, key in compared if not _same(out[key], twin[key])), "")
+            _require_finite(where, out["final_obs"], len(found.rewards) + 1)
+            _require_reward(where, out["rewards"][0])
+            found.rewards.append(float(out["rewards"][0]))
+            found.largest = max(found.largest, float(np.abs(out["final_obs"]).max(initial=0)))
+            if out["terminated"][0] or out["truncated"][0]:
+                found.lengths.append(int(out["episode_length"][0]))
+                found.truncated += bool(out["truncated"][0])
+    finally:
+        for env in (first, second):
+            if hasattr(env, "close"):
+                env.close()
+    return found
+
+
+def _require_finite(where: str, obs: np.ndarray, step: int) -> None:
+    if not np.isfinite(obs).all():
+        bad = obs[~np.isfinite(obs)][0]
+        raise UsageError(
+            f"{where}: observations must be finite, got {bad} at step {step} of random actions; mend the environment, "
+            "or cut it off by a wrapper"
+        )
+
+
+def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limit: int | None) -> Iterator[str]:
+    """What can be trained on, and is probably not meant."""
+    c, lengths = config.algo, found.lengths
+    if found.differs:
+        yield (
+            f"{where} is not deterministic: under the same seed and actions {found.differs} differ, so that no run can "
+            "be repeated; draw from self.np_random, which reset(seed=…) seeds"
+        )
+    if limit is None and not lengths:
+        yield (
+            f"{where}: no episode ended in {len(found.rewards):,} random steps, and without a time limit an evaluation "
+            "may last long; eval.max_steps cuts its episodes"
+        )
+    if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] > 1 and not found.truncated:
+        yield (
+            f"{where}: every episode terminated after exactly {lengths[0]:,} steps; if that is a time limit, it must "
+            "be truncated, or the learner takes it for a failure"
+        )
+    if found.largest > _LARGE_OBS and not (spec.image or c.normalize_obs):
+        yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"
+    scale = max(map(abs, found.rewards))
+    if config.offline:
+        return  # the rewards learned from are the dataset's
+    if scale > _LARGE_REWARD and config.env.reward_fn is None and not getattr(c, "normalize_rewards", False):
+        remedy = "algo.normalize_rewards=true" if hasattr(c, "normalize_rewards") else "env.reward_fn"
+        yield f"{where}: rewards reach {scale:.3g}; {remedy} can bring them near 1"
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(one, other, equal_nan=True)
+
+
+def _random_actions(spec: Any, rng: np.random.Generator) -> np.ndarray:
+    """One action, within ±1 where there are no bounds."""
+    if spec.discrete:
+        return rng.integers(spec.n_actions, size=1)
+    if spec.n_choices is not None:
+        return rng.integers(spec.n_choices, size=(1, len(spec.n_choices)))
+    low, high = (np.where(np.isfinite(b), b, d) for b, d in ((spec.act_low, -1.0), (spec.act_high, 1.0)))
+    return rng.uniform(low, high, (1, spec.act_dim)).astype(np.float32)

@@ -1,0 +1,359 @@
+"""The ledger of a sweep: one append-only file that says which runs there are to be.
+
+``<sweep>/sweep.jsonl`` holds one JSON object per line. The first is the head: what was typed and by which version. Each
+line after it is a job (its id, folder, overrides and whole resolved configuration, so that a job that starts next week
+is the job of today), or a failure that came before the job could open its own record. How far a job has come stands
+nowhere but in that record, ``<sweep>/<folder>/metrics.jsonl``: what is derived cannot be stale after a ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlox import __version__
+from rlox.checkpoint import load_checkpoint, trained_for
+from rlox.config import is_below
+from rlox.tracking import lock
+from rlox.tracking.record import FILE as RECORD
+from rlox.tracking.record import is_alive, read_rows
+from rlox.tracking.store import inside
+from rlox_cli.records.folders import require_new
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+FILE = "sweep.jsonl"
+_LOCK = "sweep.lock"
+STOP = "stop"  # the file whose being there asks every job, in whatever process or machine, to save and stop
+_MOST_BYTES = 1 << 20  # of a line
+_HEAD = f"be the head of a sweep, as rlox {__version__} writes it"
+STATES = ("waiting", "running", "finished", "failed", "interrupted", "killed")
+
+
+@dataclass
+class SweepJob:
+    """One run of a sweep."""
+
+    id: str  # of what makes the run: its overrides, in any order
+    folder: str  # below that of the sweep
+    overrides: list[str]
+    config: dict[str, Any]  # resolved, as the run's config.yaml holds it
+    extra: dict[str, Any] = field(default_factory=dict)  # what a sweeper keeps about its job
+
+
+@dataclass
+class Head:
+    """What was typed, and by whom."""
+
+    version: str  # of rlox
+    flags: list[str]
+    overrides: list[str]
+    imports: list[str]
+    launcher: list[str]  # the overrides that choose it and set what it takes
+    retries: int = 2
+    max_batch_size: int | None = None
+    plot: bool = True
+    created: float = 0.0  # seconds since the epoch
+
+
+@dataclass
+class Progress:
+    """How far a job has come, as its own record says; `scan` reads what was added since the last time."""
+
+    folder: Path
+    state: str = "waiting"
+    step: int = 0
+    attempts: int = 0  # segments of the record
+    last: float | None = None  # mean return of the last evaluation, and of the best
+    best: float | None = None
+    spread: float | None = None  # standard deviation of the returns of the last evaluation
+    seconds: float = 0.0  # wall time in which it was trained
+    message: str = ""  # how it failed, or why it stopped early
+    may_pass: bool = False  # whether that failure may be gone when it is tried again
+    saved: int = -1  # step of the newest checkpoint to go on from; -1: there is none
+    started: float = 0.0  # when the newest attempt began, in seconds since the epoch
+    failure: dict[str, Any] | None = None  # newest failure that the ledger has, not the record
+    _end: int = 0
+    _status: str | None = None
+    _since: float = 0.0
+
+    def scan(self) -> Progress:
+        alive = is_alive(self.folder)  # asked before: what then ends is read as ended
+        try:
+            for row, end in read_rows(self.folder / RECORD, self._end):
+                self._take(row)
+                self._end = end
+        except FileNotFoundError:
+            pass
+        except ValueError as e:  # damaged: nothing can go on from it before somebody has looked
+            self.state, self.message, self.may_pass = "failed", str(e), False
+            return self
+        self.state = "waiting" if self.attempts == 0 else self._status or ("running" if alive else "killed")
+        if self.failure is not None and self.state != "running" and self.failure["time"] >= self._since:
+            self.state, self.message = "failed", self.failure["message"]
+            self.may_pass = self.failure["may_pass"]
+        return self
+
+    @property
+    def resumes_at(self) -> int | None:
+        """Step at which it would go on, that of its last checkpoint; 0: it would begin anew. None for one that runs, is
+        finished, or cannot go on since its checkpoint is damaged."""
+        if self.state in ("running", "finished"):
+            return None
+        path = self.folder / "checkpoints" / "last.safetensors"
+        if self.attempts == 0 or not path.is_file():
+            return 0
+        try:
+            return trained_for(load_checkpoint(path).header)[0]
+        except (OSError, ValueError):
+            return None
+
+    def _take(self, row: dict[str, Any]) -> None:
+        event = row.get("event")
+        if event == "start":
+            self.attempts, self._status, self.message, self.may_pass = self.attempts + 1, None, "", False
+            self._since = self.started = row["time"]
+        elif event == "checkpoint":
+            self.saved = max(self.saved, row["step"]) if row["kind"] == "last" else self.saved
+            return  # it is noted when it is on the disk, which may be later
+        elif event == "end":
+            self._status, self.message, self.may_pass = row["status"], row["message"], row.get("may_pass", False)
+        self.step = row["step"]
+        self.seconds += max(0.0, row["time"] - self._since)
+        self._since = row["time"]
+        if (score := row.get("eval/mean_return")) is not None:
+            self.last, self.spread = score, row.get("eval/std_return")
+            self.best = score if self.best is None else max(self.best, score)
+
+
+class Sweep:
+    """A sweep's folder; made by `create` or found by `read`."""
+
+    def __init__(self, folder: Path, head: Head):
+        self.folder = folder
+        self.stop_flag = folder / STOP
+        self.head = head
+        self.jobs: dict[str, SweepJob] = {}
+        self.progress: dict[str, Progress] = {}
+        self._folders: set[str] = set()
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, folder: Path, head: Head, jobs: Iterable[SweepJob]) -> Sweep:
+        """Write the ledger of a new sweep, and hold it (see `hold`).
+
+        Raises
+        ------
+        UsageError
+            For a folder that holds a run or a sweep.
+        """
+        sweep = cls(folder.absolute(), head)
+        lines = [{"sweep": 1, **asdict(head)}, *(asdict(job) for job in sweep._added(jobs))]
+        require_new(sweep.folder)
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        sweep.hold()
+        if (sweep.folder / FILE).exists():
+            sweep.release()
+            raise UsageError(
+                f"output_dir={shown(folder)} must be a new folder, but holds a sweep; choose another, or go on "
+                f"with it: rlox sweep resume {shown(folder)}"
+            )
+        partial = sweep.folder / f".{FILE}.{os.getpid()}.partial"
+        with open(partial, "w") as file:
+            file.writelines(_line(item) for item in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, sweep.folder / FILE)
+        return sweep
+
+    @classmethod
+    def read(cls, folder: Path) -> Sweep:
+        """The sweep in `folder`.
+
+        Raises
+        ------
+        UsageError
+            For a folder that holds none, and a ledger that is damaged, naming the line and the remedy.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            raise UsageError(
+                f"{shown(folder)} must be the folder of a sweep, which has {FILE}; `rlox train -m …` makes one"
+            )
+        lines = _read(path)
+        _, first = next(lines, (0, None))
+        if not isinstance(first, dict) or first.pop("sweep", None) != 1:
+            raise _damaged(path, 1, _HEAD)
+        try:
+            head = Head(**first)
+            lists = (head.flags, head.overrides, head.imports, head.launcher)
+            sound = all(isinstance(x, list) and all(isinstance(word, str) for word in x) for x in lists)
+            size = 1 if head.max_batch_size is None else head.max_batch_size
+            if not sound or type(head.retries) is not int or type(size) is not int or size < 1:
+                raise TypeError
+        except TypeError:
+            raise _damaged(path, 1, _HEAD) from None
+        sweep = cls(folder.absolute(), head)
+        for number, item in lines:
+            if not isinstance(item, dict):
+                raise _damaged(path, number, "be one JSON object")
+            if item.get("event") == "failed":
+                progress = sweep.progress.get(str(item.get("id")))
+                sound = isinstance(item.get("time"), (int, float)) and isinstance(item.get("message"), str)
+                if progress is None or not sound or not isinstance(item.get("may_pass"), bool):
+                    raise _damaged(path, number, "tell how a job above it failed")
+                progress.failure = item
+                continue
+            try:
+                job = SweepJob(**item)
+                sound = isinstance(job.config, dict) and type(job.config.get("total_timesteps")) is int
+                sound = sound and isinstance(job.extra, dict) and all(isinstance(x, str) for x in job.overrides)
+                if not sound or not re.fullmatch(r"[0-9a-f]{8}(-\d+)?", job.id):
+                    raise TypeError
+                list(sweep._added([job]))
+                inside(sweep.folder, job.folder)
+            except (TypeError, ValueError, AttributeError) as e:
+                told = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
+                raise _damaged(path, number, f"be a job{told}") from None
+        # The head and all jobs that are known at first are written at once; a kill cannot cut them off.
+        if not sweep.jobs and not path.read_bytes().endswith(b"\n"):
+            raise _damaged(path, 1, "be followed by whole lines, one for each job")
+        return sweep
+
+    def _added(self, jobs: Iterable[SweepJob]) -> Iterator[SweepJob]:
+        for job in jobs:
+            if job.id in self.jobs:
+                raise UsageError(f"the id must be one that no other job has, got {job.id} twice")
+            if not is_below(job.folder):
+                raise UsageError(f"hydra.sweep.subdir must lead below the sweep's folder, got {job.folder!r}")
+            if job.folder in self._folders:
+                raise UsageError(
+                    f"hydra.sweep.subdir must give each job a folder of its own, got {job.folder} twice; "
+                    "${hydra:job.num} in it tells them apart"
+                )
+            self._folders.add(job.folder)
+            self.__dict__.pop("shared", None)
+            self.jobs[job.id] = job
+            self.progress[job.id] = Progress(self.folder / job.folder)
+            yield job
+
+    def add(self, jobs: Iterable[SweepJob]) -> None:
+        """Append jobs that a sweeper has chosen meanwhile; the sweep is held."""
+        self._append(asdict(job) for job in self._added(jobs))
+
+    def note_failure(self, job: SweepJob, message: str, may_pass: bool) -> None:
+        """Keep a failure that the job's own record does not have; the sweep is held."""
+        event = {"event": "failed", "id": job.id, "time": time.time(), "message": message, "may_pass": may_pass}
+        self.progress[job.id].failure = event
+        self._append([event])
+
+    def _append(self, items: Iterable[dict[str, Any]]) -> None:
+        with open(self.folder / FILE, "r+b") as file:
+            # A line that a kill has cut off goes before the next one comes.
+            text = file.read()
+            file.truncate(text.rfind(b"\n") + 1)
+            file.seek(0, os.SEEK_END)
+            file.write("".join(map(_line, items)).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def scan(self) -> dict[str, Progress]:
+        """How far each job has come, by its id."""
+        return {key: progress.scan() for key, progress in self.progress.items()}
+
+    @cached_property
+    def shared(self) -> set[str]:
+        """The overrides that all jobs have."""
+        lists = [set(job.overrides) for job in self.jobs.values()]
+        return set.intersection(*lists) if len(lists) > 1 else set()
+
+    def summary(self) -> str:
+        """``12 of 16 jobs are finished; 2 running, 1 waiting, 1 failed``."""
+        states = [progress.state for progress in self.progress.values()]
+        others = [f"{states.count(state)} {state}" for state in STATES if state != "finished" and state in states]
+        more = f"; {', '.join(others)}" if others else ""
+        return f"{states.count('finished')} of {len(states)} jobs are finished{more}"
+
+    def hold(self) -> None:
+        """Be the one process that runs this sweep.
+
+        Raises
+        ------
+        UsageError
+            If another one does.
+        """
+        self._lock = lock.acquire(self.folder / _LOCK)
+        if self._lock is None:
+            raise UsageError(f"{shown(self.folder)} is being run by another process; stop it first, or wait")
+        _held.add(self._lock)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            _held.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether some process runs the sweep now."""
+        return lock.is_held(self.folder / _LOCK)
+
+
+def job_id(overrides: Iterable[str], taken: Iterable[str] = ()) -> str:
+    """Eight digits that stand for what makes a run: its overrides in any order, without where it is written.
+
+    A second run of the same overrides gets a number after them.
+    """
+    makes = sorted(line for line in overrides if not re.match(r"\+*hydra[./]", line))
+    name = hashlib.sha256("\n".join(makes).encode()).hexdigest()[:8]
+    same = sum(other.partition("-")[0] == name for other in taken)
+    return f"{name}-{same}" if same else name
+
+
+def _line(item: dict[str, Any]) -> str:
+    return json.dumps(item, separators=(",", ":")) + "\n"
+
+
+def _read(path: Path) -> Iterator[tuple[int, Any]]:
+    """Numbered lines; a last one without its end was cut off by a kill and is left out."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MOST_BYTES), b""), 1):
+            if not line.endswith(b"\n"):
+                if len(line) == _MOST_BYTES:
+                    raise _damaged(path, number, f"have at most {_MOST_BYTES:,} bytes")
+                return
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                raise _damaged(path, number, "be one JSON object") from None
+
+
+def _damaged(path: Path, number: int, rule: str) -> UsageError:
+    remedy = (
+        "restore it; until then each of its runs can be resumed by itself: rlox train resume=RUN"
+        if number == 1
+        else "mend the line, or delete it: its job is then no longer one of the sweep, and its run stays"
+    )
+    return UsageError(f"{shown(path)} is damaged: line {number} must {rule}; {remedy}")
+
+
+_held: set[int] = set()
+
+
+def _in_child() -> None:
+    # A forked worker that outlives its killed parent must not keep the sweep looking alive.
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_in_child)

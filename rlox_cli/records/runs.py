@@ -1,0 +1,337 @@
+"""Runs as they lie on disk, to be drawn and compared: what each was told to do, how far it came, what it recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlox.callbacks.loggers import tracker_name
+from rlox.config import nearest
+from rlox.tracking.record import Ledger, is_alive
+from rlox.tracking.store import read_config
+from rlox_cli.records.folders import find_runs
+from rlox_cli.terminal.errors import UsageError, paragraph
+from rlox_cli.terminal.paths import shown
+
+EVALUATION = "eval/mean_return"
+RETURNS = (EVALUATION, tracker_name("mean_reward"))
+_COLLECT, _UPDATE = "time/collect_s", "time/update_s"
+# What makes no other experiment of a run: its seed, where it is logged, how often it is saved.
+_BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time")
+_MOST_LISTED = 4
+PATH = "path"  # --by path: the runs of each PATH that was typed
+
+
+def unit_of(config: Mapping[str, Any]) -> str:
+    """What the steps of a run are, by its configuration as config.yaml nests it: ``steps``, or offline ``updates``."""
+    # Where there is a replay memory as well, the dataset is mixed into what is gathered.
+    offline = config.get("dataset") is not None and config.get("buffer") is None
+    return "updates" if offline else "steps"
+
+
+class Series(NamedTuple):
+    """A metric's finite values, (R,) each, in the order of the steps."""
+
+    steps: np.ndarray  # environment steps; offline: updates
+    seconds: np.ndarray  # of training; the time between a stop and its resume is left out
+    values: np.ndarray
+
+
+@dataclass
+class Run:
+    """A run's configuration, end and chosen metrics; rows that a resume superseded are not among them."""
+
+    folder: Path
+    config: dict[str, Any]  # as config.yaml nests it
+    flat: dict[str, Any]  # the same by dotted keys
+    versions: dict[str, str]
+    status: str  # finished, interrupted, failed, killed or running
+    steps: int
+    seconds: float
+    series: dict[str, Series]  # of the metrics asked for that have a value
+    recorded: set[str]  # names of all metrics
+    shares: dict[str, float]  # of the seconds: collect, update, other; empty if the record does not say
+    path: str = ""  # what the path is called that it was found under
+
+    @property
+    def algo(self) -> str:
+        return self.flat["algo.name"]
+
+    @property
+    def env(self) -> str:
+        return self.flat["env.id"]
+
+    @property
+    def seed(self) -> int:
+        return self.flat["seed"]
+
+    @property
+    def reference(self) -> float | None:
+        """The score that the tuned settings must reach."""
+        value = self.flat.get("reference.mean_return")
+        return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+
+    @property
+    def unit(self) -> str:
+        """What its steps are: ``steps`` of the environment, or ``updates``."""
+        return unit_of(self.config)
+
+    @property
+    def speed(self) -> float:
+        """Steps (offline: updates) per second of the whole training, evaluations and checkpoints included."""
+        return self.steps / self.seconds if self.seconds > 0 else math.nan
+
+
+def units(runs: Iterable[Run]) -> str:
+    """What all of their steps are; ``steps or updates`` where they differ."""
+    return " or ".join(sorted({run.unit for run in runs}))
+
+
+def recorded_name(metric: str) -> str:
+    """The name in the record: ``mean_reward`` is ``episode/return`` there."""
+    return metric if "/" in metric else tracker_name(metric)
+
+
+def metric_name(metric: str) -> str:
+    """As a reader should meet it."""
+    return {EVALUATION: "evaluation return", RETURNS[1]: "training return"}.get(metric, metric)
+
+
+def short(value: float | None) -> str:
+    """A number of a table, to about four digits."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def ended(runs: Sequence[Run]) -> list[Run]:
+    """Those whose last value is a final one: the finished runs, or all where none is."""
+    return [run for run in runs if run.status == "finished"] or list(runs)
+
+
+def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``{"env": {"id": …}}`` -> ``("env.id", …)``; an empty mapping stays one."""
+    if not isinstance(config, dict) or not config:
+        yield prefix, config
+        return
+    for key, value in config.items():
+        yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def read_run(folder: Path, metrics: Iterable[str]) -> Run:
+    """Read a run folder.
+
+    Raises
+    ------
+    ValueError
+        If its configuration or its record is damaged; the message names file and line.
+    OSError
+        If they cannot be read.
+    """
+    config = read_config(folder)
+    flat = dict(flatten(config))
+    for key, kind in (("algo.name", str), ("env.id", str), ("seed", int)):
+        if type(flat.get(key)) is not kind:
+            raise ValueError(f"{shown(folder / 'config.yaml')}: {key} must be a run's, got {flat.get(key)!r}")
+    alive = is_alive(folder)
+    ledger = Ledger(folder)
+    ledger.scan()
+    if not ledger.starts:
+        raise ValueError(f"{shown(folder)} has not begun: its record is empty")
+    found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in metrics}
+    recorded: set[str] = set()
+    spent = {"collect": 0.0, "update": 0.0}
+    segment, before, seconds, steps = -1, 0.0, 0.0, 0
+    for row, _ in ledger.rows(provisional=True):
+        if row["segment"] != segment:
+            segment, before = row["segment"], seconds
+        seconds = before + max(0.0, row["time"] - ledger.starts[segment]["time"])
+        steps = row["step"]
+        recorded.update(row)
+        spent["collect"] += row.get(_COLLECT) or 0.0
+        spent["update"] += row.get(_UPDATE) or 0.0
+        for name, points in found.items():
+            if (value := row.get(name)) is not None and math.isfinite(value):
+                points.append((steps, seconds, value))
+    versions = ledger.starts[ledger.segment].get("versions")
+    shares = {}
+    if seconds > 0 and _COLLECT in recorded:
+        shares = {name: min(1.0, value / seconds) for name, value in spent.items()}
+        shares["other"] = max(0.0, 1.0 - sum(shares.values()))
+    return Run(
+        folder,
+        config,
+        flat,
+        versions if isinstance(versions, dict) else {},
+        "running" if alive else ledger.end["status"] if ledger.end else "killed",
+        steps,
+        seconds,
+        {name: Series(*map(np.array, zip(*points, strict=True))) for name, points in found.items() if points},
+        recorded - {"segment", "step", "time"},
+        shares,
+    )
+
+
+def read_runs(
+    paths: Sequence[Path], metric: str = EVALUATION, names: Iterable[str] | None = None, apart: bool = False
+) -> tuple[list[Run], list[str]]:
+    """The runs under `paths` that have a value of `metric`, and what is to be said of those that are left out.
+
+    Runs with the same settings and the same seed are one run made twice: the one that came farthest is taken.
+
+    Parameters
+    ----------
+    names : iterable of str, optional
+        What each path is called; by default as it is.
+    apart : bool
+        Whether paths stand for what no setting says, such as a change of the code: then only runs under one path are
+        made twice.
+
+    Raises
+    ------
+    UsageError
+        If there is no run.
+    """
+    runs: dict[tuple, Run] = {}
+    notes, recorded, seen, without = [], set(), set(), []
+    for path, name in zip(paths, map(str, paths) if names is None else names, strict=True):
+        folders = find_runs(path)
+        if not folders:
+            raise UsageError(f"no runs under {path}; name run folders, or folders that hold such (`rlox ls runs`)")
+        for folder in folders:
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
+            try:
+                run = read_run(folder, {metric, EVALUATION})
+            except (ValueError, OSError) as e:
+                notes.append(f"{shown(folder)} is left out: {paragraph(e)}")
+                continue
+            run.path = name
+            recorded |= run.recorded
+            if metric not in run.series:
+                without.append(f"{shown(folder)} ({run.status})")
+                continue
+            same = (name if apart else "", run.seed, *sorted(_identity(run)))
+            other = runs.get(same)
+            if other is not None:
+                less, run = sorted((other, run), key=lambda r: (r.status == "finished", r.steps))
+                notes.append(f"{shown(less.folder)} is left out: {shown(run.folder)} has the same settings and seed")
+            runs[same] = run
+    if not runs:
+        hint = f"{nearest(metric, recorded)} (--metric)" if recorded else "none has recorded anything"
+        raise UsageError(f"no run has {metric}; {hint}{'. ' if notes else ''}{listed(notes, '; ')}")
+    if without:
+        notes.append(f"left out, since they have no {metric} yet: {listed(without)}")
+    return list(runs.values()), notes
+
+
+def listed(words: Sequence[str], separator: str = ", ") -> str:
+    """The first of `words`, and how many more there are."""
+    more = [f"and {len(words) - _MOST_LISTED} more"] if len(words) > _MOST_LISTED else []
+    return separator.join([*words[:_MOST_LISTED], *more])
+
+
+def _identity(run: Run) -> Iterator[str]:
+    for key, value in run.flat.items():
+        if key.split(".")[0] not in _BESIDE:
+            yield f"{key}={plain(value)}"
+
+
+def plain(value: Any) -> str:
+    """A setting as it is typed."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
+
+
+@dataclass(eq=False)
+class Group:
+    """Runs of one environment that differ in nothing but the seed, or in nothing that was asked to be told apart."""
+
+    label: str
+    env: str
+    settings: dict[str, str]  # what tells it from the other groups of its algorithm and environment
+    pooled: list[str] = field(default_factory=list)  # keys in which its runs differ all the same
+    runs: list[Run] = field(default_factory=list)
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
+    """Part the runs into groups, each of one environment.
+
+    Parameters
+    ----------
+    by : sequence of str
+        Keys whose values part the runs, dotted or their last part, or ``path``; by default every key but the seed and
+        where the run is logged and saved.
+
+    Raises
+    ------
+    UsageError
+        For a key that no run has.
+    """
+    cells: dict[tuple[str, ...], list[Run]] = {}
+    keys = [_full_key(runs, key) for key in by]
+    for run in runs:
+        cell = (run.env,) if keys else (run.env, run.algo)
+        cells.setdefault(cell, []).append(run)
+    groups = []
+    for members in cells.values():
+        telling = keys or differing(members)
+        parts: dict[tuple[str, ...], Group] = {}
+        for run in sorted(members, key=lambda run: [_order(_value(run, key)) for key in telling]):
+            values = tuple(plain(_value(run, key)) for key in telling)
+            parts.setdefault(values, Group("", run.env, dict(zip(telling, values, strict=True)))).runs.append(run)
+        for group in parts.values():
+            group.label = _label(group, list(parts.values()), bool(by))
+            group.pooled = differing(group.runs)
+            group.runs.sort(key=lambda run: run.seed)
+        groups += parts.values()
+    return sorted(groups, key=lambda group: group.env)
+
+
+def _full_key(runs: Sequence[Run], key: str) -> str:
+    if key == PATH:
+        return key
+    known = {name for run in runs for name in run.flat}
+    found = [name for name in known if name == key] or sorted(n for n in known if n.rpartition(".")[2] == key)
+    if len(found) != 1:
+        raise UsageError(f"--by must be {PATH} or a key of the runs, got {key!r}; {nearest(key, found or known)}")
+    return found[0]
+
+
+def _value(run: Run, key: str) -> Any:
+    return run.path if key == PATH else run.flat.get(key)
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, (int, float))
+    return not number, float(value) if number else 0.0, plain(value)
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Keys in which the runs are not all the same experiment."""
+    keys = dict.fromkeys(key for run in runs for key in run.flat if key.split(".")[0] not in _BESIDE)
+    return [key for key in keys if len({plain(run.flat.get(key)) for run in runs}) > 1]
+
+
+def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
+    """As few of the settings as tell it from its siblings; dots where there are more."""
+    keys: list[str] = []
+    parts = 1
+    for key in group.settings:
+        finer = len({tuple(sibling.settings[k] for k in [*keys, key]) for sibling in siblings})
+        if finer > parts or chosen:
+            keys, parts = [*keys, key], finer
+    settings = []
+    for key in keys:
+        value = group.settings[key]
+        shortened = value if len(value) <= 40 else f"…{value[-39:]}"
+        settings.append(shortened if key in (PATH, "algo.name") else f"{key.rpartition('.')[2]}={shortened}")
+    if len(keys) < len(group.settings):
+        settings.append("…")
+    return " ".join(settings if chosen else [group.runs[0].algo, *settings])

@@ -1,0 +1,325 @@
+"""``rlox compare A B``: how two runs, or two groups of runs, were set, what came of it, and whether that tells them
+apart."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from scipy import stats
+
+from rlox_cli.records.runs import (
+    RETURNS,
+    Run,
+    differing,
+    ended,
+    listed,
+    metric_name,
+    plain,
+    read_runs,
+    recorded_name,
+    short,
+    units,
+)
+from rlox_cli.report.statistics import difference, improvement, iqm
+from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+_LEVEL = 0.05  # how often two equal groups may be told apart
+_SHOWN_BY = 2.8  # standard errors that a difference must have to be told at that level in 80 % of cases
+_INTERVAL = 3.92  # standard errors in a 95 % interval
+_MOST_RUNS = 1000  # a side, that are advised
+_FEWEST = 4  # runs a side that a permutation test can tell apart at that level
+
+
+def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) -> None:
+    """Compare the runs under `a` with those under `b`, and print it."""
+    metric = recorded_name(metric)
+    if threshold is not None and not math.isfinite(threshold):
+        raise UsageError(f"--threshold must be a finite number, got {threshold}")
+    sides = []
+    for path in (a, b):
+        runs, notes = read_runs([path], metric)
+        if keys := differing(runs):
+            notes.append(f"{path} pools runs that differ in {listed(keys)}")
+        for note in notes:
+            print(f"rlox compare: {note}", file=sys.stderr)
+        sides.append(runs)
+    found = compare(*sides, metric, threshold)
+    if as_json:
+        print(jsonlib.dumps(found, allow_nan=False))
+    else:
+        console = make_console()
+        for name, path, runs in zip("AB", (a, b), sides, strict=True):
+            console.print(f"{name}  {path}: {_count(len(runs))}", soft_wrap=True, markup=False)
+        _print(found, console)
+
+
+def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | None = None) -> dict[str, Any]:
+    """All there is to tell, as plain data; a number that is not finite is None.
+
+    Raises
+    ------
+    UsageError
+        If the sides have a run in common, or no environment.
+    """
+    if shared := {run.folder.resolve() for run in a} & {run.folder.resolve() for run in b}:
+        raise UsageError(f"A and B must not hold the same runs, both hold {shown(min(shared))}")
+    envs = sorted({run.env for run in a} & {run.env for run in b})
+    if not envs:
+        there, others = (", ".join(sorted({run.env for run in side})) for side in (a, b))
+        raise UsageError(f"A and B must have an environment in common, got {there} and {others}")
+    finals, found = [], {}
+    for env in envs:
+        sides = [ended([run for run in side if run.env == env]) for side in (a, b)]
+        goal = _goal(sides, metric) if threshold is None else threshold
+        finals.append([_values(side, metric, -1) for side in sides])
+        found[env] = {
+            "unit": units(run for side in sides for run in side),
+            "runs": [
+                [{"folder": shown(run.folder), "seed": run.seed, "status": run.status} for run in s] for s in sides
+            ],
+            "metrics": _metrics(sides, metric, goal),
+            "threshold": goal,
+            "pairs": _pairs(sides, metric),
+            "verdict": verdict(*finals[-1], "better" if metric in RETURNS else "higher"),
+        }
+    told: dict[str, Any] = {
+        "metric": metric,
+        "config": _differences([[run.flat for run in side] for side in (a, b)]),
+        "versions": _differences([[run.versions for run in side] for side in (a, b)]),
+        "environments": found,
+    }
+    if len(envs) > 1:
+        ours, theirs = [b for _, b in finals], [a for a, _ in finals]
+        told["improvement"] = improvement(ours, theirs)._asdict()
+    return _finite(told)
+
+
+def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any]:
+    """Whether scores of runs tell two groups apart.
+
+    The bootstrap interval of the difference must leave out zero, and a permutation test must agree: with a few runs the
+    bootstrap's interval is too narrow, while the test keeps its level with any number.
+
+    Parameters
+    ----------
+    a, b : (S,) arrays
+        Scores; not necessarily as many on both sides.
+
+    Returns
+    -------
+    dict
+        ``winner`` (a, b or None), the ``difference`` of IQMs (b less a) with ``low`` and ``high``, ``p_value``,
+        ``improvement`` (probability that a run of b beats one of a), ``runs_needed`` on each side, ``sentence``.
+    """
+    apart, wins = difference([b], [a]), improvement([b], [a])
+    told: dict[str, Any] = {"winner": None, "difference": apart.value, "low": apart.low, "high": apart.high}
+    told |= {"p_value": None, "improvement": wins._asdict(), "runs_needed": None}
+    n = min(len(a), len(b))
+    if n < 2:
+        each = "per side supports" if len(a) == len(b) else "on a side supports"
+        told["sentence"] = f"one run {each} no verdict; train more seeds (rlox train -m … seed=0,1,2,3,4)"
+        return told
+    test = stats.permutation_test(
+        (b, a), lambda x, y, axis: iqm(x, axis) - iqm(y, axis), vectorized=True, rng=np.random.default_rng(0)
+    )
+    told["p_value"] = float(test.pvalue)
+    if test.pvalue <= _LEVEL and not apart.low <= 0 <= apart.high:
+        sign, told["winner"] = (1, "b") if apart.value > 0 else (-1, "a")
+        low, high = sorted((sign * apart.low, sign * apart.high))
+        ahead, behind = ("B", "A") if sign > 0 else ("A", "B")
+        told["sentence"] = (
+            f"{ahead} is {word}: its IQM is {short(abs(apart.value))} higher (95 % interval {short(low)} to "
+            f"{short(high)}), and a run of {ahead} beats one of {behind} with probability "
+            f"{0.5 + sign * (wins.value - 0.5):.2f}"
+        )
+        return told
+    told["runs_needed"] = needed = _runs_needed(n, abs(apart.value), (apart.high - apart.low) / _INTERVAL)
+    counts = f"{len(a)} runs a side" if len(a) == len(b) else f"{len(a)} runs against {len(b)}"
+    more = (
+        f"it would take more than {_MOST_RUNS:,} runs a side to show one of this size"
+        if needed is None
+        else f"about {needed - n} more on each side would show one of this size"
+    )
+    told["sentence"] = (
+        f"no difference can be told from {counts}: B − A is {short(apart.value)} (95 % interval {short(apart.low)} "
+        f"to {short(apart.high)}); {more}"
+    )
+    return told
+
+
+def _runs_needed(n: int, size: float, error: float) -> int | None:
+    """Runs on each side that tell a difference of `size` in four cases of five, if `n` leave it a standard `error`."""
+    if size * math.sqrt(_MOST_RUNS) <= _SHOWN_BY * error * math.sqrt(n):
+        return None
+    return max(n + 1, _FEWEST, math.ceil(n * (_SHOWN_BY * error / size) ** 2))
+
+
+def _told(run: Run) -> dict[str, Any]:
+    return {"folder": shown(run.folder), "seed": run.seed, "status": run.status, "steps": run.steps}
+
+
+def _values(runs: Sequence[Run], metric: str, at: int) -> np.ndarray:
+    return np.array([run.series[metric].values[at] for run in runs])
+
+
+def _goal(sides: Sequence[Sequence[Run]], metric: str) -> float | None:
+    """The score that the runs' tuned settings must reach; the lowest where they name several."""
+    known = [run.reference for side in sides for run in side if run.reference is not None]
+    return min(known) if known and metric in RETURNS else None
+
+
+def _metrics(sides: Sequence[Sequence[Run]], metric: str, goal: float | None) -> dict[str, Any]:
+    """Each metric's middle on both sides, and what b has more."""
+    series = [[run.series[metric] for run in side] for side in sides]
+    first = max(s.steps[0] for side in series for s in side)
+    last = min(s.steps[-1] for side in series for s in side)
+    values = {
+        "final": [[s.values[-1] for s in side] for side in series],
+        "best": [[s.values.max() for s in side] for side in series],
+        "mean_over_steps": [[_mean(s.steps, s.values, first, last) for s in side] for side in series],
+        "steps_per_second": [[run.speed for run in side] for side in sides],
+    }
+    found: dict[str, Any] = {}
+    for name, (a, b) in values.items():
+        apart = difference([b], [a])
+        found[name] = {"a": float(iqm(a)), "b": float(iqm(b)), "difference": apart.value}
+        found[name] |= {"low": apart.low, "high": apart.high}
+    found["mean_over_steps"]["steps"] = [int(first), int(last)]
+    if goal is not None:
+        reached = [[_first_at(s.steps, s.values, goal) for s in side] for side in series]
+        middle = [float(np.median(side)) for side in reached]
+        found["steps_to_threshold"] = {"a": middle[0], "b": middle[1]}
+        found["steps_to_threshold"]["reached"] = [int(np.isfinite(side).sum()) for side in reached]
+    return found
+
+
+def _mean(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> float:
+    """Of the curve between two steps: its area over its width."""
+    if first >= last:
+        return math.nan
+    inner = steps[(steps > first) & (steps < last)]
+    x = np.concatenate([[first], inner, [last]])
+    return float(np.trapezoid(np.interp(x, steps, values), x) / (last - first))
+
+
+def _first_at(steps: np.ndarray, values: np.ndarray, goal: float) -> float:
+    there = np.flatnonzero(values >= goal)
+    return float(steps[there[0]]) if len(there) else math.inf
+
+
+def _pairs(sides: Sequence[Sequence[Run]], metric: str) -> dict[str, Any]:
+    """Seeds that both sides have once, and how often b ended higher there."""
+    a, b = ({run.seed: run.series[metric].values[-1] for run in side} for side in sides)
+    if any(len({run.seed for run in side}) < len(side) for side in sides):
+        return {"seeds": [], "b_higher": 0, "equal": 0}
+    seeds = sorted(a.keys() & b.keys())
+    higher, equal = sum(b[seed] > a[seed] for seed in seeds), sum(b[seed] == a[seed] for seed in seeds)
+    return {"seeds": seeds, "b_higher": higher, "equal": equal}
+
+
+def _differences(sides: Sequence[Sequence[dict[str, Any]]]) -> dict[str, list[list[str]]]:
+    """Keys whose values are not the same on both sides, with the values of either; no value: the side has no such key.
+
+    The seed is left out: the runs are listed by it.
+    """
+    found = {}
+    for key in dict.fromkeys(key for side in sides for one in side for key in one):
+        old, new = (sorted({plain(one[key]) for one in side if key in one}) for side in sides)
+        if old != new and key != "seed":
+            found[key] = [old, new]
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _print(found: dict[str, Any], console: Console) -> None:
+    for title, differences in (("settings", found["config"]), ("versions", found["versions"])):
+        console.print(f"\n{title}: {'A → B' if differences else 'the same'}")
+        # Another algorithm has other keys, which says nothing beyond its name.
+        own = {key for key, sides in differences.items() if "algo.name" in differences and not all(sides)}
+        table = make_table("", "", "", "")
+        table.show_header = False
+        for key, (old, new) in differences.items():
+            if key not in own:
+                table.add_row(f"  {key}", _listed(old), "→", _listed(new))
+        if table.row_count:
+            print_table(console, table)
+        if own:
+            console.print(f"  and {len(own)} keys that only one side's algorithms have (--json)")
+    for env, told in found["environments"].items():
+        console.print()
+        print_table(console, _metrics_table(env, told, found["metric"]))
+        pairs, seeds = told["pairs"], [[run["seed"] for run in side] for side in told["runs"]]
+        lines = [f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
+        if pairs["seeds"]:
+            ties = f", {pairs['equal']} equal" if pairs["equal"] else ""
+            lines.append(f"seeds that both have: {len(pairs['seeds'])}; B ended higher in {pairs['b_higher']}{ties}")
+        told_apart = told["verdict"]["improvement"]
+        if told_apart["low"] is not None:
+            lines.append(f"probability of improvement (a run of B beats one of A): {_between(told_apart)}")
+            lines.append(f"permutation test of the final scores: p = {told['verdict']['p_value']:.2g}")
+        lines.append(f"verdict: {told['verdict']['sentence']}")
+        for line in lines:
+            console.print(line, soft_wrap=True, markup=False)
+    if "improvement" in found and found["improvement"]["low"] is not None:
+        over = _between(found["improvement"])
+        console.print(f"\nover the {len(found['environments'])} environments: probability of improvement {over}")
+
+
+def _metrics_table(env: str, told: dict[str, Any], metric: str) -> PlainTable:
+    metrics = told["metrics"]
+    table = make_table(env, "A", "B", "B − A", "95 % interval")
+    unit = told["unit"]
+    span = " to ".join(f"{step:,}" for step in metrics["mean_over_steps"]["steps"])
+    for name, title in (
+        ("final", f"final {metric_name(metric)}"),
+        ("best", "best"),
+        ("mean_over_steps", f"mean over {unit} {span}"),
+        ("steps_per_second", f"{unit} per second"),
+    ):
+        row = metrics[name]
+        bounds = "" if row["low"] is None else f"{short(row['low'])} to {short(row['high'])}"
+        table.add_row(title, *(short(row[key]) for key in ("a", "b", "difference")), bounds)
+    if "steps_to_threshold" in metrics:
+        row = metrics["steps_to_threshold"]
+        cells = [
+            f"{short(row[key])} ({n} of {len(side)})"
+            for key, n, side in zip("ab", row["reached"], told["runs"], strict=True)
+        ]
+        table.add_row(f"{unit} to {told['threshold']:g}, median", *cells)
+    return table
+
+
+def _between(of: dict[str, float]) -> str:
+    return f"{of['value']:.2f} ({of['low']:.2f} to {of['high']:.2f})"
+
+
+def _listed(values: Sequence[str]) -> str:
+    return ", ".join(values) if values else "(none)"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    first, last = min(seeds), max(seeds)
+    whole = len(seeds) > 2 and sorted(seeds) == list(range(first, last + 1))
+    return f"{first} to {last}" if whole else ", ".join(map(str, sorted(seeds)))
+
+
+def _count(n: int) -> str:
+    return f"{n} run{'s' if n != 1 else ''}"

@@ -1,0 +1,60 @@
+"""What a dataset holds."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from rich.console import Console
+
+from rlox.kernels.buffers.offline import OfflineDatasetBuffer
+from rlox.offline.dataset import open_dataset
+from rlox.offline.scores import normalized_score
+from rlox_cli.terminal.console import make_console
+
+
+def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
+    """What a dataset holds and where it comes from."""
+    stats, known = dataset.stats(), dataset.metadata
+    actions = f"{dataset.act_dim} floats" if dataset.n_actions is None else f"one of {dataset.n_actions}"
+    shape = " x ".join(map(str, dataset.obs_shape))
+    ends = f"{stats['n_terminated']:,} terminated, {stats['n_truncated']:,} truncated"
+    lengths = f"{stats['mean_episode_length']:.1f} ({stats['min_episode_length']} to {stats['max_episode_length']})"
+    spread = f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({stats['min_return']:.2f} to "
+    lines = [
+        ("rows", f"{stats['n_transitions']:,}"),
+        ("episodes", f"{stats['n_episodes']:,} ({ends}{', the last unfinished' if stats['unfinished'] else ''})"),
+        ("length", lengths),
+        ("return", f"{spread}{stats['max_return']:.2f})"),
+        ("obs", f"{shape} {'bytes' if dataset.sample(1, 0)['obs'].dtype == np.uint8 else 'floats'}"),
+        ("actions", actions),
+    ]
+    env = known.get("env", {})
+    if env:
+        lines.append(
+            ("env", " ".join([env["id"], *(json.dumps(env[key]) for key in ("kwargs", "wrappers") if env.get(key))]))
+        )
+    score = normalized_score(env.get("id", ""), stats["mean_return"], known)
+    if score is not None:
+        lines.append(("score", f"{score:.1f} (0: random, 100: expert)"))
+    for policy in known.get("policies", ()):
+        told = [f"{policy['n_steps']:,} steps"] if "n_steps" in policy else []
+        if "mean_return" in policy:
+            told.append(f"{policy['n_episodes']} whole episodes, return {policy['mean_return']:.2f}")
+        told += [f"{key} {str(policy[key])[:12]}" for key in ("algorithm", "trained_for", "sha256") if key in policy]
+        lines.append(("policy", f"{policy['name']}: {', '.join(told)}"))
+    if known.get("n_dropped"):
+        lines.append(("dropped", f"{known['n_dropped']:,} rows whose next observation is not known"))
+    if known.get("file") not in (None, known.get("source")):
+        lines.append(("mapped from", known["file"]))
+    for name, value in lines:
+        console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
+
+
+def print_written(out: str) -> None:
+    """What was written to the file, or under the id, `out`, and how to train on it."""
+    console, dataset = make_console(), open_dataset(out)
+    console.print(f"written: {out}", soft_wrap=True, markup=False)
+    print_dataset(dataset, console)
+    algo = "td3_bc" if dataset.n_actions is None else "bc"
+    console.print(f"  {'train':<12} rlox train algo={algo} dataset={out}", soft_wrap=True, markup=False)

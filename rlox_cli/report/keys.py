@@ -1,0 +1,149 @@
+"""``rlox show``: what each key means, read from the code that uses it."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import tokenize
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+import yaml
+
+from rlox import config as configs
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_config_class
+from rlox.config import nearest, tuned
+from rlox.offline.dataset import open_dataset
+from rlox_cli.report.dataset import print_dataset
+from rlox_cli.terminal.console import PlainTable, make_console, make_table, print_table
+
+_SECTIONS = {
+    "env": configs.EnvConfig,
+    "buffer": configs.BufferConfig,
+    "dataset": configs.DatasetConfig,
+    "eval": configs.EvalConfig,
+    "checkpoint": configs.CheckpointConfig,
+    "logger.mlflow": configs.MlflowConfig,
+    "logger.wandb": configs.WandbConfig,
+    "logger.tensorboard": configs.TensorboardConfig,
+    "logger.csv": configs.CsvConfig,
+}
+# What is typed like a key of a run, and is none.
+_COMMAND_KEYS = {
+    "resume": "the run to go on with: its folder, or a checkpoint in it",
+    "output_dir": "the run's folder; with -m, the folder of all its runs; by default a new one under outputs/",
+}
+
+
+def comments(cls: type) -> dict[str, str]:
+    """The trailing comment of every field, from the sources of `cls` and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base):
+            continue
+        name = None
+        for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(base)).readline):
+            if token.type == tokenize.NAME and token.start[1] == 4:
+                name = token.string
+            elif token.type == tokenize.COMMENT and name:
+                found[name] = token.string.lstrip("# ")
+    return found
+
+
+def _default(item) -> Any:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
+
+
+def _plain(value: Any) -> str:
+    return "required" if value is MISSING else json.dumps(value) if not isinstance(value, str) else value
+
+
+def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -> PlainTable:
+    searched = any("search" in item.metadata for item in fields(cls))
+    columns = [
+        "key",
+        "type",
+        "default",
+        *(["tuned"] if tuned_values is not None else []),
+        *(["search"] if searched else []),
+        "meaning",
+    ]
+    table = make_table(*columns)
+    hints, meaning = typing.get_type_hints(cls), comments(cls)
+    for item in fields(cls):
+        default = _default(item)
+        if item.name == "_target_" or is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
+            continue
+        kind = hints[item.name]
+        kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+        row = [
+            prefix + item.name,
+            kind_name.replace("typing.", "").replace("None", "null"),
+            _plain(default),
+        ]
+        if tuned_values is not None:
+            row.append(_plain(tuned_values[item.name]) if item.name in tuned_values else "")
+        if searched:
+            row.append(item.metadata.get("search", ""))
+        table.add_row(*row, meaning.get(item.name, ""))
+    return table
+
+
+def show_keys(topics: list[str]) -> None:
+    """Print tables for the topics; all of the root's sections where none is given."""
+    console = make_console()
+    algo = env = None
+    sections = []
+    for topic in topics:
+        if topic.startswith("algo="):
+            algo = topic[5:]
+            if algo not in ALGORITHMS:
+                raise ValueError(f"algo={algo} does not exist; {nearest(algo, ALGORITHMS)}")
+        elif topic.startswith("env="):
+            env = topic[4:]
+        elif topic.startswith("buffer="):
+            cls = buffer_config_class(topic[7:])
+            console.print(f"{topic}: {inspect.getdoc(cls)}")
+            print_table(console, _table(cls, "buffer."))
+        elif topic == "hydra.sweeper":
+            from rlox_cli.config.ranges import OptunaConfig  # it takes Hydra, which nothing else here does
+
+            console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
+            print_table(console, _table(OptunaConfig, f"{topic}."))
+        elif topic.startswith("dataset="):
+            console.print(topic, markup=False)
+            print_dataset(open_dataset(topic[8:]), console)
+        elif topic in _SECTIONS:
+            sections.append(topic)
+        else:
+            raise ValueError(
+                "topic must be algo=NAME, env=ID, buffer=NAME, dataset=SOURCE or a section, got "
+                f"{topic!r}; {nearest(topic, _SECTIONS)}"
+            )
+    if not topics:
+        table = _table(configs.RunConfig, "")
+        for key, meaning in _COMMAND_KEYS.items():
+            table.add_row(key, "str", "", meaning)
+        print_table(console, table)
+        sections = list(_SECTIONS)
+    for section in sections:
+        console.print(f"\n{section}: {inspect.getdoc(_SECTIONS[section])}")
+        print_table(console, _table(_SECTIONS[section], f"{section}."))
+    if env is not None and algo is None:
+        algo = "ppo"
+    if algo is not None:
+        values = None
+        if env is not None:
+            settings = tuned(algo, env)
+            values = settings.get("algo", {})
+            rest = {key: value for key, value in settings.items() if key != "algo"}
+        cls = resolve(ALGORITHMS[algo].config)
+        console.print(f"{algo}: {inspect.getdoc(cls)}")
+        print_table(console, _table(cls, "algo.", values))
+        if values is not None:
+            console.print(
+                f"\nalso tuned: {yaml.safe_dump(rest, default_flow_style=True, width=200, allow_unicode=True).strip()}",
+            )

@@ -1,0 +1,145 @@
+"""``rlox ls``: what there is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from rlox import config as configs
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_class, buffer_config_class, buffer_names
+from rlox.config import nearest, tuned, tuned_pairs
+from rlox_cli.config.shipped import shipped
+from rlox_cli.terminal.console import make_console, make_table, print_table
+
+_THINGS = ("algos", "buffers", "envs", "experiments", "tuned", "runs", "sweeps")
+
+
+def list_things(what: str, folder: Path) -> None:
+    """Print one of the lists."""
+    console = make_console()
+    if what == "algos":
+        table = make_table("algo", "what")
+        for name, entry in ALGORITHMS.items():
+            table.add_row(name, inspect.getdoc(resolve(entry.config)).splitlines()[0])
+        print_table(console, table)
+    elif what == "buffers":
+        table = make_table("buffer", "what")
+        for name in buffer_names():
+            cls = buffer_config_class(name)
+            told = inspect.getdoc(buffer_class(name) if cls is configs.OutsideBufferConfig else cls) or ""
+            table.add_row(name, told.partition("\n")[0])
+        print_table(console, table)
+    elif what == "envs":
+        _list_envs(console)
+    elif what == "tuned":
+        table = make_table("settings", "steps", "must reach")
+        for algo, env in tuned_pairs():
+            settings = tuned(algo, env)
+            reference = (settings.get("reference") or {}).get("mean_return")
+            must_reach = "" if reference is None else f"{reference:g}"
+            table.add_row(f"algo={algo} env={env}", f"{settings['total_timesteps']:,}", must_reach)
+        print_table(console, table)
+    elif what == "experiments":
+        table = make_table("preset", "what")
+        for name, text in shipped("experiment").items():
+            table.add_row(f"experiment={name}", text.splitlines()[1].lstrip("# "))
+        print_table(console, table)
+    elif what == "runs":
+        _list_runs(folder, console)
+    elif what == "sweeps":
+        _list_sweeps(folder, console)
+    else:
+        raise ValueError(f"the list must be known, got {what!r}; {nearest(what, _THINGS)}")
+
+
+def _list_envs(console: Console) -> None:
+    import gymnasium
+
+    from rlox.envs import native_env_ids, origin
+    from rlox.envs.registry import ENV_GROUP, offers
+    from rlox.kernels.envs import NATIVE_ENVS
+
+    console.print("native (compiled, same dynamics as gymnasium's):")
+    for name in NATIVE_ENVS:
+        console.print(f"  {name}")
+    native = native_env_ids()
+    outside = [name for name in native if name not in NATIVE_ENVS]
+    if outside:
+        console.print("native, from other packages:")
+        for name in outside:
+            offer = offers(ENV_GROUP).get(name)
+            console.print(f"  {name} ({offer.module if offer else origin(name)})")
+    groups: dict[str, list[str]] = {}
+    for name, spec in gymnasium.registry.items():
+        entry = spec.entry_point if isinstance(spec.entry_point, str) else "other"
+        group = entry.removeprefix("gymnasium.envs.").split(".")[0].split(":")[0]
+        if name not in native and not name.startswith("rlox/"):
+            groups.setdefault(group, []).append(name)
+    console.print("gymnasium's (one process, one core):")
+    for group, names in sorted(groups.items()):
+        console.print(f"  {group}: {', '.join(sorted(names))}")
+
+
+def _list_sweeps(folder: Path, console: Console) -> None:
+    from rlox_cli.records.ledger import FILE, Sweep
+    from rlox_cli.terminal.paths import shown
+
+    table = make_table("sweep", "jobs", "typed")
+    for path in sorted(folder.rglob(FILE), key=lambda path: path.stat().st_mtime):
+        try:
+            sweep = Sweep.read(path.parent)
+        except ValueError as e:
+            # A sweep that is damaged does not hide the others.
+            print(f"rlox ls: {shown(path.parent)} is left out: {e}", file=sys.stderr)
+            continue
+        sweep.scan()
+        table.add_row(shown(path.parent), sweep.summary(), " ".join(sweep.head.overrides))
+    if not table.row_count:
+        raise ValueError(f"no sweeps under {folder}; `rlox train -m …` makes one, or name another folder with --folder")
+    print_table(console, table)
+
+
+def _list_runs(folder: Path, console: Console) -> None:
+    from rlox.tracking.record import is_alive, read_rows
+    from rlox.tracking.store import read_config
+    from rlox_cli.records.folders import find_runs
+    from rlox_cli.terminal.paths import shown
+
+    runs = find_runs(folder)
+    if not runs:
+        raise ValueError(f"no runs under {folder}; train one, or name another folder with --folder")
+    table, unfinished = make_table("run", "algo", "env", "seed", "steps", "status", "best"), False
+    for run in runs:
+        try:
+            plain = read_config(run)
+            what = [str(plain["algo"]["name"]), str(plain["env"]["id"]), str(plain["seed"])]
+        except (ValueError, LookupError, TypeError) as e:
+            # A run that is damaged does not hide the others.
+            print(f"rlox ls: {shown(run)} is left out: {e}", file=sys.stderr)
+            continue
+        alive = is_alive(run)
+        steps, status, best = 0, "running" if alive else "killed", None
+        for row, _ in read_rows(run / "metrics.jsonl"):
+            event = row.get("event")
+            # A checkpoint is noted when it is on the disk, which may be later.
+            steps = steps if event == "checkpoint" else row["step"]
+            if event in ("start", "end") and not alive:
+                status = row.get("status", "killed")
+            if (score := row.get("eval/mean_return")) is not None:
+                best = score if best is None else max(best, score)
+        shown_best = "" if best is None else f"{best:.1f}"
+        table.add_row(
+            shown(run),
+            *what,
+            f"{steps:,}",
+            status,
+            shown_best,
+        )
+        unfinished |= status in ("killed", "interrupted", "failed")
+    print_table(console, table)
+    if unfinished:
+        console.print("what was stopped goes on by: rlox train resume=RUN")

@@ -1,0 +1,81 @@
+"""``rlox plot``: learning curves, performance profiles and speed of groups of runs, as a picture and as a page.
+
+Statistics are those of `rlox_cli.report.statistics`: interquartile means over seeds with bootstrap intervals.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlox_cli.records.runs import (
+    PATH,
+    Group,
+    Run,
+    group_runs,
+    listed,
+    metric_name,
+    read_runs,
+    recorded_name,
+    units,
+)
+from rlox_cli.report.page import page
+from rlox_cli.report.picture import Picture, cells
+from rlox_cli.terminal.console import make_console, make_table, print_table
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+FORMATS = (".png", ".html")
+
+
+def _write(groups: list[Group], metric: str, by_time: bool, paths: Sequence[Path], notes: Sequence[str]) -> Picture:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    picture = Picture(groups, metric, by_time)
+    svg = picture.save([path for path in paths if path.suffix == ".png"])
+    for path in paths:
+        if path.suffix == ".html":
+            path.write_text(page(picture, svg, notes), encoding="utf-8")
+    return picture
+
+
+def main(paths: list[Path], metric: str, x: str, by: list[str], labels: list[str], out: list[Path]) -> None:
+    """Draw, print the table of the groups and where the files are."""
+    if x not in ("steps", "time"):
+        raise UsageError(f"--x must be steps or time, got {x!r}")
+    if by and labels:
+        raise UsageError("--label must not stand beside --by: it names the runs of each PATH")
+    if labels and len(labels) != len(paths):
+        raise UsageError(f"--label must be given once for each PATH ({len(paths)}), got {len(labels)}")
+    for path in out:
+        if path.suffix not in FORMATS:
+            raise UsageError(f"--out must end in {' or '.join(FORMATS)}, got {path}")
+    metric = recorded_name(metric)
+    by = [PATH] if labels else by
+    runs, notes = read_runs(paths, metric, labels or map(str, paths), PATH in by)
+    groups = group_runs(runs, by)
+    notes += [f"{g.label} ({g.env}) pools runs that differ in {listed(g.pooled)}" for g in groups if g.pooled]
+    for note in notes:
+        print(f"rlox plot: {note}", file=sys.stderr)
+    if not out:
+        stem = _default_stem(paths, runs)
+        out = [stem.with_name(stem.name + suffix) for suffix in FORMATS]
+    picture = _write(groups, metric, x == "time", out, notes)
+    console = make_console()
+    table = make_table(
+        "group", "env", "runs", f"final {metric_name(metric)}", "95 % interval", "best", f"{units(runs)}/s"
+    )
+    for group in groups:
+        table.add_row(group.label, group.env, *cells(picture.summaries[group]))
+    print_table(console, table)
+    for path in out:
+        console.print(f"  {path.suffix[1:]:<5} {shown(path)}", soft_wrap=True, markup=False)
+
+
+def _default_stem(paths: Sequence[Path], runs: Sequence[Run]) -> Path:
+    """In a sweep's own folder; a dated name under outputs/plots for any other choice of runs."""
+    if len(paths) == 1 and {run.folder.parent for run in runs} == {paths[0]}:
+        return paths[0] / "plot"
+    return Path("outputs", "plots", time.strftime("%Y-%m-%d-%H%M%S"))

@@ -1,0 +1,129 @@
+"""``rlox ui``: MLflow's server over the runs made here."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rlox.tracking.mlflow import MODEL_TRAINING
+from rlox_cli.terminal.errors import Stopped, UsageError
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_S = 0.2
+_GRACE_S = 5.0  # for the server's processes to end by themselves
+
+
+def serve(store: Path, port: int, args: list[str]) -> None:
+    """Run MLflow's server over the SQLite `store` until it is stopped; all of its processes end with this one.
+
+    Raises
+    ------
+    Stopped
+        After Ctrl-C, SIGTERM or SIGHUP.
+    """
+    if not store.is_file():
+        raise ValueError(f"no MLflow database {store}; train with logger=mlflow first, or name it with --store")
+    host = _host(args)
+    _require_free(host, port)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store.absolute()}"]
+    command += ["--default-artifact-root", str(store.absolute().parent / "mlartifacts"), "--port", str(port)]
+    # For one person: by default it starts four workers, and eight processes for jobs that only language models have.
+    command += ["--workers", "1", *args]
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in _ENDING}
+    # A group of its own, which is then ended as one: the server's workers are not our children.
+    server = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        url = f"http://{host}:{port}"
+        while server.poll() is None and not _answers(url):
+            time.sleep(_POLL_S)
+        if server.poll() is None:
+            print(f"{_page(url)} (Ctrl-C stops it)", file=sys.stderr)
+        code = server.wait()
+        raise RuntimeError(f"mlflow server ended with exit code {code}; what it said is above")
+    finally:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        _end(server)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _host(args: list[str]) -> str:
+    """The address that the server's own options name, as a browser on this machine finds it."""
+    found = "127.0.0.1"
+    for word, following in pairwise([*args, ""]):
+        if word in ("--host", "-h"):
+            found = following
+        elif word.startswith("--host="):
+            found = word.partition("=")[2]
+    return "127.0.0.1" if found in ("", "0.0.0.0", "localhost") else found
+
+
+def _require_free(host: str, port: int) -> None:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just stopped
+        try:
+            one.bind((host, port))
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                return  # the server says what is wrong with its address
+            raise UsageError(
+                f"--port {port} must be free, but another program listens there; try --port {port + 1}"
+            ) from e
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _page(url: str) -> str:
+    """The address of the runs, where they are all of one experiment, else of the experiments.
+
+    Newer versions of MLflow show them as runs of language models otherwise, whatever the experiment's tag says.
+    """
+    query = urllib.parse.urlencode({"max_results": 10})
+    try:
+        with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/search?{query}", timeout=30) as answer:
+            known = json.load(answer).get("experiments", [])
+    except (OSError, ValueError):
+        known = []
+    ids = [one["experiment_id"] for one in known if one["experiment_id"] != "0"]  # 0 is MLflow's own, and empty
+    runs = f"/{ids[0]}/runs" if len(ids) == 1 else ""
+    return f"{url}/#/experiments{runs}?{MODEL_TRAINING}"
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End the server's whole group: by SIGTERM, and what is left after a while by SIGKILL."""
+    deadline = time.monotonic() + _GRACE_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            # Until the group is empty; the server itself has to be waited for.
+            while server.poll() is None or time.monotonic() < deadline:
+                os.killpg(server.pid, 0)
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(_POLL_S / 4)
+        except ProcessLookupError:
+            break
+    server.wait()

@@ -1,0 +1,146 @@
+"""From a validated configuration to an algorithm that can be trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms.trainers import offline_sizes
+from rlox.checkpoint import load_checkpoint, trained_for
+from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
+from rlox.offline.dataset import open_dataset
+from rlox_cli.config.imports import resolve_reward
+from rlox_cli.run.limits import require_memory
+
+
+def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig]:
+    """The argument for an off-policy algorithm's replay memory, whose files lie in the run's folder."""
+    if isinstance(buffer, MmapBufferConfig) and buffer.folder is None:
+        buffer = replace(buffer, folder=str(folder))
+    return {} if buffer is None else {"buffer": buffer}
+
+
+def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
+    """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
+    require_memory(config)
+    cls = resolve(ALGORITHMS[algo].cls)
+    if config.offline:
+        algorithm = _on_dataset(cls, config)
+    else:
+        env, arguments = config.env, _arguments(config, folder)
+        algorithm = cls(env.id, env.n_envs, config.seed, env_kwargs=env.kwargs, **arguments)
+    try:
+        if config.init_from is not None:
+            with _notes("init_from:", console or Console(stderr=True)):
+                algorithm.init_from(config.init_from)
+            if console is not None:
+                header = load_checkpoint(config.init_from).header
+                steps, unit = trained_for(header)
+                console.print(
+                    f"init_from: the networks and normalisation of {header['algorithm']} at {unit[:-1]} {steps:,} are "
+                    "taken over, as far as both have them; optimisers, counters and memory start anew",
+                    soft_wrap=True,
+                    markup=False,
+                )
+    except BaseException:
+        algorithm.close()
+        raise
+    return algorithm
+
+
+def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
+    """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
+    with _notes("from_checkpoint:", console):
+        arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
+        algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
+            checkpoint, env_id=config.env.id if trusted else None, **arguments
+        )
+    if not config.offline and (note := algorithm.collector.restore_note()) is not None:
+        console.print(note, soft_wrap=True, markup=False)
+    return algorithm
+
+
+def plan(algorithm: Any, config: RunConfig, console: Console, changed: Mapping[str, Any] | None) -> None:
+    """Set the end of the training and of its schedules; where schedules are stretched, that is printed.
+
+    `changed` is None for a new run, and of one that goes on what was typed.
+
+    Raises
+    ------
+    ValueError
+        For a ``schedule_timesteps`` that leaves nothing to learn.
+    """
+    end, schedule_end = config.total_timesteps, config.schedule_timesteps
+    if changed is None:
+        algorithm.plan(end, schedule_timesteps=schedule_end)
+        return
+    if "schedule_timesteps" in changed and schedule_end is None:
+        schedule_end = end
+    with _notes("train:", console):
+        algorithm.plan(until=end, schedule_timesteps=schedule_end)
+
+
+@contextmanager
+def _notes(beginning: str, console: Console) -> Iterator[None]:
+    """Print the warnings that begin so as plain lines; no others are shown."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", beginning)
+        yield
+    for warning in warned:
+        console.print(str(warning.message), soft_wrap=True, markup=False)
+
+
+def _offline_arguments(config: RunConfig) -> dict[str, Any]:
+    """As `_arguments`, of an algorithm that learns from a dataset; the environment is for its evaluation."""
+    # Normalised as it is sampled, which is the quickest place for it.
+    settings = replace(config.dataset, normalize=config.dataset.normalize or config.algo.normalize_obs)
+    return {
+        "dataset": open_dataset(settings),
+        "device": config.device,
+        "backend": config.backend,
+        "threads": config.threads,
+        "env_wrappers": config.env.wrappers,
+        **dataclasses.asdict(config.algo),
+    }
+
+
+def _on_dataset(cls: type, config: RunConfig):
+    """An offline algorithm, its sizes and bounds those of the environment."""
+    return cls(
+        seed=config.seed,
+        env_id=config.env.id,
+        env_kwargs=config.env.kwargs,
+        **offline_sizes(config.env.id, config.env.kwargs, config.env.wrappers, where="env"),
+        **_offline_arguments(config),
+    )
+
+
+def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """What an algorithm's constructor and its `from_checkpoint` are both given."""
+    if config.dataset is not None and config.dataset.normalize_returns:
+        raise ValueError(
+            "dataset.normalize_returns must be false where the replay memory holds the environment's own rewards, got "
+            "true; dataset.reward_scale and reward_shift are for rewards that were recorded on another scale"
+        )
+    return {
+        "device": config.device,
+        "backend": config.backend,
+        "threads": config.threads,
+        "compile": config.compile,
+        "env_wrappers": config.env.wrappers,
+        "env_workers": config.env.workers,
+        "env_backend": config.env.backend,
+        "reward_fn": resolve_reward(config.env.reward_fn, config.imports),
+        **_memory(config.buffer, folder),
+        **({} if config.dataset is None else {"dataset": open_dataset(config.dataset)}),
+        **dataclasses.asdict(config.algo),
+    }

@@ -1,0 +1,215 @@
+"""``rlox collect``: a dataset from checkpoints' policies, or from a run's replay memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint, trained_for
+from rlox.collectors.evaluation import torch_threads
+from rlox.config import nearest
+from rlox.offline.collect import Behaviour, collect, write_replay
+from rlox.offline.dataset import open_dataset
+from rlox.offline.export import check_destination, export
+from rlox.offline.sources import ARROW_SUFFIXES
+from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.run.evaluate import best_of, known_header, restored
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
+
+_RANDOM = "random"
+
+
+def main(
+    checkpoints: list[str],
+    steps: int | None,
+    mix: str | None,
+    out: str,
+    seed: int,
+    n_envs: int,
+    deterministic: bool,
+    replay: Path | None,
+    env_id: str | None,
+    force: bool,
+    imports: list[str],
+) -> None:
+    """Gather and write."""
+    import_modules(imports)
+    check_destination(out, force)
+    console = make_console()
+    if replay is not None:
+        if checkpoints or mix or steps is not None or env_id is not None or deterministic:
+            raise UsageError("--replay must stand alone: it writes what a run's memory holds, and nothing acts")
+        with _written(out) as path, _shown(console, "reading", None) as progress:
+            _from_memory(replay, path, imports, progress)
+        return
+    if steps is None:
+        raise UsageError("--steps must be given: how many transitions to gather")
+    shares = _shares(mix, checkpoints)
+    loaded = _loaded(checkpoints, shares, imports)
+    env = _env(loaded, env_id)
+    behaviours = []
+    for name, share in shares.items():
+        if name == _RANDOM:
+            behaviours.append(Behaviour(name, share, None, {"algorithm": "random"}))
+            continue
+        path, header = loaded[name]
+        behaviours.append(Behaviour(name, share, restored(path, header, imports), _origin(path, header)))
+    try:
+        with _written(out) as path, _shown(console, "collecting", steps) as progress, torch_threads(1):
+            collect(behaviours, env, steps, path, seed=seed, n_envs=n_envs, deterministic=deterministic,
+                    progress=progress)  # fmt: skip
+    finally:
+        for behaviour in behaviours:
+            if hasattr(behaviour.algorithm, "close"):
+                behaviour.algorithm.close()
+
+
+def _shares(mix: str | None, checkpoints: list[str]) -> dict[str, float]:
+    """What ``--mix medium:0.5,random:0.5`` says; without it all checkpoints alike, or random actions."""
+    if mix is None:
+        names = [_name(word) or str(i + 1) for i, word in enumerate(checkpoints)]
+        if any(_name(word) == "" for word in checkpoints):
+            raise UsageError("CHECKPOINT must have a name before its =, as expert=PATH, or no =")
+        if len(set(names)) < len(names):
+            raise UsageError(f"CHECKPOINT must have a name of its own each, got {', '.join(names)}")
+        return dict.fromkeys(names or [_RANDOM], 1.0)
+    shares: dict[str, float] = {}
+    for part in mix.split(","):
+        name, _, share = part.rpartition(":")
+        try:
+            value = float(share)
+        except ValueError:
+            name = ""
+        if not name or name in shares or not 0 < value < float("inf"):
+            raise UsageError(f"--mix must be NAME:SHARE,…, each name once and shares above 0, got {part!r} in {mix!r}")
+        shares[name] = value
+    return shares
+
+
+def _name(word: str) -> str | None:
+    """The name in ``name=path``; a path may have = in it behind its first slash."""
+    name, equals, _ = word.partition("=")
+    return name if equals and "/" not in name else None
+
+
+def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Path and header of the checkpoint that each name of the mix stands for."""
+    by_name = {name: word.partition("=")[2] for word in words if (name := _name(word)) is not None}
+    unnamed = [word for word in words if _name(word) is None]
+    numbers = {str(i + 1): word for i, word in enumerate(words)}
+    found: dict[str, str] = {}
+    for name in shares:
+        if name == _RANDOM:
+            if name in by_name:
+                raise UsageError("CHECKPOINT must not be named random, which stands for uniformly random actions")
+        elif name in by_name:
+            found[name] = by_name[name]
+        elif name in numbers and _name(numbers[name]) is None:
+            found[name] = numbers[name]
+            unnamed.remove(numbers[name])
+        elif unnamed:
+            found[name] = unnamed.pop(0)
+        else:
+            hint = nearest(name, [*by_name, _RANDOM])
+            raise UsageError(f"--mix: {name} must be one of the checkpoints, as {name}=PATH, or random; {hint}")
+    left = [*unnamed, *(f"{name}={path}" for name, path in by_name.items() if name not in found)]
+    if left:
+        raise UsageError(f"--mix must name every checkpoint, got no share for {', '.join(left)}")
+    loaded = {}
+    for name, text in found.items():
+        path = Path(text)
+        path = best_of(path) if path.is_dir() else path
+        loaded[name] = (path, known_header(path))
+    return loaded
+
+
+def _env(loaded: dict[str, tuple[Path, dict[str, Any]]], env_id: str | None) -> dict[str, Any]:
+    """The environment, which must be that of all checkpoints."""
+    envs = {name: header["env"] for name, (_, header) in loaded.items()}
+    own = {"id": env_id, "kwargs": {}, "wrappers": [], "backend": "auto"}
+    if not envs:
+        if env_id is None:
+            raise UsageError("--env must be given where no checkpoint says it, such as --env Pendulum-v1")
+        return own
+    (first, env), *others = envs.items()
+    for name, other in others:
+        for key in ("id", "kwargs", "wrappers"):
+            if other[key] != env[key]:
+                raise ValueError(f"{name} must be of the environment of {first}, {env[key]}, got {other[key]}")
+    return env if env_id is None else {**env, "id": env_id}
+
+
+def _origin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """What the dataset says of a checkpoint's policy."""
+    weights = load_checkpoint(path).tensors["policy"]
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        array = weights[name]
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(array.tobytes())
+    count, unit = trained_for(header)
+    return {
+        "algorithm": header["algorithm"],
+        "sha256": digest.hexdigest(),
+        "trained_for": f"{count} {unit}",
+        "seed": header["seed"],
+    }
+
+
+def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[int], None]) -> None:
+    """Write the memory beside a run's last checkpoint."""
+    saved = run / "checkpoints" / "last.safetensors" if run.is_dir() else run
+    header = known_header(saved)
+    require_typed(needed_modules(header["env"], header.get("run", {})), imports, saved)
+    if "memory" not in header:
+        raise ValueError(
+            f"--replay {run}: {saved} must have a replay memory beside it; an off-policy run keeps one where "
+            "checkpoint.memory=true"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # files that are missing
+        try:
+            algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(saved)
+        except RuntimeWarning as e:
+            raise ValueError(f"--replay {run}: {e}") from e
+    try:
+        write_replay(algorithm, path, _origin(saved, header), progress)
+    finally:
+        algorithm.close()
+
+
+@contextlib.contextmanager
+def _written(out: str) -> Iterator[Path]:
+    """Where the Arrow file goes, from which other formats are made afterwards."""
+    if out.endswith(ARROW_SUFFIXES):
+        yield Path(out)
+        return
+    here = Path.cwd() if out.startswith("minari:") else Path(out).parent
+    here.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".rlox-collect-", dir=here) as folder:
+        path = Path(folder) / "data.arrow"
+        yield path
+        export(open_dataset(path), out)
+
+
+@contextlib.contextmanager
+def _shown(console: Console, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not console.is_terminal:
+        yield lambda n: None
+        return
+    columns = (TextColumn(what), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda n: bar.advance(task, n)

@@ -1,0 +1,141 @@
+"""``rlox eval``: a checkpoint's score, from the file alone."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint, one_line, trained_for
+from rlox.collectors.evaluation import Evaluation
+from rlox.collectors.video import VideoWriter, render_fps
+from rlox.offline.scores import normalized_score
+from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+
+_MOST_EPISODES = 100_000  # that a file may ask for by itself
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # any of them shows a window, or says that none is wanted
+
+
+def main(
+    path: Path,
+    episodes: int | None,
+    seed: int | None,
+    stochastic: bool,
+    as_json: bool,
+    video: Path | None,
+    render: bool,
+    imports: list[str],
+    max_steps: int | None = None,
+) -> None:
+    """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
+    import_modules(imports)
+    if video is not None:
+        VideoWriter(video)  # a wrong ending or a missing package is to be told before anything is played
+    if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
+        raise ValueError("--render must have a display, and DISPLAY is not set; --video FILE films an episode instead")
+    if path.is_dir():
+        path = best_of(path)
+        print(f"evaluating {path}", file=sys.stderr)
+    header = known_header(path)
+    recorded = _object(header, "evaluation")
+    planned = _object(_object(header, "run"), "eval")
+    if episodes is None:
+        episodes = recorded.get("n_episodes") or planned.get("n_episodes") or 20
+        if type(episodes) is not int or not 1 <= episodes <= _MOST_EPISODES:
+            raise ValueError(
+                f"{path} asks for n_episodes={one_line(episodes, 40)}, and a file may ask for 1 to {_MOST_EPISODES}; "
+                "choose by --episodes"
+            )
+    if seed is None:
+        seed = recorded.get("seed", planned.get("seed"))
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+            raise ValueError(f"{path}: seed must be in [0, 2**63), got {one_line(seed, 40)}; choose by --seed")
+    if max_steps is None:
+        max_steps = planned.get("max_steps")
+        if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
+            raise ValueError(
+                f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; choose by --max-steps"
+            )
+    algorithm = restored(path, header, imports)
+    evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic, max_steps=max_steps)
+    summary = evaluation.summary()
+    # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.
+    if video is not None:
+        with VideoWriter(video, render_fps(header["env"]["id"])) as film:
+            shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add, max_steps=max_steps)
+        _tell(f"filmed in {video}", shown)
+    if render:
+        one = algorithm.evaluate(1, seed, deterministic=not stochastic, render=True, max_steps=max_steps)
+        _tell("shown", one)
+    score = normalized_score(header["env"]["id"], summary["mean_return"])
+    if as_json:
+        print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))
+        return
+    kind = "sampled" if stochastic else "deterministic"
+    step, unit = trained_for(header)
+    print(
+        f"{header['algorithm']} on {header['env']['id']}, {unit[:-1]} {step:,}: "
+        f"{episodes} {kind} episodes, seed {evaluation.seed}"
+    )
+    spread = f"{summary['min_return']:.2f} to {summary['max_return']:.2f}"
+    print(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
+    print(f"  length  {summary['mean_length']:.1f}")
+    if score is not None:
+        print(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
+    same = not stochastic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed")
+    if same and isinstance(recorded.get("mean_return"), (int, float)):
+        exact = summary["mean_return"] == recorded["mean_return"]
+        print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+
+
+def known_header(path: Path) -> dict[str, Any]:
+    """The header of a checkpoint of an algorithm that is known here."""
+    header = load_checkpoint(path).header
+    if header["algorithm"] not in ALGORITHMS:
+        raise ValueError(f"{path} holds a {header['algorithm']}, which this rlox does not know; update rlox-cli")
+    return header
+
+
+def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
+    """The algorithm of a checkpoint, to act; code of the user's own must be among `imports`."""
+    env = header["env"]
+    _require_imports(header, path, imports)
+    # To act needs no replay memory.
+    warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
+    # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
+    return resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
+        path,
+        env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
+        env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
+    )
+
+
+def _object(within: dict[str, Any], name: str) -> dict[str, Any]:
+    found = within.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _wrapper_names(env: dict[str, Any]) -> list[str]:
+    return [wrapper if isinstance(wrapper, str) else next(iter(wrapper)) for wrapper in env["wrappers"]]
+
+
+def _tell(what: str, episode: Evaluation) -> None:
+    print(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", file=sys.stderr)
+
+
+def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
+    """A file must not decide what code runs: its modules are imported only where they were typed."""
+    require_typed(needed_modules(header["env"], _object(header, "run")), typed, path)
+
+
+def best_of(folder: Path) -> Path:
+    """The best checkpoint of a run folder, else its last."""
+    for name in ("best", "last"):
+        path = folder / "checkpoints" / f"{name}.safetensors"
+        if path.is_file():
+            return path
+    raise ValueError(f"{folder} must be a run folder with checkpoints/best.safetensors, or name a checkpoint file")

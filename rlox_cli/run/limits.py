@@ -1,0 +1,287 @@
+"""What is looked at before every run, in milliseconds: whether the plan makes sense, and fits this machine.
+
+Nothing here draws a random number, and no environment is stepped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlox.buffers import Footprint, footprint
+from rlox.callbacks import plan_advice
+from rlox.collectors.evaluation import MAX_STEPS
+from rlox.config import BatchConfig, EvalConfig, OffPolicyConfig, RunConfig
+from rlox.envs import EnvSpec, is_native, make_vec_env
+from rlox_cli.run import machine
+from rlox_cli.terminal.errors import UsageError
+
+# Of what is free: beyond this share it may fit, but little else does.
+_TIGHT = 0.8
+
+
+def preflight(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
+    """Warnings, a line each, about the training that `algorithm` is to do with `config` into `folder`.
+
+    Raises
+    ------
+    UsageError
+        For what cannot be: a memory or files that do not fit this machine, a folder that cannot be written to.
+    """
+    n_steps = config.total_timesteps - algorithm.counters.steps
+    require_folder(folder)
+    found = replay_footprint(algorithm, config, n_steps)
+    return [
+        *plan_warnings(config),
+        *(line for _, line in plan_advice(algorithm)),
+        *(dataset_warnings(algorithm.dataset, config) if config.offline else ()),
+        *memory_warnings(config, found, rollout_bytes(config, algorithm.spec)),
+        *disk_warnings(config, found, folder, n_steps),
+    ]
+
+
+def require_memory(config: RunConfig) -> None:
+    """A UsageError for networks, or numbers of environments, that this machine cannot even begin to make."""
+    given = machine.memory()
+    if given is None:
+        return
+    free, hidden = given[0], config.algo.hidden_sizes
+    # Weights, gradients and an optimiser's two moments, of a policy and a critic; what lies before and behind is more.
+    weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
+    for key, value, needed, what in (
+        ("algo.hidden_sizes", hidden, weights, "weights, gradients and moments"),
+        ("env.n_envs", config.env.n_envs, 100 * config.env.n_envs, "states and observations"),
+    ):
+        if needed > free:
+            raise UsageError(
+                f"{key} must fit in memory, got {value}, whose {what} take at least {machine.size(needed)}, where "
+                f"{machine.size(free)} are free; lower it"
+            )
+
+
+def rollout_steps(config: RunConfig) -> int:
+    """Environment steps from one call of the update to the next; offline updates are counted themselves."""
+    n, c = config.env.n_envs, config.algo
+    if config.offline:
+        return 1
+    return -(-c.train_freq // n) * n if isinstance(c, OffPolicyConfig) else n * c.n_steps
+
+
+def looks(config: RunConfig) -> int:
+    """How often in the training callbacks are asked: whether to evaluate, save or stop."""
+    total, per_round = config.total_timesteps, rollout_steps(config)
+    if isinstance(config.algo, BatchConfig):
+        per_round = max(per_round, min(1000, max(1, total // 100)))
+    return -(-total // per_round)
+
+
+def plan_warnings(config: RunConfig) -> Iterator[str]:
+    """About numbers that do not go together."""
+    c, total, rollout = config.algo, config.total_timesteps, rollout_steps(config)
+    off_policy = isinstance(c, OffPolicyConfig)
+    if total < rollout:
+        what = "round of train_freq" if off_policy else "rollout of env.n_envs x algo.n_steps"
+        yield (
+            f"total_timesteps={total:,} is less than one {what}, {rollout:,} steps: the run takes {rollout:,} and "
+            "learns once"
+        )
+    if not isinstance(c, BatchConfig) and getattr(c, "batch_size", 0) > rollout:
+        yield (
+            f"algo.batch_size={c.batch_size:,} is more than a rollout holds, {rollout:,} transitions: each epoch is "
+            "one step on all of them"
+        )
+    # The default number is meant for longer runs, and nobody has asked for it here.
+    if looks(config) < config.eval.n_points != EvalConfig.n_points:
+        yield (
+            f"eval.n_points={config.eval.n_points:,} is more than the training has places for, {looks(config):,}: so "
+            "many evaluations are made"
+        )
+    end = config.schedule_timesteps
+    if end is not None and end < total:
+        if c.learning_rate_schedule == "linear":
+            falls, stays = "algo.learning_rate", "nothing is learned"
+        elif getattr(c, "policy_schedule", "constant") != "constant":
+            falls, stays = "the policy's step size", "the policy stays as it is"
+        else:
+            falls = stays = None
+        if falls is not None:
+            yield f"schedule_timesteps={end:,} takes {falls} to 0 before total_timesteps={total:,}: {stays} after it"
+    if off_policy and c.learning_starts > total / 2:
+        yield (
+            f"algo.learning_starts={c.learning_starts:,} leaves {1 - c.learning_starts / total:.0%} of "
+            f"total_timesteps={total:,} to learn in; all before it is random"
+        )
+    if getattr(c, "target_update_freq", 0) >= total:
+        yield (
+            f"algo.target_update_freq={c.target_update_freq:,} is not below total_timesteps={total:,}: the target "
+            "network never moves"
+        )
+
+
+def dataset_warnings(dataset: Any, config: RunConfig) -> Iterator[str]:
+    """About a dataset that fits the environment, and yet not the plan."""
+    c, n = config.algo, len(dataset)
+    if c.batch_size > n:
+        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {n:,} transitions: batches repeat them"
+    gathered = dataset.metadata.get("env", {}).get("id", config.env.id)
+    if gathered != config.env.id:
+        yield f"the dataset was gathered in {gathered}, and what is learned from it is evaluated in {config.env.id}"
+    given, size = machine.memory(), mapped_bytes(dataset)
+    if given is not None and size > given[0]:
+        yield (
+            f"the dataset, {machine.size(size)}, is larger than the memory that is free, {machine.size(given[0])}: "
+            "batches wait for the disk; a part of it may do: dataset.max_transitions"
+        )
+
+
+def mapped_bytes(dataset: Any) -> int:
+    """Size of the file whose pages a dataset is; they are in memory while they are used and there is room."""
+    return os.stat(dataset.metadata["file"]).st_size
+
+
+def plays_native(algorithm: Any) -> bool:
+    """Whether its environment is one of ours; offline it is the one of the evaluations."""
+    if hasattr(algorithm, "collector"):
+        return algorithm.collector.native
+    return is_native(algorithm.env_id) and not (algorithm.env_kwargs or algorithm.env_wrappers)
+
+
+def time_limit(algorithm: Any) -> int | None:
+    """Steps after which each episode ends; None where nothing says so."""
+    if hasattr(algorithm, "collector"):
+        return _limit_of(algorithm.collector.env, algorithm)
+    env = make_vec_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs, algorithm.env_wrappers)
+    try:
+        return _limit_of(env, algorithm)
+    finally:
+        if hasattr(env, "close"):
+            env.close()
+
+
+def _limit_of(env: Any, algorithm: Any) -> int | None:
+    if plays_native(algorithm):
+        return env.max_episode_steps or None
+    limits = [*_declared_limits(algorithm)]
+    layer = env.envs[0] if getattr(env, "envs", None) else None
+    while layer is not None:
+        limits.append(getattr(layer, "_max_episode_steps", None))
+        layer = getattr(layer, "env", None)
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def _declared_limits(algorithm: Any) -> Iterator[Any]:
+    """What wrappers, arguments and gymnasium's registry say; of Atari games, which count frames, in steps of four."""
+    import gymnasium
+
+    for wrapper in algorithm.env_wrappers:
+        if isinstance(wrapper, dict):
+            yield (wrapper.get("TimeLimit") or {}).get("max_episode_steps")
+    spec = gymnasium.registry.get(algorithm.env_id.rpartition(":")[2])
+    if spec is not None:
+        yield algorithm.env_kwargs.get("max_episode_steps", spec.max_episode_steps)
+        yield spec.kwargs.get("max_num_frames_per_episode", 0) // 4
+
+
+def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
+    if config.env.backend != "envpool" and config.eval.max_steps is None and time_limit(algorithm) is None:
+        yield (
+            f"env={config.env.id} has no time limit: an evaluation's episode that does not end by itself is cut after "
+            f"{MAX_STEPS:,} steps; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "
+            "eval.max_steps one for evaluations alone"
+        )
+
+
+def rollout_bytes(config: RunConfig, spec: EnvSpec) -> int:
+    """Memory of one rollout and of the copies that an update makes of it, about; 0 where there are none."""
+    if isinstance(config.algo, BatchConfig):
+        return 0
+    obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
+    # Rewards, flags, episode statistics, values, log-probabilities, advantages and returns: some 60 bytes.
+    return 2 * config.env.n_envs * config.algo.n_steps * (obs + 8 * math.prod(spec.action_shape) + 60)
+
+
+def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
+    """Of the replay memory after `n_steps`; None where there is none, or it does not tell."""
+    if config.buffer is None:
+        return None
+    return footprint(config.buffer, algorithm.spec, config.env.n_envs, config.algo.gamma, n_steps)
+
+
+def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> Iterator[str]:
+    """About the replay memory, and `more` bytes beside it.
+
+    Raises
+    ------
+    UsageError
+        If it is more than there is.
+    """
+    given, needed = machine.memory(), more + (0 if found is None else found.resident)
+    if given is None:
+        return
+    free, total = given
+    if found is not None and found.reserved > total:
+        raise UsageError(
+            f"buffer.size must fit in memory, got {config.buffer.size:,} transitions of {found.row:,} bytes, "
+            f"{machine.size(found.reserved)}, where there are {machine.size(total)}; lower it to "
+            f"{int(_TIGHT * free) // found.row:,}, or take buffer=mmap, which keeps older ones in a file"
+        )
+    if needed > free:
+        if found is None:
+            raise UsageError(
+                f"algo.n_steps must fit in memory, got {config.algo.n_steps:,} in {config.env.n_envs:,} environments, "
+                f"a rollout of {machine.size(more)}, where {machine.size(free)} are free; lower it, or env.n_envs"
+            )
+        raise UsageError(
+            f"buffer.size must fit in memory, got {config.buffer.size:,}, of which the training fills "
+            f"{machine.size(needed)}, where {machine.size(free)} are free; lower it to "
+            f"{int(_TIGHT * free) // found.row:,}, or take buffer=mmap, which keeps older ones in a file"
+        )
+    if needed > _TIGHT * free:
+        yield f"memory is tight: {machine.size(needed)} of experience, where {machine.size(free)} are free"
+
+
+def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tuple[int, int]:
+    """What a replay memory writes in `n_steps`: into its own file, and beside the checkpoints."""
+    if found is None:
+        return 0, 0
+    beside = config.checkpoint.memory and not found.disk
+    return found.disk, min(n_steps, config.buffer.size) * found.row if beside else 0
+
+
+def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:
+    """About the replay memory's files.
+
+    Raises
+    ------
+    UsageError
+        If they are more than the disk has room for.
+    """
+    own, beside = disk_bytes(config, found, n_steps)
+    at = Path(getattr(config.buffer, "folder", None) or folder)
+    free, needed = machine.free_disk(at), own + beside
+    if needed > free:
+        remedy = "lower buffer.size" if own else "lower buffer.size, or set checkpoint.memory=false"
+        raise UsageError(
+            f"{machine.standing(at)} must have room for the replay memory's files, {machine.size(needed)}, but "
+            f"{machine.size(free)} are free; {remedy}, or choose another folder by "
+            f"{'buffer.folder' if own else 'output_dir'}"
+        )
+    if needed > _TIGHT * free:
+        yield (
+            f"the disk is nearly full: the replay memory's files take {machine.size(needed)}, where "
+            f"{machine.size(free)} are free at {machine.standing(at)}"
+        )
+
+
+def require_folder(folder: Path) -> None:
+    """A UsageError unless `folder` can be made, or written to, and holds no run."""
+    above = machine.standing(folder)
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        what = "a folder" if not above.is_dir() else "a folder that you may write to"
+        raise UsageError(f"output_dir={folder} must lie in {what}, got {above}; choose another")

@@ -1,0 +1,63 @@
+"""Wait for the trackers at the end of a command, and bring them up to date later."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from rlox import tracking
+from rlox_cli.records.folders import find_runs
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.paths import shown
+
+# How long the end of a command waits for the trackers; what is missing then, `rlox sync` brings later.
+_WAIT_S = 120.0
+
+
+def sync(runs: list[Path]) -> None:
+    """Mirror each run; a ValueError at the end if any could not be."""
+    console = make_console()
+    runs = runs or find_runs(Path("outputs"))
+    if not runs:
+        raise ValueError("no runs under outputs/; name run folders, or train one")
+    failed = 0
+    for run in runs:
+        if not (run / "metrics.jsonl").is_file():
+            raise ValueError(f"{run} must be a run folder with metrics.jsonl")
+        with console.status(f"syncing {shown(run)}"):
+            reports = tracking.sync(run)
+        if not reports:
+            console.print(f"{shown(run)}: no tracker configured", soft_wrap=True)
+        for name, report in reports.items():
+            state = report.error or (
+                "complete" if report.complete else "up to the last checkpoint; the run has not ended"
+            )
+            console.print(f"{shown(run)}: {name} {state}", soft_wrap=True)
+            failed += report.error is not None
+    if failed:
+        raise ValueError(f"{failed} mirror{'s' if failed > 1 else ''} could not be brought up to date; see above")
+
+
+def finish_mirrors(folders: list[Path], console: Console) -> None:
+    """Wait until the trackers hold the runs; a tracker that is not there costs a line, never a run."""
+    with console.status("mirroring to the trackers (Ctrl-C: leave it to the background)"):
+        try:
+            reports = tracking.wait(folders, _WAIT_S)
+        except KeyboardInterrupt:
+            return
+    for folder, mirrors in reports.items():
+        for name, report in mirrors.items():
+            if not report.complete:
+                reason = report.error or f"not finished yet; `rlox sync {shown(folder)}` brings the rest"
+                print(f"{name}: {reason}", file=sys.stderr)
+            elif report.url and len(folders) == 1:
+                url = shown(Path(report.url)) if report.url.startswith("/") else report.url
+                console.print(f"  {name:<12} {url}", soft_wrap=True)
+                if name == "wandb" and report.url.startswith("/"):
+                    console.print(f"  {'upload':<12} wandb sync {url}", soft_wrap=True)
+    if any("mlflow" in mirrors for mirrors in reports.values()):
+        console.print(f"  {'view':<12} rlox ui")
+    if any("tensorboard" in mirrors for mirrors in reports.values()):
+        console.print(f"  {'view':<12} tensorboard --logdir outputs")

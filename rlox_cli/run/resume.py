@@ -1,0 +1,225 @@
+"""``rlox train resume=RUN``: a run's own configuration, what is typed beside it, and the training that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, trained_for, versions
+from rlox.config import RunConfig
+from rlox.tracking.record import FILE, Ledger, is_alive
+from rlox.tracking.store import read_config
+from rlox_cli.config.compose import composed
+from rlox_cli.config.explain import explain
+from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.config.saved import algorithm_name, differences, resolved, typed_config
+from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, register, to_run_config
+from rlox_cli.records.folders import resume_command
+from rlox_cli.run.runner import Outcome, Resumption, Stopper, resume
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+# What a run is: a change would make another one of it, or what was saved useless.
+_FIXED = (
+    *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
+    *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards"),
+    *("buffer", "dataset"),
+)
+_GROUPS = ("algo", "env", "buffer", "dataset")
+
+
+def main(
+    run: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    console: Console,
+    stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
+) -> Outcome | None:
+    """Resume a run, as `prepare` finds it; None where nothing is left to do."""
+    found = prepare(run, flags, overrides, modules, console)
+    return None if found is None else resume(found, console, stop_flag, more)
+
+
+def prepare(
+    run: str, flags: list[str], overrides: list[str], modules: list[str], console: Console
+) -> Resumption | None:
+    """Read the run in the folder, or of the checkpoint, `run`, and change what was typed.
+
+    None where nothing is left to do: the run is finished, or the flags only print.
+
+    Raises
+    ------
+    UsageError
+        For a folder that holds no run, a key that is unknown or cannot change, a flag that means something else.
+    """
+    only_prints = _only_prints(flags)
+    path = _checkpoint_of(Path(run))
+    folder = path.parent.parent
+    if is_alive(folder) and not only_prints:
+        raise UsageError(f"{shown(folder)} is being trained by another process; stop it first, or wait")
+    register()
+    saved = read_config(folder)
+    algo = algorithm_name(saved, folder / "config.yaml")
+    # Code of the user's is loaded only where it is typed, again: a file must not decide what runs.
+    require_typed([*needed_modules(saved["env"], saved), *map(str, saved["imports"])], modules, folder)
+    import_modules(modules)
+    config = _changed(saved, algo, overrides)
+    before = to_run_config(typed_config(saved, algo))
+    changed = dict(differences(resolved(before, algo), resolved(config, algo)))
+    for key, (old, new) in changed.items():
+        if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
+            raise UsageError(
+                f"{key} must stay what it was ({old}) in a run that is resumed, got {new}; a new run can start from "
+                f"its weights: rlox train … init_from={shown(path)}"
+            )
+    if only_prints:
+        print(yaml.safe_dump(resolved(config, algo), sort_keys=False), end="")
+        return None
+    try:
+        checkpoint = load_checkpoint(path)
+    except ValueError as e:
+        raise ValueError(f"{e}{_or_best(path)}") from e
+    steps, unit = trained_for(checkpoint.header)
+    if checkpoint.header["algorithm"] != algo:
+        raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
+    if (env := checkpoint.header["env"]["id"]) != config.env.id:
+        raise UsageError(
+            f"{shown(path)} must be of {config.env.id}, as the run's config.yaml says, got {one_line(env, 80)}; "
+            "restore the file, or start a new run"
+        )
+    if "total_timesteps" in changed and config.total_timesteps < steps:
+        raise UsageError(
+            f"total_timesteps must be at least what {shown(path)} has done, {steps:,}, got {config.total_timesteps:,}"
+        )
+    if path.stem == "last" and (ended := _finished(folder, checkpoint, config, changed)):
+        further = "eval.stop_at=null" if "stop_at=" in ended else f"total_timesteps={2 * steps}"
+        console.print(
+            f"{shown(folder)} is finished: {ended}. To train on: {resume_command(folder)} {further}",
+            soft_wrap=True,
+        )
+        return None
+    console.print(f"resuming {shown(folder)} at {unit[:-1]} {steps:,} of {config.total_timesteps:,}", soft_wrap=True)
+    for key, (old, new) in changed.items():
+        console.print(f"changed: {key} {old} -> {new}", soft_wrap=True, markup=False)
+    now = versions()
+    others = [f"{name} {was} -> {now.get(name)}" for name, was in _versions(checkpoint) if now.get(name) != was]
+    if others:
+        console.print(f"made by other versions, so that last bits may differ: {', '.join(others)}", soft_wrap=True)
+    if config.buffer is not None and "memory" not in checkpoint.header:
+        console.print(
+            f"{path.name} holds no replay memory: it starts empty, and the restored policy fills it with "
+            f"{config.algo.learning_starts:,} steps before the first update",
+            soft_wrap=True,
+        )
+    # Whoever types the number of environments, or the modules they come from, has looked at what is asked for.
+    typed = bool(modules) or any(override.lstrip("+").startswith("env.n_envs=") for override in overrides)
+    return Resumption(config, algo, path, changed, typed)
+
+
+def _only_prints(flags: list[str]) -> bool:
+    """Whether the flags are ``--cfg job``; all others are Hydra's, and this is no job of Hydra's."""
+    if not flags:
+        return False
+    if flags in (["--cfg", "job"], ["-c", "job"], ["--cfg=job"]):
+        return True
+    raise UsageError(
+        f"{flags[0]} must not stand beside resume=, which goes on with one run; of the flags, --cfg job may"
+    )
+
+
+def _checkpoint_of(run: Path) -> Path:
+    path = run / "checkpoints" / "last.safetensors" if run.is_dir() else run
+    folder = path.parent.parent
+    if not run.exists():
+        raise UsageError(f"resume={run} does not exist; name a run folder (`rlox ls runs`) or a checkpoint in one")
+    if (run / "sweep.jsonl").is_file():
+        raise UsageError(f"resume={run} is a sweep, not a run; go on with it: rlox sweep resume {run}")
+    if not ((folder / FILE).is_file() and (folder / "config.yaml").is_file()):
+        raise UsageError(
+            f"resume={run} must be a run folder, or a checkpoint in the checkpoints/ of one, which has config.yaml and "
+            f"{FILE}; a new run can start from a checkpoint's weights: rlox train … init_from={run}"
+        )
+    if not path.is_file():
+        raise UsageError(
+            f"{shown(folder)} has no {path.name}, so there is nothing to resume{_or_best(path) or '; start it anew'}"
+        )
+    return path.absolute()
+
+
+def _or_best(path: Path) -> str:
+    """What is left where `path` cannot be had."""
+    best = path.with_name("best.safetensors")
+    return f"; the best one is there: {resume_command(best)}" if best != path and best.is_file() else ""
+
+
+def _changed(saved: dict[str, Any], algo: str, overrides: list[str]) -> RunConfig:
+    """The run's configuration with what was typed."""
+    cfg = typed_config(saved, algo)
+    GlobalHydra.instance().clear()
+    with initialize_config_module(CONFIG_MODULE, version_base="1.3", job_name="rlox"):
+        try:
+            parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
+            for override in parsed:
+                _apply(cfg, override, algo)
+            return to_run_config(cfg)
+        except UsageError:
+            raise
+        except (HydraException, OmegaConfBaseException, ValueError, TypeError) as e:
+            raise UsageError(explain(e)) from e
+
+
+def _apply(cfg: DictConfig, override: Override, algo: str) -> None:
+    line, key = override.input_line, override.key_or_group
+    if override.type is OverrideType.DEL or override.is_sweep_override():
+        raise UsageError(f"{line} must be KEY=VALUE, one value: resume= goes on with one run")
+    if key.split(".")[0].split("/")[0] in ("hydra", "output_dir", "tuned", "experiment"):
+        raise UsageError(f"{line} must not stand beside resume=, which goes on with the settings that the run has")
+    if key == "logger":
+        cfg.logger = composed([f"algo={algo}", "tuned=off", line], CONFIG_NAME, "").logger
+        return
+    if key in _GROUPS:
+        was = {
+            "algo": algo,
+            "env": cfg.env.id,
+            "buffer": None if cfg.buffer is None else cfg.buffer.name,
+            "dataset": None if cfg.dataset is None else cfg.dataset.source,
+        }[key]
+        if override.value() != was:
+            raise UsageError(f"{line} must stay {key}={was} in a run that is resumed; leave it out, or start a new run")
+        return
+    OmegaConf.update(cfg, key, override.value(), merge=True)
+
+
+def _versions(checkpoint: Checkpoint) -> list[tuple[str, Any]]:
+    found = checkpoint.header.get("versions")
+    return list(found.items()) if isinstance(found, dict) else []
+
+
+def _finished(folder: Path, checkpoint: Checkpoint, config: RunConfig, changed: dict[str, Any]) -> str | None:
+    """How the run came to its end, if it did and nothing typed takes it further."""
+    ledger = Ledger(folder)
+    ledger.scan()
+    if ledger.end is None or ledger.end["status"] != "finished":
+        return None
+    steps, unit = trained_for(checkpoint.header)
+    if steps >= config.total_timesteps:
+        return f"{steps:,} {unit}"
+    # It was stopped early: by a score or for lack of progress, which a change of those may undo, or for lack of time.
+    by_score = "max_time=" not in ledger.end["message"]
+    undo = [key for key in changed if (key.startswith("eval.") and key != "eval.workers") or key == "total_timesteps"]
+    if by_score and not undo:
+        return f"{steps:,} {unit}, {ledger.end['message']}"
+    return None

@@ -1,0 +1,336 @@
+"""One run: from a validated configuration to a trained, logged, checkpointed agent."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from rich.console import Console
+
+from rlox import tracking
+from rlox.callbacks import (
+    AdviceCallback,
+    Callback,
+    CheckpointCallback,
+    EvalCallback,
+    TimeLimitCallback,
+    TimingCallback,
+)
+from rlox.callbacks.loggers import RecordLogger
+from rlox.checkpoint import load_checkpoint, versions
+from rlox.config import RunConfig
+from rlox.envs.failures import failure_of
+from rlox.tracking.record import FILE, Record
+from rlox_cli.config.saved import resolved
+from rlox_cli.records.folders import require_new, resume_command
+from rlox_cli.run.build import build, plan, restored
+from rlox_cli.run.limits import preflight, time_limit_warnings
+from rlox_cli.run.progress import ProgressCallback
+from rlox_cli.terminal.errors import Stopped, keep_traceback, summary
+from rlox_cli.terminal.paths import shown
+from rlox_cli.terminal.signals import Signals, StopAtOnce
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    steps: int
+    seconds: float
+    final: dict[str, float]  # summary of the last evaluation; empty if none was made
+    best: float | None  # mean return of the best evaluation
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that can go on, and what it goes on with."""
+
+    config: RunConfig
+    algo: str
+    checkpoint: Path
+    changed: Mapping[str, Any]  # {key: [old, new]}, of the run's own configuration
+    trusted: bool  # whether the environment may be what the files say, whatever is imported
+
+
+class Stopper(Protocol):
+    """A callback that says why it stopped a training, if it did."""
+
+    stopped: str | None
+
+
+class StopOnSignal(Callback):
+    """Ends the training at the next update after the first of `signals`, so that what is saved is whole.
+
+    So does the file `flag`, if it comes to be: a sweep's other processes, or machines, cannot be sent a signal.
+    """
+
+    def __init__(self, signals: Signals, flag: Path | None = None) -> None:
+        self.signals = signals
+        self._flag, self._looked, self._flagged = flag, 0.0, False
+
+    @property
+    def signal_number(self) -> int | None:
+        return self.signals.number or (signal.SIGINT if self._flagged else None)
+
+    def on_step(self, **info: Any) -> bool:
+        if self._flag is not None and (now := time.monotonic()) - self._looked > 0.5:
+            self._looked, self._flagged = now, self._flag.exists()
+        if self.signal_number is None:
+            return True
+        self.signals.saving()
+        return False
+
+
+def _say(text: str, console: Console) -> None:
+    """Also where the console is quiet: whoever presses Ctrl-C waits for an answer."""
+    if console.quiet:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        console.print(text, soft_wrap=True, markup=False)
+
+
+def alone(config: RunConfig) -> RunConfig:
+    """`config` for a run beside others, which leave no core free for its evaluations unless that was asked for."""
+    return replace(config, eval=replace(config.eval, workers=max(0, config.eval.workers)))
+
+
+def run(
+    config: RunConfig,
+    algo: str,
+    folder: Path,
+    console: Console,
+    stop_flag: Path | None = None,
+    again: bool = False,
+    more: Sequence[Stopper] = (),
+) -> Outcome:
+    """Train, evaluate, save.
+
+    Parameters
+    ----------
+    stop_flag : Path, optional
+        A file that stops the training, as Ctrl-C does, once it exists.
+    again : bool
+        Whether the folder may hold a run that ended before it had saved anything; its next segment starts anew.
+    more : sequence of Stopper
+        Further callbacks, which may stop the training.
+
+    Raises
+    ------
+    Stopped
+        After Ctrl-C or SIGTERM, with everything saved.
+    Exception
+        Whatever went wrong; the record says so, and saved checkpoints are untouched.
+    """
+    found = _size(folder / FILE)
+    if found and not again:
+        require_new(folder)
+    with _traceback_kept(folder):
+        algorithm = build(config, algo, folder, console)
+
+    def verify() -> None:
+        if _size(folder / FILE) != found:
+            raise RuntimeError(f"{shown(folder)} was taken by another process meanwhile; try again")
+
+    return _carry_out(algorithm, config, algo, folder, console, verify, stop_flag=stop_flag, more=more)
+
+
+def resume(found: Resumption, console: Console, stop_flag: Path | None = None, more: Sequence[Stopper] = ()) -> Outcome:
+    """Go on with a run as if it had not been stopped; as `run`."""
+    config, algo, checkpoint = found.config, found.algo, found.checkpoint
+    folder, identity = checkpoint.parent.parent, _identity(checkpoint)
+    with _traceback_kept(folder):
+        algorithm = restored(config, algo, checkpoint, console, found.trusted)
+
+    def verify() -> None:
+        if _identity(checkpoint) != identity:
+            raise RuntimeError(f"{shown(checkpoint)} was replaced by another process while it was read; try again")
+
+    return _carry_out(algorithm, config, algo, folder, console, verify, found.changed, True, stop_flag, more)
+
+
+@contextmanager
+def _traceback_kept(folder: Path) -> Iterator[None]:
+    """Write the traceback of what comes out of the user's code, or of a bug, into the run's folder."""
+    try:
+        yield
+    except Exception as e:
+        keep_traceback(e, folder, shown(folder))
+        raise
+
+
+def _size(path: Path) -> int:
+    """Of a file that only grows, in bytes; 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Of a file that is never changed in place, only replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _carry_out(
+    algorithm,
+    config: RunConfig,
+    algo: str,
+    folder: Path,
+    console: Console,
+    verify: Callable[[], None],
+    changed: Mapping[str, Any] | None = None,
+    resumed: bool = False,
+    stop_flag: Path | None = None,
+    more: Sequence[Stopper] = (),
+) -> Outcome:
+    """The training itself, from its beginning or from where the checkpoint left it that `algorithm` was made of."""
+    plain = resolved(config, algo)
+    # The path that ran, so that this file gives the same run elsewhere.
+    plain["backend"] = algorithm.backend
+    console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
+    try:
+        plan(algorithm, config, console, changed if resumed else None)
+        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
+            console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    except BaseException:
+        algorithm.close()
+        raise
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resumed:
+        _write_config(folder, plain)
+    line = "stopping after this update, with everything saved; Ctrl-C once more stops at once"
+    stop = StopOnSignal(Signals(lambda text: _say(text, console), line, stop_flag), stop_flag)
+    timing = TimingCallback()
+    play = config.eval
+    evaluations = EvalCallback(
+        play.n_points,
+        play.n_episodes,
+        config.eval_seed,
+        play.stop_at,
+        play.patience,
+        workers=play.workers,
+        max_steps=play.max_steps,
+        imports=config.imports,
+    )
+    time_limit = TimeLimitCallback(config.max_seconds or math.inf, evaluations)
+    advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False), plan=False)
+    saving = config.checkpoint
+    checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
+    label = f"{algo} {config.env.id} seed {config.seed}"
+    start, unit = algorithm.counters.steps, algorithm.counters.unit
+    record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
+    with record, stop.signals:
+        if resumed:
+            _write_config(folder, plain)
+        _remove_partial(folder / "checkpoints")
+        tracking.start_mirrors(folder)
+        started = time.perf_counter()
+        try:
+            with ProgressCallback(console, label, config.total_timesteps, unit) as progress:
+                algorithm.callbacks.extend(
+                    [timing, RecordLogger(record), evaluations, *more, time_limit, advice, progress, stop, checkpoints]
+                )
+                if resumed:
+                    checkpoints.best = max(checkpoints.best, _best_score(folder))
+                algorithm.train()
+        except StopAtOnce as e:
+            # Without an end in its record the run counts as killed: it goes on from its last checkpoint.
+            last = (folder / "checkpoints" / "last.safetensors").is_file()
+            go_on = f". Go on: {resume_command(folder)}" if last else ""
+            console.print(f"stopped at once. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
+            raise Stopped(e.signal_number) from None
+        except BaseException as e:
+            kept = keep_traceback(e, folder, shown(folder))
+            # On a full disk this fails as well; what is to be told is the first error.
+            with suppress(OSError):
+                record.end(algorithm.counters.steps, "failed", summary(e), may_pass(e), kept)
+            found = failure_of(e)
+            found.running, found.saved = True, _last_good(folder)
+            raise
+        finally:
+            evaluations.close()
+            algorithm.close()
+        seconds = time.perf_counter() - started
+        steps = algorithm.counters.steps
+        reasons = (f"max_time={config.max_time} was over" if time_limit.reached else None, evaluations.stopped)
+        early = next(filter(None, [*reasons, *(callback.stopped for callback in more)]), None)
+        if stop.signal_number:
+            record.end(steps, "interrupted")
+        else:
+            record.end(steps, "finished", f"stopped early: {early}" if early else "")
+    final = evaluations.evaluations[-1][1].summary() if evaluations.evaluations else {}
+    best = checkpoints.best if evaluations.evaluations else None
+    if stop.signal_number:
+        console.print(
+            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: {resume_command(folder)}",
+            soft_wrap=True,
+        )
+        _describe(folder, config, best is not None, console)
+        raise Stopped(stop.signal_number)
+    if early:
+        console.print(f"stopped early: {early}", soft_wrap=True)
+    console.print(
+        f"trained {label}: {steps:,} {unit} in {seconds:.1f} s{f' (from {start:,})' if resumed else ''}, final "
+        f"evaluation {final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, "
+        f"best {best:.1f}",
+        soft_wrap=True,
+    )
+    _describe(folder, config, True, console)
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in timing.summary().items() if name != "total_s")
+    played = f"; beside it {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
+    console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
+    return Outcome(folder, steps, seconds, final, best)
+
+
+def may_pass(e: BaseException) -> bool:
+    """Whether the same training, tried again, may succeed: not where its input or its numbers are at fault."""
+    return isinstance(e, (RuntimeError, OSError, MemoryError)) and not isinstance(e, NotImplementedError)
+
+
+def _write_config(folder: Path, plain: dict[str, Any]) -> None:
+    """Replace ``config.yaml`` in one go."""
+    partial = folder / f".config.yaml.{os.getpid()}.partial"
+    partial.write_text(yaml.safe_dump(plain, sort_keys=False))
+    os.replace(partial, folder / "config.yaml")
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what a killed process has not finished writing; the record's lock is held."""
+    for path in folder.rglob(".*.partial"):
+        path.unlink(missing_ok=True)
+
+
+def _best_score(folder: Path) -> float:
+    """The mean return that ``best.safetensors`` was kept for: it may be newer than what is resumed from."""
+    path = folder / "checkpoints" / "best.safetensors"
+    return load_checkpoint(path).header["evaluation"]["mean_return"] if path.is_file() else -math.inf
+
+
+def _last_good(folder: Path) -> str:
+    saved = [
+        path for path in (folder / "checkpoints" / f"{kind}.safetensors" for kind in ("last", "best")) if path.exists()
+    ]
+    return f"Saved before that: {', '.join(map(shown, saved))}" if saved else "No checkpoint had been saved yet"
+
+
+def _describe(folder: Path, config: RunConfig, has_best: bool, console: Console) -> None:
+    names = ["best", "last"] if has_best else ["last"]
+    checkpoints = [shown(folder / "checkpoints" / f"{name}.safetensors") for name in names]
+    module = config.env.id.rpartition(":")[0]
+    imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
+    for name, value in (
+        ("checkpoints", ", ".join(checkpoints)),
+        ("config", shown(folder / "config.yaml")),
+        ("metrics", shown(folder / "metrics.jsonl")),
+        ("evaluate", f"rlox eval {shlex.quote(checkpoints[0])}{imports}"),
+    ):
+        console.print(f"  {name:<12} {value}", soft_wrap=True)

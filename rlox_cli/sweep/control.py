@@ -1,0 +1,260 @@
+"""Start, resume and show a sweep."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from rlox import __version__
+from rlox_cli.config.compose import Job, compose_launcher
+from rlox_cli.config.imports import needed_modules, take_imports
+from rlox_cli.config.overrides import split_args
+from rlox_cli.config.ranges import is_search
+from rlox_cli.config.saved import configuration, resolved
+from rlox_cli.config.schema import SweeperConfig
+from rlox_cli.records.ledger import FILE, Head, Progress, Sweep, SweepJob, job_id
+from rlox_cli.records.runs import EVALUATION
+from rlox_cli.run.mirrors import finish_mirrors
+from rlox_cli.sweep.launch import Launch, launcher_overrides
+from rlox_cli.sweep.tables import going_on, label, print_jobs, resume_command
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
+from rlox_cli.terminal.paths import shown
+
+# What a file may say of a launcher: its name and plain values. Anything else could be a command, or name code.
+_HARMLESS = re.compile(r"hydra/launcher=[\w-]+|\+*hydra\.launcher\.([a-z]\w*\.)*[a-z]\w*=[\w.-]*")
+_MOST_ROWS = 50  # of the table at the end
+
+
+def start(
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    master: DictConfig,
+    jobs: list[Job],
+    console: Console,
+) -> None:
+    """Write the ledger of a new sweep and run it; `master` and `jobs` are `compose_sweep`'s of what was typed."""
+    settings = sweeper_settings(master)
+    todo = planned(jobs)
+    for config in (job.config for job in todo):
+        modules = [*modules, *needed_modules(config["env"], config), *config["imports"]]
+    head = Head(
+        *(__version__, flags, overrides, list(dict.fromkeys(modules)), launcher_overrides(master, overrides)),
+        **settings,
+        created=time.time(),
+    )
+    sweep = Sweep.create(Path(master.hydra.sweep.dir), head, todo)
+    try:
+        console.print(f"sweep: {shown(sweep.folder)}", soft_wrap=True, markup=False)
+        _run(sweep, master, head.imports, console, trusted=True)
+    finally:
+        sweep.release()
+
+
+def sweeper_settings(master: DictConfig) -> dict[str, Any]:
+    """How jobs are gone through; for Hydra's own sweeper, rlox's defaults where it has no such setting.
+
+    Raises
+    ------
+    UsageError
+        For a value out of range.
+    """
+    defaults = vars(SweeperConfig())
+    found = {name: master.hydra.sweeper.get(name, defaults[name]) for name in ("retries", "max_batch_size", "plot")}
+    for name, least in (("retries", 0), ("max_batch_size", 1)):
+        if found[name] is not None and found[name] < least:
+            raise UsageError(f"hydra.sweeper.{name} must be >= {least}, got {found[name]}")
+    return found
+
+
+def planned(jobs: list[Job]) -> list[SweepJob]:
+    """Composed jobs as the ledger keeps them."""
+    found: dict[str, SweepJob] = {}
+    for job in jobs:
+        name = job_id(job.overrides, found)
+        found[name] = SweepJob(name, job.subdir, job.overrides, resolved(job.config, job.algo))
+    return list(found.values())
+
+
+def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
+    """Go on with a sweep; `args` are ``--import`` again, and what is to be another launcher."""
+    console = make_console()
+    modules, words = take_imports(args)
+    flags, typed = split_args(words)
+    for word in [*(flag for flag in flags if flag.startswith("-")), *typed]:
+        if not re.match(r"\+*hydra[./]launcher|hydra\.sweeper|(-cd|--config-dir)(=|$)", word):
+            raise UsageError(
+                f"{word} must not stand beside a sweep that is resumed, whose jobs are what they were; --import, -cd, "
+                "hydra/launcher=…, hydra.launcher.…=… and hydra.sweeper.…=… may"
+            )
+    sweep = Sweep.read(folder)
+    sweep.hold()
+    try:
+        if sweep.head.version != __version__:
+            console.print(
+                f"planned by rlox {sweep.head.version}, and this is {__version__}: what is trained from now on may "
+                "differ in its last bits, or more",
+                soft_wrap=True,
+            )
+        searched = ["hydra/sweeper=optuna"] if is_search(sweep.folder) else []
+        master = compose_launcher(flags, [*_replayed(sweep, typed), *searched, *typed])
+        if searched:
+            if retry_failed:
+                raise UsageError(
+                    "--retry-failed must be left out of a search, whose failed trials have told it something; more "
+                    "trials: hydra.sweeper.n_trials=N"
+                )
+            optuna_search().resume(sweep, master, typed, modules, console)
+            return
+        for name, value in sweeper_settings(master).items():
+            if any(word.startswith(f"hydra.sweeper.{name}=") for word in typed):
+                setattr(sweep.head, name, value)
+        for key, progress in sweep.scan().items():
+            if progress.state != "finished":
+                # As when it was typed: every job is checked before the first one starts.
+                configuration(copy.deepcopy(sweep.jobs[key].config), modules, sweep.folder / FILE)
+        console.print(sweep.summary(), soft_wrap=True)
+        _run(sweep, master, modules, console, retry_failed=retry_failed)
+    finally:
+        sweep.release()
+
+
+def _replayed(sweep: Sweep, typed: list[str]) -> list[str]:
+    """What chose the sweep's launcher, except for what is typed anew.
+
+    Raises
+    ------
+    UsageError
+        For settings that could be commands: a file must not decide what runs.
+    """
+    names = {_key(word) for word in typed}
+    if "hydra/launcher" in names:
+        return []
+    kept = [word for word in sweep.head.launcher if _key(word) not in names]
+    if doubtful := [word for word in kept if not _HARMLESS.fullmatch(word)]:
+        raise UsageError(
+            f"{shown(sweep.folder / FILE)} has {' '.join(doubtful)}, which a file may not decide by itself; type it "
+            "again if you trust it"
+        )
+    return kept
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
+
+
+def _run(
+    sweep: Sweep,
+    master: DictConfig,
+    modules: list[str],
+    console: Console,
+    trusted: bool = False,
+    retry_failed: bool = False,
+) -> None:
+    launch = Launch(sweep, master, modules, trusted, console)
+    try:
+        with launch.installed():
+            launch.run(list(sweep.jobs.values()), retry_failed)
+    except BaseException:
+        sweep.scan()
+        console.print(f"{sweep.summary()}. Go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+        raise
+    finish(sweep, sweep.head.plot, console)
+
+
+def finish(sweep: Sweep, plot: bool, console: Console) -> None:
+    """Tables, picture and mirrors of a sweep that has come to its end.
+
+    Raises
+    ------
+    RuntimeError
+        If not all of its jobs are finished.
+    """
+    print_jobs(sweep, console, _MOST_ROWS)
+    console.print(sweep.summary(), soft_wrap=True)
+    if plot:
+        _plot(sweep)
+    finish_mirrors([p.folder for p in sweep.progress.values() if p.attempts], console)
+    unfinished = [job for job in sweep.jobs.values() if sweep.progress[job.id].state != "finished"]
+    for job in unfinished:
+        progress = sweep.progress[job.id]
+        print(f"rlox: {label(sweep, job)}: {progress.state}: {progress.message}", file=sys.stderr)
+    if unfinished:
+        raise RuntimeError(
+            f"{len(unfinished)} of {len(sweep.jobs)} jobs are not finished; each has its account in "
+            f"{shown(sweep.folder)}/…/out.txt. Try them again: {resume_command(sweep)} --retry-failed"
+        )
+
+
+def _plot(sweep: Sweep) -> None:
+    from rlox_cli.report.plot import main
+
+    try:
+        main([sweep.folder], EVALUATION, "steps", [], [], [])
+    except (ValueError, ImportError, OSError) as e:
+        # Nothing was evaluated, or the disk is full: no reason to call the sweep a failure.
+        print(f"rlox plot: {e}", file=sys.stderr)
+
+
+def status(folder: Path, as_json: bool) -> None:
+    print_status(Sweep.read(folder), make_console(), as_json)
+
+
+def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
+    """Every job with how far it has come, and what can be done about those that are not finished."""
+    sweep.scan()
+    if as_json:
+        print(json.dumps([_plain(sweep, job, sweep.progress[job.id]) for job in sweep.jobs.values()], indent=1))
+        return
+    unfinished = any(progress.state not in ("finished", "running") for progress in sweep.progress.values())
+    if is_search(sweep.folder):
+        unfinished = optuna_search().print_trials(sweep.folder, console)
+        for job in sweep.jobs.values():
+            progress = sweep.progress[job.id]
+            if told := going_on(job, progress):
+                console.print(f"{job.folder}: {progress.state}, {told}", soft_wrap=True, markup=False)
+    else:
+        print_jobs(sweep, console)
+    console.print(sweep.summary(), soft_wrap=True)
+    if sweep.is_held:
+        console.print("it is being run now")
+    elif unfinished:
+        console.print(f"go on: {resume_command(sweep)}", soft_wrap=True, markup=False)
+
+
+def _plain(sweep: Sweep, job: SweepJob, progress: Progress) -> dict[str, Any]:
+    kept = ("state", "step", "last", "best", "seconds", "attempts", "message")
+    plain = {key: value for key, value in asdict(progress).items() if key in kept}
+    total = job.config["total_timesteps"]
+    where = {"folder": str(sweep.folder / job.folder), "total": total}
+    return {"id": job.id, "overrides": job.overrides, **where, **plain, "resumes_at": progress.resumes_at}
+
+
+def optuna_search() -> ModuleType:
+    """The module that searches, which imports Optuna.
+
+    Raises
+    ------
+    ImportError
+        Where Optuna is not installed, with the remedy.
+    """
+    try:
+        from rlox_cli.sweep import search
+    except ModuleNotFoundError as e:
+        if e.name != "optuna":
+            raise
+        raise ImportError(
+            'hydra/sweeper=optuna needs Optuna, which is not installed; try: pip install "rlox-cli[optuna]"'
+        ) from e
+    return search

@@ -1,0 +1,50 @@
+"""A sweep as a table of its jobs."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.console import Console
+
+from rlox_cli.records.ledger import Progress, Sweep, SweepJob
+from rlox_cli.records.runs import unit_of
+from rlox_cli.terminal.console import make_table, print_table
+from rlox_cli.terminal.paths import shown
+
+
+def label(sweep: Sweep, job: SweepJob) -> str:
+    """What of its overrides the job does not share with all others."""
+    return " ".join(line for line in job.overrides if line not in sweep.shared) or job.folder
+
+
+def going_on(job: SweepJob, progress: Progress) -> str:
+    """``goes on at step 8,192``, of a job that was broken off; else nothing."""
+    at = progress.resumes_at if progress.state in ("failed", "interrupted", "killed") else None
+    if at is None:
+        return ""
+    return f"goes on at {unit_of(job.config)[:-1]} {at:,}" if at else "starts anew"
+
+
+def resume_command(sweep: Sweep) -> str:
+    """With the modules that have to be typed again."""
+    imports = "".join(f" --import {name}" for name in sweep.head.imports)
+    return f"rlox sweep resume {shlex.quote(shown(sweep.folder))}{imports}"
+
+
+def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
+    """The table of all jobs; where there are more than `most`, of those that are not finished."""
+    every = most is None or len(sweep.jobs) <= most
+    counted = " or ".join(sorted({unit_of(job.config) for job in sweep.jobs.values()}))
+    table = make_table("id", "job", "state", counted, "last", "best", "seconds", "attempts", "")
+    for job in sweep.jobs.values():
+        p = sweep.progress[job.id]
+        if p.state == "finished" and not every:
+            continue
+        steps = f"{p.step:,}/{job.config['total_timesteps']:,}"
+        last = "" if p.last is None else f"{p.last:.1f} ± {p.spread or 0.0:.1f}"
+        best = "" if p.best is None else f"{p.best:.1f}"
+        note = "; ".join(filter(None, (p.message, going_on(job, p))))
+        told = (label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), note)
+        table.add_row(job.id, *told)
+    if table.row_count:
+        print_table(console, table)

@@ -1,0 +1,1 @@
+"""How does a command talk? Errors and exit codes, signals, streams, the console with its tables, paths."""

@@ -1,0 +1,14 @@
+"""What several commands take, as Typer declares it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Import this module of your own first; as often as you like."),
+]
+# Everything after the command's own options belongs to Hydra's grammar, except -h and --help.
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
