@@ -24,8 +24,9 @@ from rlox_cli.run import job
 from rlox_cli.run.limits import require_folder
 from rlox_cli.run.mirrors import finish_mirrors
 from rlox_cli.run.runner import resume
+from rlox_cli.terminal.account import account
 from rlox_cli.terminal.console import make_console, make_table, print_table
-from rlox_cli.terminal.errors import UsageError, account
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 

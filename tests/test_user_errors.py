@@ -17,7 +17,7 @@ import rlox
 from rlox.callbacks import Callback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import nearest
-from rlox_cli.terminal import errors
+from rlox_cli.terminal.account import account, exit_code
 
 HERE = Path(user_code.__file__)
 SMALL = ["logger=none", "total_timesteps=600", "algo.n_steps=32", "env.n_envs=4", "eval.n_episodes=1"]
@@ -209,14 +209,14 @@ def test_broken_code_that_is_imported_is_shown(command, tmp_path):
 def test_a_bug_of_rlox_keeps_its_traceback_and_asks_to_be_reported():
     with pytest.raises(TypeError) as slip:
         nearest("name", 3)
-    assert errors.exit_code(slip.value) == 1
-    said = errors.account(slip.value)
+    assert exit_code(slip.value) == 1
+    said = account(slip.value)
     assert said.startswith("Traceback (most recent call last)")
     assert "TypeError: 'int' object is not iterable\nThis is a bug in rlox" in said
     with pytest.raises(ValueError, match="n_envs must be") as refused:
         rlox.PPO("CartPole-v1", n_envs=0)
-    assert errors.exit_code(refused.value) == 2
-    assert re.fullmatch(r".*n_envs must be .*, got 0", errors.account(refused.value))
+    assert exit_code(refused.value) == 2
+    assert re.fullmatch(r".*n_envs must be .*, got 0", account(refused.value))
 
 
 def test_the_whole_traceback_on_demand(tmp_path):

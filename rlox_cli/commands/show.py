@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.errors import reported
+from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import Imports
 
 

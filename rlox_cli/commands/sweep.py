@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlox_cli.terminal.errors import reported
+from rlox_cli.terminal.exits import reported
 from rlox_cli.terminal.options import PASS_ON
 
 sweep = typer.Typer(help="See and go on with what `rlox train -m` began.", no_args_is_help=True)

@@ -41,7 +41,8 @@ from rlox_cli.run.limits import (
     time_limit_warnings,
 )
 from rlox_cli.run.runner import Resumption
-from rlox_cli.terminal.errors import UsageError, account, headline, is_explained
+from rlox_cli.terminal.account import account, headline, is_explained
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 _TRACKER_S = 1.0  # seconds that a tracker's server has to answer

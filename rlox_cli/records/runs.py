@@ -16,7 +16,8 @@ from rlox.config import nearest
 from rlox.tracking.record import Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.records.folders import find_runs
-from rlox_cli.terminal.errors import UsageError, paragraph
+from rlox_cli.terminal.account import paragraph
+from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 EVALUATION = "eval/mean_return"

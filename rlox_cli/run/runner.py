@@ -36,7 +36,8 @@ from rlox_cli.records.folders import require_new, resume_command
 from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import preflight, time_limit_warnings
 from rlox_cli.run.progress import ProgressCallback
-from rlox_cli.terminal.errors import Stopped, keep_traceback, summary
+from rlox_cli.terminal.account import keep_traceback, summary
+from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
 

@@ -30,7 +30,8 @@ from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
 from rlox_cli.run.runner import alone, may_pass, run
 from rlox_cli.sweep.tables import label
-from rlox_cli.terminal.errors import Stopped, summary
+from rlox_cli.terminal.account import summary
+from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
 
 OUT = "out.txt"  # in a job's folder: what the run would have printed on the terminal

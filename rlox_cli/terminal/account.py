@@ -1,0 +1,191 @@
+"""What is printed of an error, and the exit code.
+
+Three kinds, by where an exception was raised:
+
+- what rlox itself refuses, or the machine cannot do, is one paragraph;
+- what came out of the user's code (an environment, a reward, a policy, a wrapper, a callback) is a line of what and
+  where, and the frames of that code;
+- anything else is a bug of rlox and keeps its whole traceback.
+
+Exit codes: 2 for what was typed wrong, 1 for what failed while running, 128 + signal after a signal.
+"""
+
+from __future__ import annotations
+
+import opcode
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from rlox.envs.failures import Failure, Frame, failure_of, frames_of
+from rlox_cli.terminal.errors import Stopped, UsageError
+
+TRACEBACK = "traceback.txt"  # in a run's folder: how it failed last
+
+_RAISES = {opcode.opmap["RAISE_VARARGS"], opcode.opmap["RERAISE"]}
+_OURS = ("rlox", "rlox_cli")
+_OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[1].with_name(name)) + os.sep for name in _OURS)
+# What the machine, not a program, is at fault for; libraries raise it as it is.
+_MACHINE = (OSError, MemoryError, ImportError)
+# What rlox refuses, as against what failed while it ran.
+_REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# Frames of these say nothing to who wrote an environment.
+_LIBRARIES = {
+    *("gymnasium", "numpy", "scipy", "torch", "ale_py", "envpool", "cloudpickle", "joblib", "optuna", "minari"),
+    *("hydra", "omegaconf", "antlr4", "typer", "click", "rich", "yaml", "safetensors", "pyarrow", "h5py"),
+    *("mlflow", "wandb", "tensorboard", "matplotlib", "plotly", "sqlalchemy", "PIL", "imageio", "imageio_ffmpeg"),
+}
+_MOST_FRAMES = 3
+
+
+def paragraph(e: BaseException) -> str:
+    """The message of `e` in one paragraph; an OSError with the file it is about."""
+    text = str(e)
+    if isinstance(e, OSError) and e.strerror:
+        text = f"{e.strerror}: {e.filename}" if e.filename else e.strerror
+    return " ".join(text.split()) or type(e).__name__
+
+
+def headline(e: BaseException) -> str:
+    """One line: what went wrong, and in which call of the user's code if it was there."""
+    if is_refusal(e):
+        return paragraph(e)
+    text = f"{type(e).__name__}: {paragraph(e)}" if str(e) else type(e).__name__
+    what, frames = _what(e), _users_frames(e)
+    if not what and frames:
+        what = f"{frames[-1].function} in {Path(frames[-1].file).name}, line {frames[-1].line},"
+    if what:
+        return f"{what} failed with {text}"
+    return paragraph(e) if _is_of_machine(e) else text
+
+
+def summary(e: BaseException) -> str:
+    """`headline`, and the last place in the user's code: for a file's row or a table."""
+    frames = _users_frames(e)
+    return headline(e) + (f" ({frames[-1].file}, line {frames[-1].line})" if frames else "")
+
+
+def account(e: BaseException) -> str:
+    """All that is printed of `e`: a paragraph, or a line and the frames of the user's code, or the whole traceback."""
+    found = _kept(e)
+    if not is_of_user(e):
+        text = f"{headline(e)}. {found.saved}" if found.saved else headline(e)
+        if is_explained(e):
+            return text
+        kept = f"; it is in {found.file} too" if found.file else ""
+        return (
+            f"{''.join(traceback.format_exception(e))}{text}\nThis is a bug in rlox, not in what you typed: please "
+            f"report it with the traceback above{kept}"
+        )
+    lines = [headline(e)]
+    for frame in _users_frames(e)[-_MOST_FRAMES:]:
+        lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+        if frame.source:
+            lines.append(f"    {frame.source}")
+    lines.append(f"  whole traceback: {found.file or 'set RLOX_TRACEBACK=1 to print it'}")
+    if found.saved:
+        lines.append(f"  {found.saved}")
+    return "\n".join(lines)
+
+
+def exit_code(e: BaseException) -> int:
+    """2 for what was typed wrong, 1 for what failed while running."""
+    if _kept(e).running or is_of_user(e):
+        return 1
+    return 2 if isinstance(e, UsageError) or (is_refusal(e) and isinstance(e, _REFUSED)) else 1
+
+
+def keep_traceback(e: BaseException, folder: Path, shown: str) -> str | None:
+    """Write the whole traceback into `folder`, where a paragraph does not say all; returns the file's name then.
+
+    `shown` is the folder as messages name it.
+    """
+    if isinstance(e, (KeyboardInterrupt, Stopped)) or (is_explained(e) and not is_of_user(e)):
+        return None
+    found = failure_of(e)
+    if not found.file:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / TRACEBACK).write_text("".join(traceback.format_exception(e)), encoding="utf-8")
+            found.file = os.path.join(shown, TRACEBACK)
+    return TRACEBACK if found.file else None
+
+
+def is_explained(e: BaseException) -> bool:
+    """Whether it is no bug of rlox: its message, or the user's frames, say what to do about it."""
+    return is_refusal(e) or _is_of_machine(e) or is_of_user(e)
+
+
+def is_of_user(e: BaseException) -> bool:
+    """Whether it came out of an environment, a reward or other code that is not rlox's own."""
+    return bool(_what(e) or _users_frames(e))
+
+
+def is_refusal(e: BaseException) -> bool:
+    """Whether rlox itself raised `e`, by a ``raise`` of its own or in a kernel; a slip of its code is none."""
+    if isinstance(e, UsageError):
+        return True
+    if there := failure_of(e).frames:
+        return _is_ours(there[-1])
+    last = _last(e.__traceback__)
+    if last is None or not _is_ours(frames_of(last)[0]):
+        return False
+    code = last.tb_frame.f_code.co_code
+    # A kernel's frame has no instructions to look at.
+    compiled = last.tb_frame.f_code.co_filename.endswith((".pyx", ".pxd"))
+    return compiled or code[last.tb_lasti] in _RAISES
+
+
+def _chain(e: BaseException | None) -> Iterator[BaseException]:
+    """`e`, and what it was raised from or because of; each once, for a cause may lead back to where it began."""
+    seen: set[int] = set()
+    while e is not None and id(e) not in seen:
+        seen.add(id(e))
+        yield e
+        e = e.__cause__ if e.__cause__ is not None or e.__suppress_context__ else e.__context__
+
+
+def _kept(e: BaseException) -> Failure:
+    """What is kept on `e`, or on what it was raised from."""
+    return next((f for f in map(failure_of, _chain(e)) if f.running or f.file or f.saved), failure_of(e))
+
+
+def _what(e: BaseException) -> str:
+    """Which call of the user's code it came out of; empty where none is known."""
+    return next((what for one in _chain(e) if (what := failure_of(one).what)), "")
+
+
+def _users_frames(e: BaseException) -> list[Frame]:
+    """The frames of the user's code; of an environment that a library brings, that library's last one."""
+    inside = [_frames_inside(one) for one in _chain(e)]
+    for frames in inside:
+        if own := [f for f in frames if f.module not in _LIBRARIES and f.module not in sys.stdlib_module_names]:
+            return own
+    return inside[0][-1:] if _what(e) and not is_refusal(e) else []
+
+
+def _frames_inside(e: BaseException) -> list[Frame]:
+    """The frames that rlox has called, without its own."""
+    frames = [*frames_of(e.__traceback__), *failure_of(e).frames]
+    # Whoever called rlox first has nothing to do with it.
+    entered = next((i for i, frame in enumerate(frames) if _is_ours(frame)), 0)
+    return [frame for frame in frames[entered:] if not _is_ours(frame) and not frame.file.startswith("<")]
+
+
+def _is_of_machine(e: BaseException) -> bool:
+    # CUDA's is a RuntimeError of torch's, which is not imported for its sake.
+    return isinstance(e, _MACHINE) or type(e).__name__ == "OutOfMemoryError"
+
+
+def _is_ours(frame: Frame) -> bool:
+    return frame.module in _OURS or os.path.realpath(frame.file).startswith(_OUR_FOLDERS)
+
+
+def _last(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace

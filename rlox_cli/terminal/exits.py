@@ -1,0 +1,41 @@
+"""How a command ends: what is printed on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import click
+import typer
+
+from rlox_cli.terminal.errors import Stopped
+from rlox_cli.terminal.signals import Signals
+
+
+@contextmanager
+def reported(verb: str) -> Iterator[None]:
+    """Print an exception as `account` has it, and exit with its code; RLOX_TRACEBACK=1 lets it through.
+
+    What saves nothing meanwhile stops at the first Ctrl-C or SIGTERM.
+    """
+    try:
+        with Signals() if verb in ("eval", "collect", "bench") else nullcontext():
+            yield
+    except (click.exceptions.Exit, click.exceptions.Abort, click.ClickException):
+        raise
+    except Stopped as e:
+        raise typer.Exit(e.exit_code) from None
+    except KeyboardInterrupt as e:
+        print(f"rlox {verb}: interrupted", file=sys.stderr)
+        raise typer.Exit(128 + getattr(e, "signal_number", signal.SIGINT)) from None
+    except (Exception, SystemExit) as e:
+        from rlox_cli.terminal.account import account, exit_code, is_of_user  # it takes NumPy, which no help needs
+
+        # Hydra and its plugins may end the process themselves; an environment must not.
+        if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
+            raise
+        print(f"rlox {verb}: {account(e)}", file=sys.stderr)
+        raise typer.Exit(exit_code(e)) from None
