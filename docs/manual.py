@@ -31,7 +31,7 @@ from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import tuned, tuned_pairs
 from rlox.config.migration import table as migration_table
 from rlox_cli.main import app as command_line
-from rlox_cli.show import comments
+from rlox_cli.report.keys import comments
 
 ROOT = Path(__file__).parents[1]
 TITLES = {"ppo": "PPO", "a2c": "A2C", "dqn": "DQN", "sac": "SAC", "td3": "TD3"}
