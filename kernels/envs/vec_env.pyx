@@ -327,7 +327,7 @@ cdef class NativeEnv:
                 self.spec = SPECS[NATIVE_ENVS.index(env_id)]
                 return 0
             if env_id not in REGISTERED:
-                from rlox.plugins import register_offered
+                from rlox.envs.registry import register_offered
 
                 register_offered(env_id)
             self.capsule = REGISTERED.get(env_id)

@@ -1,7 +1,7 @@
 """The native updates of SAC, TD3, IQL, CQL and BC, as their PyTorch `update` defines them, for plain perceptrons.
 
 Each network is a flat float32 block (see layers.pxd). The policy's is in the order of ``parameters()``, weights
-(n_out, n_in); that of the two critics is in the order of `rlox.networks.TwinQNetwork.parameters()`: the weights
+(n_out, n_in); that of the two critics is in the order of `rlox.nn.networks.TwinQNetwork.parameters()`: the weights
 (2, n_in, n_out) of all layers, then their biases (2, 1, n_out). A batch is worked through `CHUNK` rows at a time.
 """
 
@@ -231,8 +231,7 @@ cdef class _Trained:
         """Put in what `steps` returned."""
 
     def get_state(self) -> dict:
-        """By block, the optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state`
-        gives."""
+        """By block, copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
         with self.lock:
             steps = self.steps()
             return {name: moments_out(self.moments[name], steps[name]) for name in self.moments}
@@ -546,7 +545,7 @@ cdef class _TwinCritics(_Trained):
                                  rewards=loop.batch_rewards, discounts=loop.discounts, weights=NULL, noise=draws,
                                  uniform=NULL)
         for j in range(a):
-            # As `rlox.policies.BoundedPolicy` has them.
+            # As `rlox.nn.policies.BoundedPolicy` has them.
             scale[j], centre[j] = (high[j] - low[j]) / 2, (high[j] + low[j]) / 2
         try:
             with self.lock:
@@ -827,8 +826,8 @@ cdef class NativeSAC(_SoftCritics):
                tau, target_entropy, max_grad_norm, seconds=0.2):
         """Rounds of acting, stepping, remembering and learning, without Python in between.
 
-        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step; how
-        they are cut into calls changes nothing. The memory holds actions in the environment's units.
+        Takes the numbers from the generators, and changes everything, as `rlox.training.loops.off_policy` does step by
+        step; how they are cut into calls changes nothing. The memory holds actions in the environment's units.
 
         Parameters
         ----------
@@ -841,7 +840,7 @@ cdef class NativeSAC(_SoftCritics):
         n_rounds
             How many rounds at most.
         env_steps, horizon_start, horizon_steps
-            Of `rlox.loops.Counters`, as they stand before.
+            Of `rlox.checkpoint.Counters`, as they stand before.
         update_from
             Environment steps from which on there are updates.
         annealed
@@ -1030,7 +1029,7 @@ cdef class NativeTD3(_TwinCritics):
         Parameters
         ----------
         updates
-            Of `rlox.loops.Counters`, as they stand before.
+            Of `rlox.checkpoint.Counters`, as they stand before.
         policy_delay, target_noise, noise_clip, exploration_noise
             Of `rlox.config.TD3Config`.
 

@@ -349,7 +349,7 @@ cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* g
 
 
 cdef inline dict moments_out(dict moments, i64 step):
-    """Copies of an optimiser's moments (P,) and its step count (): what `rlox.optimizers.FlatOptimizer.state` gives."""
+    """Copies of an optimiser's moments (P,) and its step count (), as `FlatOptimizer.state` returns them."""
     import numpy as np
 
     return {**{name: array.copy() for name, array in moments.items()}, "step": np.float32(step)}

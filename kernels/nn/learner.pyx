@@ -298,7 +298,7 @@ cdef class NativeActorCritic:
         build(&self.critic, [obs_dim, *hidden, 1], tanh, block, d_block, at, self.held)
 
     def get_state(self) -> dict:
-        """The optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state` gives."""
+        """Copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
         with self.lock:
             return moments_out(self.moments, self.step)
 
@@ -742,7 +742,7 @@ cdef class NativeActorCritic:
                         while start < n:
                             rows = min(size, n - start)
                             if n - start - rows == 1 and size > 1:
-                                rows += 1  # as rlox.batch.minibatches: no minibatch of the one row left over
+                                rows += 1  # as rlox.nn.batch.minibatches: no minibatch of the one row left over
                             pack(&self.actor, True)
                             pack(&self.critic, True)
                             memset(&sums, 0, sizeof(sums))

@@ -1,4 +1,4 @@
-"""The loop of `rlox.loops.off_policy` for native environments and a native memory: what updates of all kinds share."""
+"""The loop of `rlox.training.loops.off_policy` for native environments and a native memory."""
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
@@ -132,7 +132,7 @@ cdef inline list open_loop(Loop* loop, object stepper, object memory, object obs
 
 
 cdef inline f64 progress_of(const Loop* loop, i64 steps) noexcept nogil:
-    """As `rlox.loops.Counters.progress`, at so many environment steps."""
+    """As `rlox.checkpoint.Counters.progress`, at so many environment steps."""
     return bounded((steps - loop.horizon_start) / <f64>loop.horizon_steps, 0.0, 1.0)
 
 

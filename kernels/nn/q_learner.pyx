@@ -103,14 +103,14 @@ cdef inline Py_ssize_t best_of(const f32* q, Py_ssize_t n) noexcept nogil:
 
 cdef inline i64 explored(const f32* noise, Py_ssize_t n_actions, f64 epsilon) noexcept nogil:
     """A random action where the first number is below `epsilon`, else -1."""
-    # As `rlox.policies.QPolicy` has it, which compares and multiplies float32.
+    # As `rlox.nn.policies.QPolicy` has it, which compares and multiplies float32.
     if noise[0] < <f32>epsilon:
         return <i64>(noise[1] * <f32>n_actions)
     return -1
 
 
 cdef inline f64 interpolated(f64 start, f64 end, f64 progress, f64 fraction) noexcept nogil:
-    """As `rlox.loops.interpolated`."""
+    """As `rlox.training.schedules.interpolated`."""
     return end if progress >= fraction else start + (end - start) * progress / fraction
 
 
@@ -146,7 +146,7 @@ cdef class NativeQ:
     ----------
     parameters, target
         (P,) float32, C-contiguous and writeable: the blocks, kept and changed in place, in the order of
-        ``rlox.networks.QNetwork.parameters()``: trunk, head, and where dueling the value's head.
+        ``rlox.nn.networks.QNetwork.parameters()``: trunk, head, and where dueling the value's head.
     obs_dim, n_actions
         D, and the number of actions A.
     hidden_sizes
@@ -242,7 +242,7 @@ cdef class NativeQ:
         return 0
 
     def get_state(self) -> dict:
-        """The optimiser's moments (P,) and step count (), copies: what `rlox.optimizers.FlatOptimizer.state` gives."""
+        """Copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
         with self.lock:
             return moments_out(self.moments, self.step)
 
@@ -522,8 +522,8 @@ cdef class NativeQ:
                gamma, double_dqn, loss, max_grad_norm, tau, target_update_freq, target_period, seconds=0.2):
         """Rounds of acting, stepping, remembering and learning, without Python in between.
 
-        Takes the numbers from the generators, and changes everything, as `rlox.loops.off_policy` does step by step; how
-        they are cut into calls changes nothing.
+        Takes the numbers from the generators, and changes everything, as `rlox.training.loops.off_policy` does step by
+        step; how they are cut into calls changes nothing.
 
         Parameters
         ----------
@@ -536,7 +536,7 @@ cdef class NativeQ:
         n_rounds
             How many rounds at most.
         env_steps, horizon_start, horizon_steps
-            Of `rlox.loops.Counters`, as they stand before.
+            Of `rlox.checkpoint.Counters`, as they stand before.
         update_from
             Environment steps from which on there are updates.
         epsilon

@@ -1,0 +1,57 @@
+"""Checkpoints and a run folder that rlox 0.6.0 wrote (by checkpoints_0_6_0/make.py) load, act as they did and go on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlox
+from rlox.algorithms import ALGORITHMS, resolve
+from rlox.checkpoint import load_checkpoint
+
+FOLDER = Path(__file__).parent / "checkpoints_0_6_0"
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+OFFLINE = {"bc", "td3_bc", "iql", "cql"}
+
+
+def dataset():
+    rng = np.random.default_rng(0)
+    obs, next_obs = rng.standard_normal((2, 64, 3)).astype(np.float32)
+    actions, rewards = rng.uniform(-2, 2, (64, 1)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
+    return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, np.arange(64) % 16 == 15, np.zeros(64, bool))
+
+
+def test_every_algorithm_of_the_time_has_one():
+    assert {name.rpartition("-")[0] for name in EXPECTED} == set(ALGORITHMS)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # schedules are stretched, memories were not saved
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_checkpoint_of_0_6_0_loads_acts_and_trains(name):
+    path, expected = FOLDER / f"{name}.safetensors", EXPECTED[name]
+    assert load_checkpoint(path).header["versions"]["rlox"] == "0.6.0"
+    algo = name.rpartition("-")[0]
+    cls = resolve(ALGORITHMS[algo].cls)
+    algorithm = cls.from_checkpoint(path, dataset()) if algo in OFFLINE else cls.from_checkpoint(path)
+    counters = algorithm.counters
+    for counter in ("env_steps", "updates", "episodes"):
+        assert getattr(counters, counter) == expected[counter]
+    assert algorithm.backend == expected["backend"]
+    observation = np.full((1, algorithm.spec.obs_dim), expected["observation"], np.float32)
+    np.testing.assert_allclose(algorithm.predict(observation), expected["action"], rtol=1e-4, atol=1e-6)
+    updates = counters.updates
+    algorithm.train(until=counters.steps + 64)
+    assert counters.updates > updates
+
+
+def test_a_run_of_0_6_0_goes_on(tmp_path, command):
+    run = tmp_path / "run"
+    shutil.copytree(FOLDER / "run", run)
+    code, out, err = command("train", f"resume={run}", "total_timesteps=600", "logger=none")
+    assert not code, err
+    header = load_checkpoint(run / "checkpoints" / "last.safetensors").header
+    assert header["counters"]["env_steps"] == 600
+    assert header["versions"]["rlox"] == rlox.__version__
+    assert "fresh" not in out + err  # environments and the memory go on
