@@ -177,5 +177,5 @@ __all__ += ["__version__"]
 for _name in _ALIASES:
     sys.modules[_name] = globals()[_name.partition(".")[2]] = _alias(_name)
 
-# "rlox/CartPole-v1" in gymnasium.make_vec, whichever of the two packages is imported first.
-import_module("rlox.envs.gym_import").follow_gymnasium()
+if "gymnasium" in sys.modules:
+    import_module("rlox.envs.gym")  # registers "rlox/CartPole-v1" and the other native ids

@@ -221,10 +221,11 @@ def test_a_limit_of_ones_own():
 @pytest.mark.parametrize(
     "program",
     [
-        "import rlox, gymnasium",
         "import gymnasium, rlox",
-        "import rlox; from gymnasium.envs.registration import registry; import gymnasium",
+        "import rlox, gymnasium, rlox.envs.gym",
+        "import rlox.envs.gym, gymnasium",
         "import gymnasium; gymnasium.make_vec('rlox:rlox/CartPole-v1')",
+        "import rlox, gymnasium; gymnasium.make_vec('rlox.envs.gym:rlox/CartPole-v1')",
     ],
 )
 def test_ids_are_there_in_any_order_of_imports(program):
@@ -232,6 +233,20 @@ def test_ids_are_there_in_any_order_of_imports(program):
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "NativeVectorEnv"
+
+
+def test_importing_rlox_changes_no_import_of_others():
+    code = "import sys; before = list(sys.meta_path); import rlox; print(before == sys.meta_path)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+
+
+def test_algorithms_find_the_ids_whatever_was_imported_first():
+    code = (
+        "import rlox, gymnasium; assert 'rlox/CartPole-v1' not in gymnasium.registry; "
+        "rlox.PPO('rlox/CartPole-v1', 2, 0, n_steps=8).train(16); print('rlox/CartPole-v1' in gymnasium.registry)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_gymnasium_warns_of_nothing():

@@ -240,7 +240,7 @@ def test_gymnasium_has_what_is_installed(installed):
     import gymnasium
     from gymnasium.utils.env_checker import check_env
 
-    from rlox.envs.gym_import import announce_all
+    from rlox.envs.registry import announce_all
 
     announce_all()
     env = gymnasium.make_vec("rlox/Gusts-v0", num_envs=3)

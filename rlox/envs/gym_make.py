@@ -9,7 +9,7 @@ from typing import Any
 
 from rlox.config import nearest
 from rlox.envs.failures import blame, frames_of
-from rlox.envs.registry import env_name, foreign_id, native_env_ids
+from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
 
 # Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
@@ -146,6 +146,8 @@ def _from_id(env: str, kwargs: dict[str, Any]):
     import gymnasium
     from gymnasium import error
 
+    if env.startswith("rlox/") and env not in gymnasium.registry:
+        announce_all()
     try:
         return gymnasium.make(env, **kwargs)
     except error.Error as e:

@@ -1,6 +1,6 @@
 """Native environments as gymnasium knows environments: a batch of them, and one.
 
-They are registered as ``rlox/<id>`` (see `rlox.envs.gym_import`).
+They are registered as ``rlox/<id>`` (see `rlox.envs.gym`).
 """
 
 from __future__ import annotations

@@ -180,12 +180,21 @@ def is_native(env: Any) -> bool:
     return True
 
 
+def announce_all() -> None:
+    """Register every native id with gymnasium, if that is imported: built in, registered so far, or offered by an
+    installed package."""
+    for env_id in native_env_ids():
+        announce(env_id, origin(env_id))
+
+
 def foreign_id(env_id: str) -> str:
     """The id that gymnasium knows: that of a native environment from outside, which is gymnasium's only by rlox."""
     if env_id in NATIVE_ENVS or not is_native(env_id):
         return env_id
-    import gymnasium  # whose import brings every native id along
+    import gymnasium
 
+    if gym_id(env_id) not in gymnasium.registry:
+        announce_all()
     return gym_id(env_id) if gym_id(env_id) in gymnasium.registry else env_id
 
 
