@@ -1,0 +1,63 @@
+"""Record the public names and their signatures: ``python tests/record_public_names.py``.
+
+It writes `tests/public_names.json`, which tests/test_architecture.py compares with the library. Name every change of it
+in CHANGELOG.
+"""
+
+import inspect
+import json
+from importlib import import_module
+from pathlib import Path
+
+import rlox
+
+PATH = Path(__file__).with_name("public_names.json")
+# Where the documents import names from.
+MODULES = ("rlox.algorithms", "rlox.callbacks", "rlox.collectors", "rlox.config", "rlox.losses", "rlox.networks")
+MODULES += ("rlox.policies", "rlox.trainers", "rlox.gym_vec_env", "rlox.buffers", "rlox.checkpoint", "rlox.envs")
+
+
+def _signature(thing):
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return None  # a compiled class that takes what its `__init__` takes
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    shown = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return shown if " at 0x" not in shown else None
+
+
+def _described(thing):
+    if not isinstance(thing, type):
+        return _signature(thing) if callable(thing) else type(thing).__name__
+    members = {name: getattr(thing, name, None) for name in dir(thing) if not name.startswith("_")}
+    methods = {name: _signature(member) for name, member in members.items() if callable(member)}
+    return {"": _signature(thing), **methods, **{name: "attribute" for name in members.keys() - methods.keys()}}
+
+
+def names():
+    """What ``import rlox`` offers, with signatures; by module, what else the documents import."""
+    found = {name: _described(getattr(rlox, name)) for name in sorted(set(rlox.__all__) - {"__version__"})}
+    modules = {}
+    for module_name in MODULES:
+        module = import_module(module_name)
+        listed = getattr(module, "__all__", None) or [name for name in dir(module) if not name.startswith("_")]
+        things = {name: getattr(module, name) for name in listed}
+        ours = {
+            name
+            for name, thing in things.items()
+            if not inspect.ismodule(thing) and str(getattr(thing, "__module__", "rlox")).startswith("rlox")
+        }
+        modules[module_name] = sorted(ours)
+    return {"rlox": found, "modules": modules}
+
+
+def text():
+    """The record as it is kept, a line a name."""
+    found = names()
+    lines = [f"  {json.dumps(name)}: {json.dumps(about, sort_keys=True)}" for name, about in found["rlox"].items()]
+    return '{"rlox": {\n' + ",\n".join(lines) + '},\n"modules": ' + json.dumps(found["modules"], indent=1) + "}\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")
