@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import record_public_names
 
 import rlox
 import rlox_cli
@@ -252,3 +253,13 @@ def test_python_m_rlox_is_the_command_line():
     assert said("--version").stdout == f"rlox {rlox.__version__}\n"
     assert "a2c" in said("ls", "algos").stdout
     assert said("nonsense").returncode == 2
+
+
+def test_the_public_names_are_those_that_were_recorded():
+    """Name a change in CHANGELOG, then run `python tests/record_public_names.py`."""
+    kept, found = json.loads(record_public_names.PATH.read_text()), record_public_names.names()
+    assert json.loads(record_public_names.text()) == found
+    for name in kept["rlox"].keys() | found["rlox"].keys():
+        assert found["rlox"].get(name) == kept["rlox"].get(name), name
+    for module in kept["modules"].keys() | found["modules"].keys():
+        assert found["modules"].get(module) == kept["modules"].get(module), module
