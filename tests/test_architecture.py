@@ -1,6 +1,7 @@
 """Imports point downwards, from the command line to the kernels, and no two files import each other."""
 
 import ast
+import json
 import re
 import subprocess
 import sys

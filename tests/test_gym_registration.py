@@ -12,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import ClipReward, RecordEpisodeStatistics
 
+import rlox.envs.gym  # noqa: F401 (it registers the ids)
 from rlox.envs.gymnasium_envs import NativeVectorEnv
 from rlox.kernels.envs.vec_env import NATIVE_ENVS, VecEnv
 
