@@ -1,7 +1,8 @@
 """Compiled kernels, and the choice of the CPU level they run at.
 
 Every kernel is built once for x86-64-v2 (any current x86-64 machine) and again for x86-64-v3 (AVX2) and
-x86-64-v4 (AVX-512) into the folders ``_v3`` and ``_v4``. The choice is made here, at import, by putting the
+x86-64-v4 (AVX-512) into the folders ``_v3`` and ``_v4``; a build from source leaves out the levels that are not
+this machine's (``RLOX_CPU_LEVELS=all`` builds them). The choice is made here, at import, by putting the
 level's folder first on the package's search path: a module is then found in it under its normal name.
 
 ``RLOX_CPU_LEVEL=2``, ``3`` or ``4`` forces a level, for instance to get the same bits on two machines.
@@ -41,7 +42,8 @@ if __name__ == "rlox.kernels":
         if level not in built:
             raise ValueError(
                 f"rlox.kernels: RLOX_CPU_LEVEL must be a level that was built {built}, got {level}; unset "
-                "it, or reinstall without RLOX_CYTHON_DEBUG and with a compiler that knows the level"
+                "it, or reinstall with RLOX_CPU_LEVELS=all, without RLOX_CYTHON_DEBUG and with a compiler that knows the "
+                "level"
             )
         return level
 
