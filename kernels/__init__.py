@@ -42,8 +42,7 @@ if __name__ == "rlox.kernels":
         if level not in built:
             raise ValueError(
                 f"rlox.kernels: RLOX_CPU_LEVEL must be a level that was built {built}, got {level}; unset "
-                "it, or reinstall with RLOX_CPU_LEVELS=all, without RLOX_CYTHON_DEBUG and with a compiler that knows the "
-                "level"
+                "it, or reinstall with RLOX_CPU_LEVELS=all, without RLOX_CYTHON_DEBUG, by a compiler that knows it"
             )
         return level
 
