@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlox.algorithms import PPO
-from rlox.checkpoint import load_checkpoint
+import rlox
+from rlox.algorithms import ALGORITHMS, PPO, resolve
+from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def test_holds_every_section(saved):
     assert tensors["normalization"] == {}
     assert header["counters"] == ppo.counters.scalars()
     assert header["generators"]["action"]["position"] > 0
+    assert (header["format"], header["format_version"]) == ("rlox-checkpoint", 1)
     assert header["algorithm"] == "ppo"
     assert header["config"] == ppo.config.to_dict()
     assert header["note"] == "kept"
@@ -133,6 +135,99 @@ def test_failed_write_leaves_the_old_one(saved, tmp_path, monkeypatch):
         saved[1].save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_a_folder_that_is_not_there_is_made(saved, tmp_path):
+    saved[1].save(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["algorithm"] == "ppo"
+
+
+def test_a_header_that_could_not_be_read_again_is_not_written(saved, tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        saved[1].save(tmp_path / "nan.safetensors", note=float("nan"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_same_environment_goes_on_where_it_was_also_by_name(saved):
+    by_file, by_name = PPO.from_checkpoint(saved[0]), PPO.from_checkpoint(saved[0], env_id="CartPole-v1")
+    saved_state = load_checkpoint(saved[0]).tensors["environment"]
+    for algorithm in (by_file, by_name):
+        state = algorithm.collector.state()
+        assert state.keys() == saved_state.keys()
+        for name, array in state.items():
+            np.testing.assert_array_equal(array, saved_state[name], err_msg=name)
+
+
+GENERATOR = {"key": 2**64 - 1, "position": 0}
+ENV = {"id": "E", "n_envs": 1, "kwargs": {}, "wrappers": ["W", {"W": {}}], "workers": 0}
+SPACES = {"obs_dim": 1, "act_dim": 1, "continuous": False}
+COUNTERS = dict.fromkeys(("env_steps", "updates", "episodes", "horizon_start", "horizon_steps"), 2**53 - 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("file", ["a", "a" * 500], ["", "a" * 501, "a\n", 5, None]),
+        ("seed", [0, 2**64 - 1], [-1, 2**64, 1.0, True]),
+        ("threads", [0, 256], [257, "1"]),
+        ("memory_start", [0, 2**53 - 1], [2**53, -1, False]),
+        ("policy", ["default", "custom"], ["other", None]),
+        ("reward_fn", [None, "f"], ["", 1]),
+        ("generators", [{}, {"action": GENERATOR}], [[], {"a": 1}, {"a": {"key": 1}}, {"a": {**GENERATOR, "x": 1}},
+                                                      {"a": {**GENERATOR, "key": 2**64}}]),
+        ("env", [ENV, {**ENV, "id": None}, {**ENV, "backend": "envpool"}],
+         [{**ENV, "id": ""}, {**ENV, "n_envs": 0}, {**ENV, "n_envs": 1.0}, {**ENV, "kwargs": None},
+          {**ENV, "wrappers": "W"}, {**ENV, "wrappers": [{}]}, {**ENV, "wrappers": [""]},
+          {**ENV, "workers": -1}, {**ENV, "backend": ""}]),
+        ("spaces", [SPACES], [{}, {**SPACES, "obs_dim": 0}, {**SPACES, "act_dim": 1.5}, {**SPACES, "continuous": 1},
+                              {**SPACES, "more": 1}]),
+        ("counters", [COUNTERS, {**COUNTERS, "schedule_steps": 1}], [{}, {**COUNTERS, "updates": 2**53}, [],
+                                                                    {**COUNTERS, "more": 1}]),
+        ("config", [{}, {"a": 2**63 - 1, "b": [1, 2]}], [[], {"a": 2**63}, {"a": [-(2**63)]}]),
+        ("buffer", [{"name": "b"}], [{}, {"name": ""}, {"name": "b", "size": 2**63}]),
+    ],
+)  # fmt: skip
+def test_the_rules_of_a_header_hold_up_to_their_edges(key, good, bad, tmp_path):
+    path = tmp_path / "a.safetensors"
+    for value in good:
+        save_checkpoint(path, Checkpoint({key: value}, {}))
+        assert load_checkpoint(path, (key,)).header[key] == value
+    for value in bad:
+        save_checkpoint(path, Checkpoint({key: value}, {}))
+        with pytest.raises(ValueError, match=f"is damaged: {key} in its header must"):
+            load_checkpoint(path, (key,))
+
+
+# What a file holds, by the names under which another version looks for it.
+OFF_POLICY = {"hidden_sizes": [8], "learning_starts": 8, "batch_size": 8}
+TWIN = {"policy", "optimizer", "critics", "target", "critic_optimizer"}
+SECTIONS = {
+    "dqn": {"policy", "target", "optimizer"},
+    "sac": {*TWIN, "temperature", "alpha_optimizer"},
+    "td3": {*TWIN, "target_policy"},
+    "td3_bc": {*TWIN, "bounds", "target_policy"},
+    "iql": {*TWIN, "bounds", "value"},
+    "cql": {*TWIN, "bounds", "log_alpha", "alpha_optimizer", "log_cql_alpha", "cql_alpha_optimizer"},
+}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_has_its_name(name, tmp_path):
+    cls = resolve(ALGORITHMS[name].cls)
+    if name in ("td3_bc", "iql", "cql"):
+        rng = np.random.default_rng(0)
+        obs, actions, ends = rng.normal(size=(50, 3)), rng.uniform(-1, 1, (50, 1)), np.zeros(50, bool)
+        dataset = rlox.OfflineDatasetBuffer(obs, obs, actions, np.ones(50), ends, ends)
+        learned = {"auto_alpha": True} if name == "cql" else {}
+        algorithm = cls(dataset, 3, act_dim=1, hidden_sizes=[8], batch_size=8, **learned)
+        algorithm.train(2)
+    else:
+        algorithm = cls("CartPole-v1" if name == "dqn" else "Pendulum-v1", **OFF_POLICY)
+        algorithm.train(16)
+    algorithm.save(tmp_path / "a.safetensors")
+    tensors = load_checkpoint(tmp_path / "a.safetensors").tensors
+    own = {"environment", "statistics", "generators", "normalization"}
+    assert {section for section, arrays in tensors.items() if arrays} - own == SECTIONS[name]
 
 
 def test_other_environment_and_other_algorithm(saved):

@@ -511,6 +511,9 @@ def test_bad_offline_arguments_are_refused(name):
         ValueError, match=r"actions must lie between \[-0.5\] and \[0.5\], got .* in row \d+; .*act_high"
     ):
         cls(data, 1, 1, act_high=0.5)
+    for bounds in ({"act_low": -1.0, "act_high": np.inf}, {"act_low": -np.inf}, {"act_low": 1.0}):
+        with pytest.raises(ValueError, match="act_low must lie below act_high, both finite"):
+            cls(data, 1, 1, **bounds)
     with pytest.raises(TypeError, match=r"dataset must be one such as .*OfflineDatasetBuffer, got list"):
         cls([], 1, 1)
     with pytest.raises(ValueError, match="n_updates must be >= 1, got 0"):
@@ -790,6 +793,36 @@ def test_callbacks_are_told_who_trains_how_far_it_is_and_what_it_earned(name):
     # It says no at 128, and that is the end.
     assert 128 <= steps[-1] == algorithm.counters.steps < 512
     assert all(step < 128 for step in steps[:-1])
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_episodes_are_counted_and_told(name):
+    told = []
+
+    class Count(Callback):
+        def on_rollout_end(self, *, batch, **info):
+            told.append(len(batch.episode_returns))
+
+    algorithm = make(name, "CartPole-v1", callbacks=[Count()])
+    algorithm.train(600)
+    assert sum(n > 0 for n in told) > 1
+    assert algorithm.counters.episodes == sum(told)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "bc"])
+def test_a_training_may_end_where_it_was_stopped(name):
+    class Stop(Callback):
+        def on_step(self, **info):
+            return False
+
+    algorithm, length = trainable(name, [Stop()])
+    algorithm.train(**{length: 512})
+    counters = algorithm.counters
+    assert 0 < counters.steps < 512
+    with pytest.warns(RuntimeWarning, match="nothing is left to train"):
+        metrics = algorithm.train(until=counters.steps)
+    assert counters.end == counters.steps
+    assert metrics == ({} if name in OFFLINE else {"mean_reward": pytest.approx(counters.mean_reward, nan_ok=True)})
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OFFLINE])

@@ -313,7 +313,7 @@ def test_whatever_ends_the_training_no_process_is_left(number, tmp_path):
     assert gone(found)
 
 
-def test_an_episode_that_does_not_end_is_cut():
+def test_an_episode_that_does_not_end_is_cut(monkeypatch):
     module = PPO("CartPole-v1", 2, 3, **SLOW)
     with pytest.warns(
         RuntimeWarning, match=r"an episode of EndlessEvaluation-v0 did not end within 40 steps.*TimeLimit"
@@ -325,9 +325,20 @@ def test_an_episode_that_does_not_end_is_cut():
     with pytest.warns(RuntimeWarning, match="an episode of CartPole-v1 did not end within 5 steps"):
         found = evaluate(module.actor, "CartPole-v1", 3, 11, max_steps=5)  # native
     assert found.lengths.tolist() == found.returns.tolist() == [5] * 3
+    assert found.lengths.dtype == np.int64
+    with pytest.warns(RuntimeWarning, match="did not end within 5 steps"):
+        # More than are played side by side.
+        assert evaluate(module.actor, "CartPole-v1", 103, 11, max_steps=5).n_cut == 103
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert evaluate(module.actor, "CartPole-v1", 3, 11).n_cut == 0
+        # An environment's own limit may be more than the usual one.
+        monkeypatch.setattr(sys.modules[evaluate.__module__], "MAX_STEPS", 5)
+        for wrappers in ([], ["RecordEpisodeStatistics"]):
+            found = evaluate(module.actor, "CartPole-v1", 3, 11, wrappers=wrappers)
+            assert (found.n_cut, found.deterministic) == (0, True)
+            assert found.lengths.dtype == np.int64
+            assert found.lengths.min() > 5
     with pytest.raises(ValueError, match="max_steps must be >= 1, got 0"):
         evaluate(module.actor, "CartPole-v1", 3, 11, max_steps=0)
 

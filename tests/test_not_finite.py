@@ -72,6 +72,23 @@ def test_a_policy_that_diverges_is_named_as_such(algo, backend, tmp_path):
         algorithm.train(2000)
 
 
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_a_policy_loss_of_the_last_update_is_looked_at(backend):
+    algorithm = rlox.TD3(
+        "Pendulum-v1", 1, 0, backend=backend, learning_starts=32, batch_size=16, policy_delay=2, hidden_sizes=[8]
+    )
+    with torch.no_grad():
+        next(algorithm.policy.parameters()).fill_(np.nan)  # while actions are random, and targets another policy's
+    assert "policy_loss" not in algorithm.train(32)  # the first update is the critics' alone
+    algorithm = rlox.TD3(
+        "Pendulum-v1", 1, 0, backend=backend, learning_starts=32, batch_size=16, policy_delay=1, hidden_sizes=[8]
+    )
+    with torch.no_grad():
+        next(algorithm.policy.parameters()).fill_(np.nan)
+    with pytest.raises(FloatingPointError, match="policy_loss became nan at step 32"):
+        algorithm.train(32)
+
+
 def test_diverged_weights_that_act_are_no_fault_of_the_environment():
     algorithm = rlox.PPO("NanAt-v0", 4, 0, env_kwargs={"broken": "", "continuous": True}, n_steps=8, backend="torch")
     algorithm.train(32)

@@ -251,6 +251,9 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
     refused("reward_fn must be None beside a dataset", reward_fn="sign")
     refused(r"dataset_share must be in \(0, 1\), got 1.0", dataset_share=1.0)
     refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.01", dataset_share=0.01)
+    refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.99", dataset_share=0.99)
+    for share, rows in ((1 / 32, 31), (31 / 32, 1)):
+        assert kind("Pendulum-v1", dataset=recorded(), dataset_share=share, **SMALL).min_rows == rows
     with pytest.raises(TypeError, match="unknown hyper-parameter 'dataset'"):
         (DQN if kind is SAC else PPO)("CartPole-v1", dataset=recorded())
 

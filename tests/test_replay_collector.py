@@ -42,6 +42,12 @@ def test_native_environments_and_gymnasiums_alike():
         assert (np.abs(after[:-1][over[:-1]]) > 0.05).any(1).all()
 
 
+def test_one_environment_of_seed_0_by_default():
+    np.testing.assert_array_equal(
+        ReplayCollector("CartPole-v1").observe(), ReplayCollector("CartPole-v1", 1, 0).observe()
+    )
+
+
 def test_random_actions_cover_the_space():
     rows, _ = pushed(ReplayCollector("CartPole-v1", n_envs=4, seed=0), 100)
     assert 150 < rows["actions"].sum() < 250

@@ -26,6 +26,15 @@ def test_running_moments_equal_those_of_the_whole_stream():
     assert moments.count == pytest.approx(1000)
 
 
+def test_moments_far_from_zero_are_exact():
+    """Sums of numbers around 1e6, and of their deviations, would be rough in float32."""
+    stream = (1e6 + np.random.default_rng(0).integers(-3, 4, (1000, 2))).astype(np.float32)
+    moments, exact, prior = RunningMoments((2,)), stream.astype(np.float64), 1e-4  # as much as so many samples
+    moments.update(stream)
+    squares = prior + 1000 * exact.var(0) + exact.mean(0) ** 2 * prior * 1000 / (1000 + prior)
+    np.testing.assert_allclose(moments.var * (1000 + prior) - squares, 0, atol=1.0)
+
+
 def test_rewards_are_scaled_by_the_deviation_of_their_discounted_sum():
     """An oracle that keeps every discounted sum; sums start anew where an episode ended, and the sign stays."""
     rng, gamma, n = np.random.default_rng(1), 0.9, 3

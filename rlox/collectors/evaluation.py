@@ -255,7 +255,7 @@ def _play_gym(
         kwargs = {**(kwargs or {}), "render_mode": render_mode}
     env = make_fresh_gym_env(env_id, kwargs, wrappers)
     returns, lengths, n_cut = np.zeros(n_episodes), np.zeros(n_episodes, np.int64), 0
-    own_limit = getattr(env.unwrapped.spec, "max_episode_steps", None)
+    own_limit = getattr(env.spec, "max_episode_steps", None)
     limit = max_steps or max(MAX_STEPS, own_limit or 0)
     hook, answer, action = "reset", UNANSWERED, None
     try:

@@ -209,6 +209,7 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
 
     def _rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
         """As `rounds`, with what the kernel is told beside that of both algorithms."""
+        first, delay = self.counters.updates + 1, getattr(self.config, "policy_delay", 1)
         taken, table, update_s, returns, lengths = self._kernel_rounds(
             n_steps, ("tau", "max_grad_norm", *names), **arguments
         )
@@ -216,9 +217,9 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         self.counters.in_round = self.round_steps
         self.counters.updates += len(table)
         self._follow_schedule()
-        # A delayed policy tells nothing of an update that was not its own; a loss that is NaN is told by the critics.
-        columns = zip(METRICS, table.T, strict=False)
-        told = {name: x[~np.isnan(x)] if name.startswith("policy") else x for name, x in columns}
+        # A delayed policy tells nothing of an update that was not its own.
+        own = (first + np.arange(len(table))) % delay == 0
+        told = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
         return Rounds(taken, returns, lengths, {name: x for name, x in told.items() if len(x)}, update_s)
 
     def _follow_schedule(self) -> None:

@@ -106,7 +106,7 @@ class Paper(textbook.Textbook):
 @pytest.mark.parametrize("auto", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_updates_equal_the_papers(backend, auto, weighted):
-    clip = {"max_grad_norm": 0.5} if weighted else {}
+    clip = {"max_grad_norm": 1e-6} if weighted else {}  # so small that Adam's epsilon shows it
     temperature = {"ent_coef": 0.3, "auto_entropy": auto}
     sac = SAC(probes.Levers, seed=0, backend=backend, learning_rate=1e-3, tau=0.01, **temperature, **clip, **SMALL)
     update = sac.update_native if backend == "native" else sac.update

@@ -35,7 +35,7 @@ class Paper(textbook.TwinDelayed):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("delay", [1, 3])
 def test_updates_equal_the_papers(backend, delay, weighted):
-    clip = {"max_grad_norm": 0.5} if weighted else {}
+    clip = {"max_grad_norm": 1e-6} if weighted else {}  # so small that Adam's epsilon shows it
     settings = {"policy_delay": delay, "target_noise": 0.4, "tau": 0.01, "learning_rate": 1e-3}
     td3 = TD3(probes.Levers, seed=0, backend=backend, **settings, **clip, **SMALL)
     update = td3.update_native if backend == "native" else td3.update

@@ -221,6 +221,14 @@ def test_noise_starts_anew_with_each_episode(kind):
     assert abs(correlation(ends[1:], ends[:-1])) < 0.05
 
 
+def test_noise_of_an_episode_that_began_while_actions_were_random_starts_anew():
+    td3 = TD3("Pendulum-v1", exploration_noise=0.5, noise_correlation=0.9, **SMALL)
+    one, other = td3.make_noise(3), td3.make_noise(3)
+    for ended in ([True, False, False], [False] * 3):
+        one.end(np.array(ended))
+    np.testing.assert_array_equal(one.draw(Rng(0, 0)), other.draw(Rng(0, 0)))
+
+
 @BOTH
 def test_noise_is_the_same_on_both_backends_and_ends_at_the_bounds(kind):
     """Levers of unlike range: within a step's reach of both ends, and beyond."""
