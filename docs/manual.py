@@ -356,7 +356,7 @@ def inline_math(translator: Any, node: nodes.math) -> None:
 
 
 def block_math(translator: Any, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    translator.body.append(f'<div class="math" style="margin: 1em 0">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 
 
