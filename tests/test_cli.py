@@ -218,6 +218,7 @@ BAD_INPUT = [
     (["eval.stop_at=high"], "eval.stop_at must be a number, got 'high'"),
     (["eval.patience=0"], "eval.patience must be >= 1 or null, got 0"),
     (["eval.n_points=0", "eval.stop_at=9"], "eval.n_points must be >= 1 where stop_at or patience is set"),
+    (["eval.workers=1", "eval.stop_at=9"], "eval.workers must be 0 or -1 where stop_at or patience is set, got 1"),
     (["init_from=absent.safetensors"], "init_from=absent.safetensors must be a checkpoint that loads: "),
     (["init_from=blocked"], "init_from=blocked must be a checkpoint that loads: "),
     (["init_from=."], "init_from must be a checkpoint file, got the folder ."),

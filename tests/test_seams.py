@@ -7,6 +7,7 @@ from outside_buffer import NewestBuffer
 
 import rlox
 from rlox.algorithms import DQN, SAC
+from rlox.buffers.table import Entry
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.offline.collect import write_replay
 
@@ -126,7 +127,7 @@ class NStep(NewestBuffer):
 
 
 def test_a_memory_from_outside_must_know_how_to_cut(tmp_path):
-    rlox.buffers.BUFFERS["outside-n-step"] = rlox.buffers.Entry(NStep, None)
+    rlox.buffers.BUFFERS["outside-n-step"] = Entry(NStep, None)
     try:
         dqn = DQN(ENV, buffer={"name": "outside-n-step", "size": 300, "n_step": 3}, **SMALL)
         dqn.train(40)

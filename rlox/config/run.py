@@ -52,6 +52,7 @@ class EvalConfig(Config):
         yield "max_steps", self.max_steps is None or self.max_steps >= 1, "be >= 1, or null"
         yield "workers", self.workers >= -1, "be >= 0, or -1"
         stops = self.stop_at is not None or self.patience is not None
+        yield "workers", self.workers <= 0 or not stops, "be 0 or -1 where stop_at or patience is set"
         yield "n_points", self.n_points >= 1 or not stops, "be >= 1 where stop_at or patience is set"
         yield "stop_at", self.stop_at is None or math.isfinite(self.stop_at), "be finite, or null"
         yield "patience", self.patience is None or self.patience >= 1, "be >= 1 or null"
