@@ -209,3 +209,37 @@ def test_a_saved_hybrid_ppo_goes_on_with_numbers_that_it_has_not_learned_from(tm
     unused.save(path)
     unused.close()
     assert PPO.from_checkpoint(path).collector.rng.get_state() == states[0]
+
+
+def test_defaults_are_as_they_are_documented():
+    hybrid = rlox.HybridPPO()
+    try:
+        ppo = hybrid.algorithm
+        assert (ppo.env_id, ppo.n_envs, ppo.seed, ppo.config.hidden_sizes) == ("CartPole-v1", 16, 42, [64, 64])
+        assert ppo.backend == "native"
+        obs = np.zeros(4, np.float32)
+        assert len({hybrid.predict(obs) for _ in range(20)}) == 1
+        assert len({hybrid.predict(obs, deterministic=False) for _ in range(40)}) == 2
+    finally:
+        hybrid.close()
+
+
+def test_hybrid_ppo_collects_as_its_configuration_says():
+    """The first rollout is by the first weights, so that PPO's own collector has the same."""
+    options = {"n_steps": 32, "gamma": 0.5, "gae_lambda": 0.3, "activation": "relu"}
+    seen = []
+
+    class Watch(Callback):
+        def on_rollout_end(self, *, batch, **info):
+            seen.append({name: batch.array(name).copy() for name in ("obs", "rewards", "advantages", "returns")})
+            return True
+
+        def on_step(self, **info):
+            return False
+
+    hybrid = rlox.HybridPPO("CartPole-v1", 4, 7, 8, callbacks=[Watch()], **options)
+    hybrid.train(128)
+    hybrid.close()
+    PPO("CartPole-v1", 4, 7, callbacks=[Watch()], hidden_sizes=[8, 8], **options).train(128)
+    for name, theirs in seen[1].items():
+        np.testing.assert_allclose(seen[0][name], theirs, rtol=1e-5, atol=1e-6, err_msg=name)

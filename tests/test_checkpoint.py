@@ -249,3 +249,20 @@ def test_a_path_that_is_no_files_is_refused_by_name(tmp_path):
         for does in (ppo.save, load_checkpoint):
             with pytest.raises(TypeError, match="path must be a file's path, got"):
                 does(path)
+
+
+def test_what_the_environment_was_made_with_is_made_again(tmp_path):
+    kwargs = {"sutton_barto_reward": True}
+    ppo = PPO("CartPole-v1", 1, 0, n_steps=16, hidden_sizes=[8], env_kwargs=kwargs)
+    ppo.train(16)
+    ppo.save(tmp_path / "a.safetensors")
+    again = PPO.from_checkpoint(tmp_path / "a.safetensors")
+    assert again.env_kwargs == kwargs
+    played = again.evaluate(1)
+    assert played.returns[0] == -1.0  # of a pole that falls, and nothing before
+
+
+def test_tensors_begin_at_a_multiple_of_eight_bytes(tmp_path):
+    for n in range(9):
+        PPO("CartPole-v1", hidden_sizes=[8]).save(tmp_path / "a.safetensors", note="x" * n)
+        assert int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little") % 8 == 0

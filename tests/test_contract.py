@@ -858,3 +858,28 @@ def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
     np.testing.assert_array_equal(by_default.returns, algorithm.evaluate(4, seed=10_000 + algorithm.seed).returns)
     if not algorithm.spec.discrete:
         assert not np.array_equal(by_default.returns, algorithm.evaluate(4, seed=1).returns)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_the_last_metrics_are_those_of_the_end(backend):
+    """Also where the end is on no boundary between two reports."""
+    told = []
+
+    class Watch(Callback):
+        def on_step(self, *, step, metrics, **info):
+            told.append((step, metrics))
+            return True
+
+    dqn = rlox.DQN("CartPole-v1", 1, 0, backend=backend, callbacks=[Watch()], learning_starts=8, batch_size=8)
+    metrics = dqn.train(350)  # reported every three steps
+    assert [step for step, _ in told[-3:]] == [345, 348, 350]
+    assert metrics == told[-1][1]
+
+
+def test_an_offline_checkpoint_plays_what_it_is_told(tmp_path):
+    bc = rlox.BC(None, 3, 1, env_id="Pendulum-v1", hidden=1)
+    assert bc.config.hidden_sizes == [1, 1]
+    bc.save(tmp_path / "a.safetensors")
+    assert rlox.BC.from_checkpoint(tmp_path / "a.safetensors").env_id == "Pendulum-v1"
+    other = rlox.BC.from_checkpoint(tmp_path / "a.safetensors", env_id="MountainCarContinuous-v0")
+    assert other.env_id == "MountainCarContinuous-v0"

@@ -362,3 +362,10 @@ def test_collecting_a_dataset_of_it_ends(command, tmp_path):
         "collect", "--import", "waiting_envs", "--env", "EndlessEvaluation-v0", "--steps", "100", "--out", "d.arrow"
     )
     assert code in (0, None), err
+
+
+def test_seed_10_000_by_default():
+    actor = PPO("CartPole-v1", hidden_sizes=[8]).actor
+    found = evaluate(actor, "CartPole-v1", 2)
+    assert found.seed == 10_000
+    np.testing.assert_array_equal(found.returns, evaluate(actor, "CartPole-v1", 2, 10_000).returns)

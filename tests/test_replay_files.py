@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 
 from rlox import DQN, TD3, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from rlox.buffers.files import ReplayFiles, load
+from rlox.checkpoint import load_checkpoint, save_checkpoint
 
 CAPACITY = 40
 MAKERS = {
@@ -185,3 +187,37 @@ def test_what_a_checkpoint_decides_is_refused_by_name(name, tmp_path):
     DQN("CartPole-v1", hidden_sizes=[8]).save(tmp_path / "dqn.safetensors")
     with pytest.raises(TypeError, match=f"DQN.from_checkpoint: {name} must be the checkpoint's, got 5; leave it out"):
         DQN.from_checkpoint(tmp_path / "dqn.safetensors", **{name: 5})
+
+
+TINY = {"hidden_sizes": [8], "learning_starts": 8, "batch_size": 8}
+
+
+def test_a_memory_of_0_6_0_is_what_it_was(tmp_path):
+    dqn = DQN("CartPole-v1", buffer="prioritized", buffer_size=100, **TINY)
+    dqn.train(64)
+    path = tmp_path / "last.safetensors"
+    dqn.save(path, memory=True)
+    saved = load_checkpoint(path)
+    for name in ("eps", "weight_norm"):
+        del saved.header["buffer"][name]
+    save_checkpoint(path, saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = DQN.from_checkpoint(path)
+    assert len(again.buffer) == 64
+    assert again.buffer_config == dqn.buffer_config
+
+
+def test_a_memory_that_is_not_registered_is_named(tmp_path):
+    dqn = DQN("CartPole-v1", **TINY)
+    path = tmp_path / "last.safetensors"
+    dqn.save(path)
+    saved = load_checkpoint(path)
+    saved.header["buffer"] = {"name": "gone"}
+    save_checkpoint(path, saved)
+    again = DQN.from_checkpoint(path)  # to evaluate it needs none
+    with pytest.raises(ValueError, match="trained with the buffer gone, which is not registered here"):
+        again.train(100)
+    own = DQN("CartPole-v1", buffer=ReplayBuffer(100, 4, 1), **TINY)
+    own.save(path)
+    assert load_checkpoint(path).header["buffer"] == {"name": "ReplayBuffer"}

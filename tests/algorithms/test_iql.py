@@ -91,3 +91,10 @@ def test_log_probabilities_are_a_gaussians_around_the_bounded_mean():
     np.testing.assert_allclose(policy.log_prob(obs, actions).detach(), expected, rtol=1e-4)
     policy.log_std.data = torch.tensor([-50.0, -50.0])  # is held to what it may be
     assert torch.isfinite(policy.log_prob(obs, actions)).all()
+
+
+def test_the_policys_rate_is_told_where_it_is_another():
+    found = IQL(None, 3, 1, policy_schedule="constant", learning_rate=1e-3).schedule_values(0.5)
+    assert found == {"learning_rate": 1e-3}
+    found = IQL(None, 3, 1, policy_schedule="cosine", learning_rate=1e-3).schedule_values(0.5)
+    assert found == {"learning_rate": 1e-3, "policy_learning_rate": pytest.approx(5e-4)}

@@ -157,3 +157,8 @@ def test_trainer_is_sac():
     assert np.isfinite(trainer.train(total_timesteps=200)["q_loss"])
     assert trainer.predict(np.zeros(3)).shape == (1,)
     assert trainer.algorithm.buffer_config.name == "prioritized"
+
+
+def test_target_entropy_is_one_nat_per_component_or_what_is_given():
+    assert SAC("Pendulum-v1", **SMALL).target_entropy == -1.0
+    assert SAC("Pendulum-v1", target_entropy=-3.0, **SMALL).target_entropy == -3.0
