@@ -47,6 +47,18 @@ def test_data_measures_prints_and_writes(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "words", [("data", "--only", "^gae$", *FEW), ("train", "a2c", "--steps", "100", "--rounds", "1")]
+)
+def test_a_package_without_its_checkout_says_what_it_takes(words, tmp_path):
+    shutil.copytree(BENCHMARKS.parent / "rlox_cli", tmp_path / "rlox_cli")
+    command = [sys.executable, "-m", "rlox_cli.main", "bench", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "must run from a checkout of rlox" in done.stderr
+    assert "pip install -e ." in done.stderr
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--only", "nothing-like-it"], "--only must match an operation or a group"),

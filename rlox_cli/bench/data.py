@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shlex
 import statistics
 import subprocess
-import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from rlox_cli.bench import systems as worker
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
+from rlox_cli.bench.peers import SYSTEMS, environment, find_systems, program
 from rlox_cli.terminal.console import make_console, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
 
@@ -36,6 +33,8 @@ _BATCHES = (1, 8, 64, 256, 512, 1024, 4096, 32768)  # the original samples no mo
 _GRIDS = ((1, 128), (8, 128), (64, 512), (256, 2048))
 # Of one system, size and round: what takes longer gets fewer samples, and the result says how many.
 _SECONDS = 1.5
+# A sample is the mean of as many calls as fit into this; a single short call would mostly time the clock.
+_SAMPLE_NS = 10_000
 
 # The original's Schulman estimate has the ratio the other way round: exp(r) - r - 1 with r = log p - log q.
 _K3_DIFFERS = ("original",)
@@ -45,7 +44,7 @@ _K3_DIFFERS = ("original",)
 class Operation:
     """One row of the benchmark: what is called, at which sizes, and whether systems must agree on the result."""
 
-    name: str  # method of the classes in `systems`
+    name: str  # method of the classes in benchmarks/peers/systems.py
     title: str
     group: str
     sizes: tuple[Size, ...]
@@ -131,21 +130,6 @@ _COLOURS = {
     "torchrl": "tab:purple",
 }
 
-# What tells that an interpreter has a system; the original is told from us by its distribution's name.
-_PROBE = """
-import json
-from importlib.util import find_spec
-from importlib.metadata import PackageNotFoundError, version
-modules = {"sb3": "stable_baselines3", "torchrl": "torchrl", "gymnasium": "gymnasium"}
-found = [system for system, module in modules.items() if find_spec(module)]
-try:
-    version("rlox")
-    found.append("original")
-except PackageNotFoundError:
-    pass
-print(json.dumps(found))
-"""
-
 
 class Worker:
     """One system in a process of its own."""
@@ -153,15 +137,10 @@ class Worker:
     def __init__(self, system: str, python: str):
         self.system = system
         self.python = python
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        # Not from the working directory: in a checkout, ./rlox would stand before the original's package.
-        program = (
-            f"import sys; sys.argv = ['', {system!r}]; exec(compile(open({worker.__file__!r}).read(), 'w', 'exec'))"
-        )
         self._process = subprocess.Popen(
-            [python, "-c", program],
+            [python, program("systems.py"), system],
             cwd="/",
-            env={**os.environ, **threads},
+            env=environment(1),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -180,7 +159,13 @@ class Worker:
         return json.loads(line)
 
     def ask(self, operation: Operation, size: Size, samples: int) -> dict[str, Any]:
-        request = {"op": operation.name, "size": size, "samples": samples, "determined": operation.determined}
+        request = {
+            "op": operation.name,
+            "size": size,
+            "samples": samples,
+            "determined": operation.determined,
+            "sample_ns": _SAMPLE_NS,
+        }
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._read()
@@ -189,21 +174,6 @@ class Worker:
         self._process.stdin.close()
         self._process.terminate()
         self._process.wait()
-
-
-def find_systems(peer_pythons: Iterable[Path]) -> dict[str, str]:
-    """Which interpreter serves each system: this one, then those named; the first that has it."""
-    found = {"rlox": sys.executable, "numpy": sys.executable}
-    for python in (sys.executable, *map(str, peer_pythons)):
-        try:
-            done = subprocess.run([python, "-c", _PROBE], cwd="/", capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.TimeoutExpired) as e:
-            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {e}") from e
-        if done.returncode:
-            raise UsageError(f"--peer-python must be a Python interpreter, got {python}: {done.stderr[-200:]}")
-        for system in json.loads(done.stdout):
-            found.setdefault(system, python)
-    return {system: found[system] for system in worker.SYSTEMS if system in found}
 
 
 def measure(workers: list[Worker], operation: Operation, size: Size, samples: int, rounds: int) -> dict[str, Any]:
@@ -232,7 +202,7 @@ def measure(workers: list[Worker], operation: Operation, size: Size, samples: in
             present.remove(one)
             faults[one.system] = f"failed: {answer['error']}"
             continue
-        per_sample = max(worker.SAMPLE_NS, statistics.median(answer["ns"])) / 1e9
+        per_sample = max(_SAMPLE_NS, statistics.median(answer["ns"])) / 1e9
         wanted[one.system] = max(3, min(math.ceil(samples / rounds), int(_SECONDS / per_sample)))
         if answer["check"] is not None:
             checks[one.system] = answer["check"]
@@ -353,7 +323,7 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    labels = [system for system in worker.SYSTEMS if system in handles]
+    labels = [system for system in SYSTEMS if system in handles]
     inch = 1 / figure.get_figheight()
     figure.legend([handles[s] for s in labels], labels, loc="upper center", ncols=len(labels), frameon=False)
     figure.text(0.5, 0.06 * inch, textwrap.fill(caption, 40 * columns), ha="center", fontsize=8)

@@ -16,8 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from rlox.config import OnPolicyConfig, RunConfig
-from rlox_cli.bench.data import find_systems
-from rlox_cli.bench.train import ask_worker
+from rlox_cli.bench.peers import ask_worker, find_systems
 from rlox_cli.config.compose import Job
 from rlox_cli.terminal.errors import UsageError
 
@@ -125,7 +124,7 @@ def trained_curves(
 
 
 def settings_of(config: RunConfig, algo: str) -> dict[str, Any]:
-    """What `rlox_cli.bench.trainings` makes the same training from.
+    """What benchmarks/peers/trainings.py makes the same training from.
 
     Raises
     ------

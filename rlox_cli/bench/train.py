@@ -17,17 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlox_cli.bench import trainings as worker
-from rlox_cli.bench.data import find_systems
 from rlox_cli.bench.machine import provenance
 from rlox_cli.bench.parts import Parts
+from rlox_cli.bench.peers import ask_worker, environment, find_systems, program
 from rlox_cli.terminal.console import make_console, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_THREADS = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS")
 _ALL = ("rlox", "rlox hybrid", "rlox torch", "sb3", "original", "original hybrid")
 _FIGURE_SIZE = 8  # points, of the figures in the picture
 _PANEL_POINTS = 360  # width of a panel, about
@@ -64,36 +62,10 @@ CASES = {
 }  # fmt: skip
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Of a measured process."""
-    return {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
-
-
 def train_once(python: str, system: str, case: str, steps: int, seed: int, threads: int) -> dict[str, Any]:
     """One training in a process of its own; as `ask_worker`."""
     request = {"system": system, "case": case, "steps": steps, "seed": seed, "threads": threads}
     return ask_worker(python, request, threads)
-
-
-def ask_worker(python: str, request: dict[str, Any], threads: int) -> dict[str, Any]:
-    """What `rlox_cli.bench.trainings` answers in a process of its own.
-
-    Raises
-    ------
-    RuntimeError
-        If that process fails; its last line of error.
-    """
-    # Not from the working directory: in a checkout, ./rlox would stand before the original's package.
-    done = subprocess.run(
-        [python, worker.__file__, json.dumps(request)],
-        env=_environment(threads),
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # Starts a command and waits for it and for whatever it leaves behind: rlox mirrors its record from another process.
@@ -130,7 +102,7 @@ def process_once(command: list[str], folder: str) -> dict[str, Any]:
         If it fails.
     """
     watch = [sys.executable, "-c", _WATCH, *command]
-    done = subprocess.run(watch, env=_environment(1), cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(watch, env=environment(1), cwd=folder, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     if found["status"]:
         raise RuntimeError((found["error"].strip().splitlines() or [f"status {found['status']}"])[-1])
@@ -141,10 +113,10 @@ def _whole(python: str, system: str, steps: int, seed: int, folder: str) -> list
     if system == "control":
         return [sys.executable, "-c", _CONTROL]
     if system == "rlox":
-        words = ["algo=ppo", f"env={worker.ENV}", f"total_timesteps={steps}", f"seed={seed}"]
+        words = ["algo=ppo", "env=CartPole-v1", f"total_timesteps={steps}", f"seed={seed}"]
         return [sys.executable, "-m", "rlox_cli.main", "train", *words, f"hydra.run.dir={folder}/run"]
     request = {"system": system, "case": "process", "steps": steps, "seed": seed, "whole": True}
-    return [python, worker.__file__, json.dumps(request)]
+    return [python, str(program("trainings.py")), json.dumps(request)]
 
 
 def _learned(system: str, said: str, folder: str) -> float:
@@ -256,7 +228,7 @@ def _learned_by(of: list[dict[str, Any]]) -> str:
 def _notes(row: dict[str, Any], system: str) -> str:
     of = row["runs"][system]
     if row["case"] == "solve":
-        solved = [one["steps"] for one in of if one["mean_return"] >= worker.SOLVED]
+        solved = [one["steps"] for one in of if one["solved"]]
         reached = f", at {min(solved) // 1000}k to {max(solved) // 1000}k steps" if solved else ""
         return f"{len(solved)} of {len(of)} solved{reached}"
     if row["case"] == "busy":

@@ -1,12 +1,13 @@
-"""One training by one system, timed. Runs under any interpreter that has the system; nothing here imports rlox_cli.
+"""One training by one system, timed. Runs under any interpreter that has the system; `rlox bench train` starts it.
 
 ``python trainings.py REQUEST`` takes a JSON object ``{"system", "case", "steps", "seed", "threads"}`` and prints one on
 its last line: ``cpu_s`` and ``wall_s`` of the training call alone (imports and construction excluded), the ``steps`` it
 took, ``mean_return`` of its last 100 training episodes (null where the system reports none), ``eval_return``, the mean
-of 20 deterministic episodes in gymnasium, the ``versions``, and of rlox the ``shares`` of that time by section. With
-``"whole": true`` it is a user's script (training, ten evaluations of 20 episodes, a saved model) without a clock, and
-prints the last evaluation's ``eval_return``; who starts it times it. Of Stable-Baselines3, ``"curve": SETTINGS`` (see
-`rlox_cli.bench.sb3`) with a ``seed`` and an ``eval_seed`` is a training whose ``evaluations`` it prints.
+of 20 deterministic episodes in gymnasium, the ``versions``, of rlox the ``shares`` of that time by section, and of the
+case ``solve`` whether it is ``solved``. With ``"whole": true`` it is a user's script (training, ten evaluations of 20
+episodes, a saved model) without a clock, and prints the last evaluation's ``eval_return``; who starts it times it. Of
+Stable-Baselines3, ``"curve": SETTINGS`` (see `rlox_cli.bench.sb3`) with a ``seed`` and an ``eval_seed`` is a training
+whose ``evaluations`` it prints.
 
 Settings are the same in every system; only their names differ.
 """
@@ -400,6 +401,8 @@ def main(request):
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     score = evaluated(one.predict, env_id=SAC_ENV if request["case"] == "sac" else ENV)
     found = {"cpu_s": cpu, "wall_s": wall, "versions": one.versions(), **one.result(), "eval_return": score}
+    if request["case"] == "solve":
+        found["solved"] = found["mean_return"] >= SOLVED
     print(json.dumps(found))
 
 

@@ -1,8 +1,8 @@
 """The same operations in every system, timed in a process of its own. Runs under any interpreter that has NumPy.
 
-``python systems.py SYSTEM`` reads one JSON request a line and answers with one: ``{"op", "size", "samples"}`` gives
-``{"ns": [...], "check": number or null}``, nanoseconds per call and, where the result is determined, its sum, so that a
-system that computes something else is found out. Nothing here imports rlox_cli: a peer's interpreter does not have it.
+``python systems.py SYSTEM`` reads one JSON request a line and answers with one: ``{"op", "size", "samples",
+"sample_ns", "determined"}`` gives ``{"ns": [...], "check": number or null}``, nanoseconds per call and, where the
+result is determined, its sum, so that a system that computes something else is found. `rlox bench data` starts it.
 """
 
 import contextlib
@@ -18,8 +18,6 @@ import numpy as np
 GAMMA, LAM = 0.99, 0.95
 OBS_DIM, ACT_DIM = 4, 1
 GROUP = 8  # rewards of one prompt
-# A sample is the mean of as many calls as fit into this; a single short call would mostly time the clock.
-SAMPLE_NS = 10_000
 # A process that waited for its turn finds caches, branch predictor and clock frequency as others left them.
 WARM_UP_NS = 20_000_000
 
@@ -702,8 +700,8 @@ SYSTEMS = {
 }
 
 
-def sample_ns(f, samples):
-    """`samples` times nanoseconds per call; short calls are repeated within a sample."""
+def sample_ns(f, samples, least):
+    """`samples` times nanoseconds per call; calls shorter than `least` are repeated within a sample."""
     clock = time.perf_counter_ns
     end = clock() + WARM_UP_NS
     f()
@@ -711,7 +709,7 @@ def sample_ns(f, samples):
         f()
     started = clock()
     f()
-    calls = max(1, min(1000, round(SAMPLE_NS / max(1, clock() - started))))
+    calls = max(1, min(1000, round(least / max(1, clock() - started))))
     rounds = range(calls)
     times = []
     gc.collect()
@@ -750,7 +748,7 @@ def serve(system):
                 held = (request["op"], size, build(size))
             result = held[2]() if request["determined"] else None
             check = None if result is None else total(result)
-            answer = {"ns": sample_ns(held[2], request["samples"]), "check": check}
+            answer = {"ns": sample_ns(held[2], request["samples"], request["sample_ns"]), "check": check}
             if check is not None and not math.isfinite(check):
                 answer = {"error": f"the result is {check}"}
         except Absent:
