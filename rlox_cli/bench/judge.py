@@ -156,7 +156,7 @@ def worst(verdicts: Iterable[str]) -> str | None:
 
 
 def judge(label: str, job: Job, runs: dict[int, Run], diverged: dict[int, str], question: Question) -> dict[str, Any]:
-    """All that is to be said of one cell, as JSON has it; see the module.
+    """The judgement of one cell, as JSON has it; see the module.
 
     Returns
     -------

@@ -54,7 +54,7 @@ def measure(
     chosen = list(chosen)
     done = 0
 
-    def tell(seed: int, run: Run | str) -> None:
+    def report(seed: int, run: Run | str) -> None:
         nonlocal done
         done += 1
         said = run
@@ -64,7 +64,7 @@ def measure(
         console.print(f"{label} seed {seed}: {said} ({done} of {len(chosen)})", soft_wrap=True, markup=False)
 
     name = re.sub(r"[^\w.-]+", "_", label)
-    runs, diverged = seeds.train(job.config, job.algo, chosen, lambda seed: folder / f"{name}-s{seed}", jobs, tell)
+    runs, diverged = seeds.train(job.config, job.algo, chosen, lambda seed: folder / f"{name}-s{seed}", jobs, report)
     return judge(label, job, runs, diverged, question)
 
 
@@ -250,7 +250,7 @@ def ask(
             }
             return replace(question, others=lambda label, job, chosen: recorded[label])
         for job in cells.values():
-            settings_of(job.config, job.algo)  # what has no counterpart is told
+            settings_of(job.config, job.algo)  # what has no counterpart is refused
 
         def trained(label: str, job: Job, chosen: Sequence[int]) -> Others:
             return Others("sb3", *trained_curves(peer_pythons, label, job, chosen, runs / "sb3", console))

@@ -26,6 +26,6 @@ class Parts(Progress):
         if self.disable:
             self.console.print(f"{what} ({self.begun} of {self.total})", soft_wrap=True, markup=False)
 
-    def tell(self, what: str) -> None:
+    def describe(self, what: str) -> None:
         """What the part is doing now, for a terminal alone."""
         self.update(self._part, description=what)

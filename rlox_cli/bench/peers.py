@@ -17,7 +17,7 @@ from rlox_cli.terminal.errors import UsageError
 
 SYSTEMS = ("rlox", "original", "numpy", "gymnasium", "sb3", "torchrl")
 _THREADS = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MKL_NUM_THREADS")
-# What tells that an interpreter has a system; the original is told from us by its distribution's name.
+# Prints which systems an interpreter has; the original differs from this rlox by its distribution's name.
 _PROBE = """
 import json
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Many seeds of one configuration, and what their records say: scores, times, and quantities that tell runs apart.
+"""Many seeds of one configuration, and what their records say: scores, times, and quantities by which runs differ.
 
 Native runs share a process: nothing is imported, composed or started twice, and each gives the numbers that
 ``rlox train`` gives with its seed.
@@ -85,7 +85,7 @@ def train(
     seeds: Iterable[int],
     folder: Callable[[int], Path],
     jobs: int,
-    tell: Callable[[int, Run | str], None],
+    report: Callable[[int, Run | str], None],
 ) -> tuple[dict[int, Run], dict[int, str]]:
     """A run of each seed in ``folder(seed)``: one that is finished there is read, one that was broken off resumed.
 
@@ -93,7 +93,7 @@ def train(
     ----------
     jobs : int
         Processes; 1: this one.
-    tell : callable
+    report : callable
         Given each seed as it is done, with the run or with what went wrong.
 
     Returns
@@ -115,7 +115,7 @@ def train(
 
     def take(seed: int, one: Run | str) -> None:
         found[seed] = one
-        tell(seed, one)
+        report(seed, one)
 
     if jobs == 1:
         for seed in seeds:
@@ -136,7 +136,7 @@ def _train_beside(
 ) -> None:
     """`train_one` of all seeds in processes of their own; the first Ctrl-C lets them save."""
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     line = "stopping: the runs are saving what they have; Ctrl-C once more stops at once"
@@ -144,7 +144,7 @@ def _train_beside(
     with (
         TemporaryDirectory(prefix="rlox-bench-") as name,
         ProcessPoolExecutor(min(jobs, len(seeds)), get_context("spawn")) as pool,
-        Signals(tell, line) as signals,
+        Signals(report, line) as signals,
     ):
         flag = Path(name) / "stop"
         futures = {pool.submit(train_one, config, algo, seed, folder(seed), flag): seed for seed in seeds}
@@ -235,7 +235,7 @@ def read(folder: Path, seed: int) -> Run:
 
 
 def quantities(rows: list[dict[str, Any]], header: dict[str, Any]) -> dict[str, float]:
-    """What tells one implementation's runs from another's, beside the score.
+    """Quantities by which one implementation's runs differ from another's, beside the score.
 
     Of each metric of training its mean over the parts of the run that `WINDOWS` bounds; of the evaluations' the last
     and the mean; and what the last checkpoint counts. NaN where a part has no number.

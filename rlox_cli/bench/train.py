@@ -156,7 +156,9 @@ def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
     return {**loaded, "quiet_wall_s": quiet["wall_s"], "slowdown": loaded["wall_s"] / quiet["wall_s"]}
 
 
-def measure(case: str, steps: int, rounds: int, pythons: dict[str, str], tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    case: str, steps: int, rounds: int, pythons: dict[str, str], report: Callable[[str], None]
+) -> dict[str, Any]:
     """Every system of a case, round after round in alternation; round k has seed k.
 
     Returns
@@ -180,7 +182,7 @@ def measure(case: str, steps: int, rounds: int, pythons: dict[str, str], tell: C
         for system in [*present[seed % len(present) :], *present[: seed % len(present)]]:
             if system in faults:
                 continue
-            tell(f"{case}, {steps:,} steps, seed {seed}: {system}")
+            report(f"{case}, {steps:,} steps, seed {seed}: {system}")
             python = pythons.get(family[system], sys.executable)
             try:
                 if case in ("process", "busy"):
@@ -340,9 +342,9 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
         try:
             for case, n in plan:
                 parts.begin(f"{case}, {n:,} steps")
-                rows.append(measure(case, n, rounds, pythons, parts.tell))
+                rows.append(measure(case, n, rounds, pythons, parts.describe))
         except KeyboardInterrupt as e:
-            stopped = e  # what is measured is worth telling
+            stopped = e  # what is measured is printed
     print_results(console, rows)
     versions = {k: v for row in rows for of in row["runs"].values() for k, v in of[0].get("versions", {}).items()}
     console.print("  ".join(f"{name} {version}" for name, version in versions.items()))

@@ -44,7 +44,7 @@ def collect(
 
     Names in --mix are those given as NAME=CHECKPOINT, positions (1, 2, …), or go to the unnamed ones in their order.
     The file's ending says the format: .arrow (which training maps as it is), .npz, .h5 (D4RL's layout), .parquet.
-    `rlox show dataset=FILE` tells what one holds. Ctrl-C leaves nothing behind.
+    `rlox show dataset=FILE` prints what one holds. Ctrl-C leaves nothing behind.
     """
     with reported("collect"):
         from rlox_cli.report.dataset import print_written

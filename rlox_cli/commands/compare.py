@@ -12,7 +12,7 @@ from rlox_cli.terminal.exits import reported
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run folder, or a folder that holds runs.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The same; what is told is what B has more.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The same; differences are B less A.")],
     metric: Annotated[str, typer.Option(help="What to compare: any name in metrics.jsonl.")] = "eval/mean_return",
     threshold: Annotated[
         float | None, typer.Option(help="Score whose steps are counted; by default the tuned settings' reference.")

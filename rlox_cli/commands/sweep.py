@@ -18,10 +18,10 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the sweep.")],
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list of the jobs.")] = False,
 ) -> None:
-    """Show every job of a sweep: what tells it from the others, how far it has come, its scores.
+    """Show every job of a sweep: what distinguishes it from the others, how far it has come, its scores.
 
-    A job is waiting, running, finished, failed (with why), interrupted (Ctrl-C) or killed; the last three tell the step
-    they go on from.
+    A job is waiting, running, finished, failed (with why), interrupted (Ctrl-C) or killed; the last three go on
+    from the step that is printed.
     """
     with reported("sweep"):
         from rlox_cli.sweep.control import status as show

@@ -41,13 +41,13 @@ def train(
     been: its own settings hold, and only what is typed beside it changes. A larger total_timesteps extends a run,
     and stretches its schedules to the new end.
 
-    A sweep (-m) tells each job when it ends, tries again what died, and ends with tables and a picture; `rlox sweep
+    A sweep (-m) prints a line when a job ends, tries again what died, and ends with tables and a picture; `rlox sweep
     resume` goes on with one that was stopped or killed. hydra/launcher=joblib runs its jobs beside each other.
 
     \b
     Flags (all but the first two are Hydra's; all of those: --hydra-help):
       --import MODULE       import a module of your own first: environments, wrappers, algorithms; recorded with the run
-      --check               look for what can go wrong, tell what the run will take (time, memory, disk), train nothing
+      --check               look for what can go wrong, estimate what the run takes (time, memory, disk), train nothing
       -m, --multirun        one job per combination of comma-separated values
       --cfg job|hydra|all   print the composed configuration and stop; -p KEY: only that part; --resolve
       --info \\[TOPIC]        how the configuration was composed: all, defaults, defaults-tree, searchpath, plugins

@@ -52,8 +52,8 @@ def explain(e: BaseException) -> str:
     if isinstance(root, OmegaConfBaseException) and root.full_key:
         first = (root.msg or str(root)).splitlines()[0]
         if isinstance(root, InterpolationResolutionError):
-            told = re.search(r"Interpolation key '(.*)' not found|[Uu]nsupported interpolation type (\S+)", first)
-            name = next(filter(None, told.groups()), "") if told else ""
+            found = re.search(r"Interpolation key '(.*)' not found|[Uu]nsupported interpolation type (\S+)", first)
+            name = next(filter(None, found.groups()), "") if found else ""
             what = f"refers to {name!r}, which is no key" if name else f"cannot be resolved: {first}"
             return f"{root.full_key} {what}; a reference is ${{SECTION.KEY}}, as ${{algo.gamma}}"
         if "Cannot merge DictConfig with ListConfig" in first:

@@ -255,7 +255,7 @@ def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
     kept = "" if replay is None else f"; the replay memory takes {machine.size(replay.resident)}"
     if config.offline:
         kept = f"; the dataset, {machine.size(mapped_bytes(algorithm.dataset))}, is read from its file as it is used"
-    unknown = "; and what the replay memory takes, which does not tell" if config.buffer and replay is None else ""
+    unknown = "; and what the replay memory takes, which is not known" if config.buffer and replay is None else ""
     return f"{machine.size(found.memory)}{free}{kept}{unknown}"
 
 

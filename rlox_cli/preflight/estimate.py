@@ -79,7 +79,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     rollout = rollout_steps(config)
     total = -(-config.total_timesteps // rollout) * rollout
     with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what an environment warns about has been told
+        warnings.simplefilter("ignore")  # an environment's warnings have been printed
         quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
         algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
         off_policy = isinstance(config.algo, OffPolicyConfig)
@@ -220,8 +220,8 @@ def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
 def _offline(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Costs that come once, and of an update, twice.
 
-    What metrics cost beside the updates counts as it will: they are told as seldom as in the run, or so seldom that it
-    makes no difference.
+    What metrics cost beside the updates counts as it will: they are reported as seldom as in the run, or so seldom that
+    it makes no difference.
     """
     as_seldom = min(1000, max(1, config.total_timesteps // 100))
     once, each = _trained(algorithm, config, config.algo, _SHORT_S, min(8, as_seldom))

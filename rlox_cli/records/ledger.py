@@ -209,7 +209,7 @@ class Sweep:
                 progress = sweep.progress.get(str(item.get("id")))
                 sound = isinstance(item.get("time"), (int, float)) and isinstance(item.get("message"), str)
                 if progress is None or not sound or not isinstance(item.get("may_pass"), bool):
-                    raise _damaged(path, number, "tell how a job above it failed")
+                    raise _damaged(path, number, "say how a job above it failed")
                 progress.failure = item
                 continue
             try:
@@ -221,8 +221,8 @@ class Sweep:
                 list(sweep._added([job]))
                 inside(sweep.folder, job.folder)
             except (TypeError, ValueError, AttributeError) as e:
-                told = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
-                raise _damaged(path, number, f"be a job{told}") from None
+                rule = f": {e}" if isinstance(e, ValueError) else " with id, folder, overrides and configuration"
+                raise _damaged(path, number, f"be a job{rule}") from None
         # The head and all jobs that are known at first are written at once; a kill cannot cut them off.
         if not sweep.jobs and not path.read_bytes().endswith(b"\n"):
             raise _damaged(path, 1, "be followed by whole lines, one for each job")

@@ -1,4 +1,4 @@
-"""Runs as they lie on disk, to be drawn and compared: what each was told to do, how far it came, what it recorded."""
+"""Runs as they lie on disk, to be drawn and compared: how each was configured, how far it came, what it recorded."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
 def read_runs(
     paths: Sequence[Path], metric: str = EVALUATION, names: Iterable[str] | None = None, apart: bool = False
 ) -> tuple[list[Run], list[str]]:
-    """The runs under `paths` that have a value of `metric`, and what is to be said of those that are left out.
+    """The runs under `paths` that have a value of `metric`, and a note on each that is left out.
 
     Runs with the same settings and the same seed are one run made twice: the one that came farthest is taken.
 
@@ -252,11 +252,11 @@ def plain(value: Any) -> str:
 
 @dataclass(eq=False)
 class Group:
-    """Runs of one environment that differ in nothing but the seed, or in nothing that was asked to be told apart."""
+    """Runs of one environment that differ in nothing but the seed, or in no key that was asked for."""
 
     label: str
     env: str
-    settings: dict[str, str]  # what tells it from the other groups of its algorithm and environment
+    settings: dict[str, str]  # what distinguishes it from the other groups of its algorithm and environment
     pooled: list[str] = field(default_factory=list)  # keys in which its runs differ all the same
     runs: list[Run] = field(default_factory=list)
 
@@ -282,11 +282,11 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
         cells.setdefault(cell, []).append(run)
     groups = []
     for members in cells.values():
-        telling = keys or differing(members)
+        chosen = keys or differing(members)
         parts: dict[tuple[str, ...], Group] = {}
-        for run in sorted(members, key=lambda run: [_order(_value(run, key)) for key in telling]):
-            values = tuple(plain(_value(run, key)) for key in telling)
-            parts.setdefault(values, Group("", run.env, dict(zip(telling, values, strict=True)))).runs.append(run)
+        for run in sorted(members, key=lambda run: [_order(_value(run, key)) for key in chosen]):
+            values = tuple(plain(_value(run, key)) for key in chosen)
+            parts.setdefault(values, Group("", run.env, dict(zip(chosen, values, strict=True)))).runs.append(run)
         for group in parts.values():
             group.label = _label(group, list(parts.values()), bool(by))
             group.pooled = differing(group.runs)
@@ -321,7 +321,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def _label(group: Group, siblings: list[Group], chosen: bool) -> str:
-    """As few of the settings as tell it from its siblings; dots where there are more."""
+    """As few of the settings as distinguish it from its siblings; dots where there are more."""
     keys: list[str] = []
     parts = 1
     for key in group.settings:

@@ -1,5 +1,5 @@
-"""``rlox compare A B``: how two runs, or two groups of runs, were set, what came of it, and whether that tells them
-apart."""
+"""``rlox compare A B``: how two runs, or two groups of runs, were set, their results, and whether
+these differ by more than chance."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rlox_cli.terminal.console import PlainTable, make_console, make_table, prin
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
-_LEVEL = 0.05  # how often two equal groups may be told apart
-_SHOWN_BY = 2.8  # standard errors that a difference must have to be told at that level in 80 % of cases
+_LEVEL = 0.05  # how often two equal groups may be called different
+_SHOWN_BY = 2.8  # standard errors that a difference must have to be found at that level in 80 % of cases
 _INTERVAL = 3.92  # standard errors in a 95 % interval
 _MOST_RUNS = 1000  # a side, that are advised
-_FEWEST = 4  # runs a side that a permutation test can tell apart at that level
+_FEWEST = 4  # runs a side that a permutation test can distinguish at that level
 
 
 def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) 
 
 
 def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | None = None) -> dict[str, Any]:
-    """All there is to tell, as plain data; a number that is not finite is None.
+    """The comparison as plain data; a number that is not finite is None.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
             "pairs": _pairs(sides, metric),
             "verdict": verdict(*finals[-1], "better" if metric in RETURNS else "higher"),
         }
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "metric": metric,
         "config": _differences([[run.flat for run in side] for side in (a, b)]),
         "versions": _differences([[run.versions for run in side] for side in (a, b)]),
@@ -99,12 +99,12 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
     }
     if len(envs) > 1:
         ours, theirs = [b for _, b in finals], [a for a, _ in finals]
-        told["improvement"] = improvement(ours, theirs)._asdict()
-    return _finite(told)
+        result["improvement"] = improvement(ours, theirs)._asdict()
+    return _finite(result)
 
 
 def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any]:
-    """Whether scores of runs tell two groups apart.
+    """Whether scores of runs distinguish two groups.
 
     The bootstrap interval of the difference must leave out zero, and a permutation test must agree: with a few runs the
     bootstrap's interval is too narrow, while the test keeps its level with any number.
@@ -121,50 +121,46 @@ def verdict(a: np.ndarray, b: np.ndarray, word: str = "better") -> dict[str, Any
         ``improvement`` (probability that a run of b beats one of a), ``runs_needed`` on each side, ``sentence``.
     """
     apart, wins = difference([b], [a]), improvement([b], [a])
-    told: dict[str, Any] = {"winner": None, "difference": apart.value, "low": apart.low, "high": apart.high}
-    told |= {"p_value": None, "improvement": wins._asdict(), "runs_needed": None}
+    result: dict[str, Any] = {"winner": None, "difference": apart.value, "low": apart.low, "high": apart.high}
+    result |= {"p_value": None, "improvement": wins._asdict(), "runs_needed": None}
     n = min(len(a), len(b))
     if n < 2:
         each = "per side supports" if len(a) == len(b) else "on a side supports"
-        told["sentence"] = f"one run {each} no verdict; train more seeds (rlox train -m … seed=0,1,2,3,4)"
-        return told
+        result["sentence"] = f"one run {each} no verdict; train more seeds (rlox train -m … seed=0,1,2,3,4)"
+        return result
     test = stats.permutation_test(
         (b, a), lambda x, y, axis: iqm(x, axis) - iqm(y, axis), vectorized=True, rng=np.random.default_rng(0)
     )
-    told["p_value"] = float(test.pvalue)
+    result["p_value"] = float(test.pvalue)
     if test.pvalue <= _LEVEL and not apart.low <= 0 <= apart.high:
-        sign, told["winner"] = (1, "b") if apart.value > 0 else (-1, "a")
+        sign, result["winner"] = (1, "b") if apart.value > 0 else (-1, "a")
         low, high = sorted((sign * apart.low, sign * apart.high))
         ahead, behind = ("B", "A") if sign > 0 else ("A", "B")
-        told["sentence"] = (
+        result["sentence"] = (
             f"{ahead} is {word}: its IQM is {short(abs(apart.value))} higher (95 % interval {short(low)} to "
             f"{short(high)}), and a run of {ahead} beats one of {behind} with probability "
             f"{0.5 + sign * (wins.value - 0.5):.2f}"
         )
-        return told
-    told["runs_needed"] = needed = _runs_needed(n, abs(apart.value), (apart.high - apart.low) / _INTERVAL)
+        return result
+    result["runs_needed"] = needed = _runs_needed(n, abs(apart.value), (apart.high - apart.low) / _INTERVAL)
     counts = f"{len(a)} runs a side" if len(a) == len(b) else f"{len(a)} runs against {len(b)}"
     more = (
         f"it would take more than {_MOST_RUNS:,} runs a side to show one of this size"
         if needed is None
         else f"about {needed - n} more on each side would show one of this size"
     )
-    told["sentence"] = (
+    result["sentence"] = (
         f"no difference can be told from {counts}: B − A is {short(apart.value)} (95 % interval {short(apart.low)} "
         f"to {short(apart.high)}); {more}"
     )
-    return told
+    return result
 
 
 def _runs_needed(n: int, size: float, error: float) -> int | None:
-    """Runs on each side that tell a difference of `size` in four cases of five, if `n` leave it a standard `error`."""
+    """Runs on each side that find a difference of `size` in four cases of five, if `n` leave it a standard `error`."""
     if size * math.sqrt(_MOST_RUNS) <= _SHOWN_BY * error * math.sqrt(n):
         return None
     return max(n + 1, _FEWEST, math.ceil(n * (_SHOWN_BY * error / size) ** 2))
-
-
-def _told(run: Run) -> dict[str, Any]:
-    return {"folder": shown(run.folder), "seed": run.seed, "status": run.status, "steps": run.steps}
 
 
 def _values(runs: Sequence[Run], metric: str, at: int) -> np.ndarray:
@@ -263,19 +259,19 @@ def _print(found: dict[str, Any], console: Console) -> None:
             print_table(console, table)
         if own:
             console.print(f"  and {len(own)} keys that only one side's algorithms have (--json)")
-    for env, told in found["environments"].items():
+    for env, result in found["environments"].items():
         console.print()
-        print_table(console, _metrics_table(env, told, found["metric"]))
-        pairs, seeds = told["pairs"], [[run["seed"] for run in side] for side in told["runs"]]
+        print_table(console, _metrics_table(env, result, found["metric"]))
+        pairs, seeds = result["pairs"], [[run["seed"] for run in side] for side in result["runs"]]
         lines = [f"seeds: A {_seeds(seeds[0])}; B {_seeds(seeds[1])}"]
         if pairs["seeds"]:
             ties = f", {pairs['equal']} equal" if pairs["equal"] else ""
             lines.append(f"seeds that both have: {len(pairs['seeds'])}; B ended higher in {pairs['b_higher']}{ties}")
-        told_apart = told["verdict"]["improvement"]
-        if told_apart["low"] is not None:
-            lines.append(f"probability of improvement (a run of B beats one of A): {_between(told_apart)}")
-            lines.append(f"permutation test of the final scores: p = {told['verdict']['p_value']:.2g}")
-        lines.append(f"verdict: {told['verdict']['sentence']}")
+        wins = result["verdict"]["improvement"]
+        if wins["low"] is not None:
+            lines.append(f"probability of improvement (a run of B beats one of A): {_between(wins)}")
+            lines.append(f"permutation test of the final scores: p = {result['verdict']['p_value']:.2g}")
+        lines.append(f"verdict: {result['verdict']['sentence']}")
         for line in lines:
             console.print(line, soft_wrap=True, markup=False)
     if "improvement" in found and found["improvement"]["low"] is not None:
@@ -283,10 +279,10 @@ def _print(found: dict[str, Any], console: Console) -> None:
         console.print(f"\nover the {len(found['environments'])} environments: probability of improvement {over}")
 
 
-def _metrics_table(env: str, told: dict[str, Any], metric: str) -> PlainTable:
-    metrics = told["metrics"]
+def _metrics_table(env: str, result: dict[str, Any], metric: str) -> PlainTable:
+    metrics = result["metrics"]
     table = make_table(env, "A", "B", "B − A", "95 % interval")
-    unit = told["unit"]
+    unit = result["unit"]
     span = " to ".join(f"{step:,}" for step in metrics["mean_over_steps"]["steps"])
     for name, title in (
         ("final", f"final {metric_name(metric)}"),
@@ -301,9 +297,9 @@ def _metrics_table(env: str, told: dict[str, Any], metric: str) -> PlainTable:
         row = metrics["steps_to_threshold"]
         cells = [
             f"{short(row[key])} ({n} of {len(side)})"
-            for key, n, side in zip("ab", row["reached"], told["runs"], strict=True)
+            for key, n, side in zip("ab", row["reached"], result["runs"], strict=True)
         ]
-        table.add_row(f"{unit} to {told['threshold']:g}, median", *cells)
+        table.add_row(f"{unit} to {result['threshold']:g}, median", *cells)
     return table
 
 

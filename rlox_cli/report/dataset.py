@@ -38,11 +38,11 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
     if score is not None:
         lines.append(("score", f"{score:.1f} (0: random, 100: expert)"))
     for policy in known.get("policies", ()):
-        told = [f"{policy['n_steps']:,} steps"] if "n_steps" in policy else []
+        details = [f"{policy['n_steps']:,} steps"] if "n_steps" in policy else []
         if "mean_return" in policy:
-            told.append(f"{policy['n_episodes']} whole episodes, return {policy['mean_return']:.2f}")
-        told += [f"{key} {str(policy[key])[:12]}" for key in ("algorithm", "trained_for", "sha256") if key in policy]
-        lines.append(("policy", f"{policy['name']}: {', '.join(told)}"))
+            details.append(f"{policy['n_episodes']} whole episodes, return {policy['mean_return']:.2f}")
+        details += [f"{key} {str(policy[key])[:12]}" for key in ("algorithm", "trained_for", "sha256") if key in policy]
+        lines.append(("policy", f"{policy['name']}: {', '.join(details)}"))
     if known.get("n_dropped"):
         lines.append(("dropped", f"{known['n_dropped']:,} rows whose next observation is not known"))
     if known.get("file") not in (None, known.get("source")):

@@ -30,8 +30,8 @@ def list_things(what: str, folder: Path) -> None:
         table = make_table("buffer", "what")
         for name in buffer_names():
             cls = buffer_config_class(name)
-            told = inspect.getdoc(buffer_class(name) if cls is configs.OutsideBufferConfig else cls) or ""
-            table.add_row(name, told.partition("\n")[0])
+            doc = inspect.getdoc(buffer_class(name) if cls is configs.OutsideBufferConfig else cls) or ""
+            table.add_row(name, doc.partition("\n")[0])
         print_table(console, table)
     elif what == "envs":
         _list_envs(console)

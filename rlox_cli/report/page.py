@@ -107,7 +107,7 @@ def _about(group: Group) -> str:
     """A group's settings, its runs, the command of the first, and its whole configuration."""
     first = group.runs[0]
     settings = "".join(f"<tr>{_cells([key, value])}</tr>" for key, value in group.settings.items())
-    runs = "".join(f"<tr>{_cells(_told(run))}</tr>" for run in group.runs)
+    runs = "".join(f"<tr>{_cells(_run_row(run))}</tr>" for run in group.runs)
     # A page is handed on, and where a tracker is found may hold a password.
     shown_config = {key: value for key, value in first.config.items() if key != "logger"}
     config = yaml.safe_dump(shown_config, sort_keys=False, allow_unicode=True)
@@ -119,7 +119,7 @@ def _about(group: Group) -> str:
 </details>"""
 
 
-def _told(run: Run) -> list[str]:
+def _run_row(run: Run) -> list[str]:
     return [str(run.seed), run.status, f"{run.steps:,}", f"{run.seconds:,.1f}", shown(run.folder)]
 
 

@@ -154,7 +154,7 @@ class Picture:
         return text.getvalue()[text.getvalue().index("<svg") :]
 
     def _best_labels(self) -> list[str]:
-        """As many as can be told apart, those that are best in some environment first."""
+        """As many as can be distinguished, those that are best in some environment first."""
         ranks: dict[str, int] = {}
         for env in self._envs():
             ordered = sorted(self._of(env), key=lambda group: -self.summaries[group].final.value)
@@ -229,14 +229,14 @@ class Picture:
         columns = max(1, min(len(handles), self._legend_columns(figure.get_figwidth())))
         figure.legend(handles=handles, loc="outside upper center", ncols=columns)
         single = all(len(group.runs) == 1 for group in self.groups)
-        told = ["line: a run" if single else "line: interquartile mean over runs"]
+        signs = ["line: a run" if single else "line: interquartile mean over runs"]
         if any(len(group.runs) >= _FEW for group in self.groups):
-            told.append("band: 95 % bootstrap interval")
+            signs.append("band: 95 % bootstrap interval")
         if any(1 < len(group.runs) <= _MOST_SINGLE for group in self.groups):
-            told.append("thin: single runs")
+            signs.append("thin: single runs")
         if any(run.status != "finished" for group in self.groups for run in group.runs):
-            told += ["×: not finished", "dotted: only some runs got there"]
-        unbroken = "; ".join(told).replace(" ", "\xa0").replace(";\xa0", "; ")
+            signs += ["×: not finished", "dotted: only some runs got there"]
+        unbroken = "; ".join(signs).replace(" ", "\xa0").replace(";\xa0", "; ")
         caption = textwrap.fill(unbroken, int(10 * figure.get_figwidth()))
         figure.supxlabel(caption, fontsize=11, color="#444444")
 
@@ -339,18 +339,18 @@ def _band(colour: str) -> dict[str, object]:
 
 
 def _draw_references(axis: Axes, groups: Sequence[Group]) -> str:
-    """A line at each score that tuned settings must reach, and what is to be said of them below the panel: curves
+    """A line at each score that tuned settings must reach, and the text for them below the panel: curves
     end where they are, so that no place beside a line is free."""
     known: dict[float, set[str]] = {}
     for run in (run for group in groups for run in group.runs):
         if run.reference is not None:
             known.setdefault(run.reference, set()).add(run.algo)
-    told = []
+    names = []
     for value, algos in sorted(known.items()):
         axis.axhline(value, color="black", linewidth=1, linestyle=(0, (6, 3)))
         whose = f" ({', '.join(sorted(algos))})" if len(known) > 1 else ""
-        told.append(f"{value:g}{whose}".replace("-", "−"))
-    return "\n" + wrapped(f"dashed: reference {', '.join(told)}", _TITLE) if told else ""
+        names.append(f"{value:g}{whose}".replace("-", "−"))
+    return "\n" + wrapped(f"dashed: reference {', '.join(names)}", _TITLE) if names else ""
 
 
 def _counted(groups: Sequence[Group]) -> str:

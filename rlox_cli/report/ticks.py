@@ -14,7 +14,7 @@ _LONG = 1e7  # from here on numbers are written with an exponent
 
 
 class PlainFormatter(Formatter):
-    """Numbers with thousands separators, and as many digits as tell neighbours apart."""
+    """Numbers with thousands separators, and as many digits as neighbours need to differ."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         ticks = [] if self.axis is None else self.axis.get_majorticklocs()

@@ -34,7 +34,7 @@ def main(
     """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
     import_modules(imports)
     if video is not None:
-        VideoWriter(video)  # a wrong ending or a missing package is to be told before anything is played
+        VideoWriter(video)  # a wrong ending or a missing package is reported before anything is played
     if render and sys.platform == "linux" and not any(os.environ.get(name) for name in _DISPLAYS):
         raise ValueError("--render must have a display, and DISPLAY is not set; --video FILE films an episode instead")
     if path.is_dir():
@@ -67,10 +67,10 @@ def main(
     if video is not None:
         with VideoWriter(video, render_fps(header["env"]["id"])) as film:
             shown = algorithm.evaluate(1, seed, deterministic=not stochastic, frames=film.add, max_steps=max_steps)
-        _tell(f"filmed in {video}", shown)
+        _print_episode(f"filmed in {video}", shown)
     if render:
         one = algorithm.evaluate(1, seed, deterministic=not stochastic, render=True, max_steps=max_steps)
-        _tell("shown", one)
+        _print_episode("shown", one)
     score = normalized_score(header["env"]["id"], summary["mean_return"])
     if as_json:
         print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))
@@ -123,7 +123,7 @@ def _wrapper_names(env: dict[str, Any]) -> list[str]:
     return [wrapper if isinstance(wrapper, str) else next(iter(wrapper)) for wrapper in env["wrappers"]]
 
 
-def _tell(what: str, episode: Evaluation) -> None:
+def _print_episode(what: str, episode: Evaluation) -> None:
     print(f"an episode {what}: return {episode.returns[0]:.2f}, {episode.lengths[0]} steps", file=sys.stderr)
 
 

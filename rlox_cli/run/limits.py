@@ -207,7 +207,7 @@ def rollout_bytes(config: RunConfig, spec: EnvSpec) -> int:
 
 
 def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footprint | None:
-    """Of the replay memory after `n_steps`; None where there is none, or it does not tell."""
+    """Of the replay memory after `n_steps`; None where there is none, or it is not known."""
     if config.buffer is None:
         return None
     return footprint(config.buffer, algorithm.spec, config.env.n_envs, config.algo.gamma, n_steps)

@@ -127,7 +127,7 @@ class ProgressCallback(Callback):
         return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
     def _state(self, metrics: dict[str, float]) -> list[str]:
-        """What else is to be said, the most important first."""
+        """What else is shown, the most important first."""
         reward = metrics.get("mean_reward", math.nan)
         played = "" if math.isnan(reward) else f"return {reward:.1f}"
         losses = [f"{name} {metrics[key]:.3g}" for name, key in _LOSSES if key in metrics]

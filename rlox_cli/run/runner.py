@@ -251,7 +251,7 @@ def _carry_out(
             raise Stopped(e.signal_number) from None
         except BaseException as e:
             kept = keep_traceback(e, folder, shown(folder))
-            # On a full disk this fails as well; what is to be told is the first error.
+            # On a full disk this fails as well; what is reported is the first error.
             with suppress(OSError):
                 record.end(algorithm.counters.steps, "failed", summary(e), may_pass(e), kept)
             found = failure_of(e)

@@ -112,7 +112,7 @@ def resume(folder: Path, args: list[str], retry_failed: bool) -> None:
         if searched:
             if retry_failed:
                 raise UsageError(
-                    "--retry-failed must be left out of a search, whose failed trials have told it something; more "
+                    "--retry-failed must be left out of a search, which has learned from its failed trials; more "
                     "trials: hydra.sweeper.n_trials=N"
                 )
             optuna_search().resume(sweep, master, typed, modules, console)
@@ -222,8 +222,8 @@ def print_status(sweep: Sweep, console: Console, as_json: bool) -> None:
         unfinished = optuna_search().print_trials(sweep.folder, console)
         for job in sweep.jobs.values():
             progress = sweep.progress[job.id]
-            if told := going_on(job, progress):
-                console.print(f"{job.folder}: {progress.state}, {told}", soft_wrap=True, markup=False)
+            if note := going_on(job, progress):
+                console.print(f"{job.folder}: {progress.state}, {note}", soft_wrap=True, markup=False)
     else:
         print_jobs(sweep, console)
     console.print(sweep.summary(), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The jobs of a sweep, through whatever launcher: skipped, started, resumed, tried again, told about."""
+"""The jobs of a sweep, through whatever launcher: skipped, started, resumed, tried again, reported."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ class Launch:
         Modules of the user's that were typed.
     trusted : bool
         Whether the jobs were typed now; False where they come from a file.
-    told : sequence of str
-        The states of jobs that are told when they come about.
+    reported : sequence of str
+        The states that are printed when a job comes to them.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Launch:
         modules: list[str],
         trusted: bool,
         console: Console,
-        told: Sequence[str] = STATES,
+        reported: Sequence[str] = STATES,
     ):
         self.sweep, self.console = sweep, console
         self._modules, self._trusted = modules, trusted
@@ -160,14 +160,14 @@ class Launch:
         self._launched = self._barren = 0  # jobs, and launches in a row that failed before any job began
         self._tries: dict[str, tuple[int, int]] = {}  # id -> newest checkpoint at the last try, tries without a newer
         self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
-        self._watch = _Watch(sweep, console, told)
+        self._watch = _Watch(sweep, console, reported)
         self.exit_code: int | None = None  # of a stop that was asked for
         line = "stopping: the jobs that run are saving what they have; Ctrl-C once more stops at once"
-        self._signals = Signals(self._tell, line)
+        self._signals = Signals(self._ask_to_stop, line)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Tell of jobs as they come and go, and see signals through, until the end of the block.
+        """Print which jobs begin and end, and handle signals, until the end of the block.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class Launch:
             if not (flag.exists() and flag.read_text()):  # what still runs has to see it; the next start removes it
                 flag.unlink(missing_ok=True)
 
-    def _tell(self, line: str) -> None:
+    def _ask_to_stop(self, line: str) -> None:
         self.sweep.stop_flag.touch()
         self.console.print(line, soft_wrap=True)
 
@@ -262,29 +262,29 @@ class Launch:
             self._note(job, result, job in started)
 
     def _note(self, job: SweepJob, result: JobReturn, started: bool) -> None:
-        told = result._return_value
+        answer = result._return_value
         if result.status is JobStatus.FAILED:
-            told = {"message": summary(told), "may_pass": may_pass(told)}
+            answer = {"message": summary(answer), "may_pass": may_pass(answer)}
         state = self.sweep.progress[job.id].state
-        if "message" in told and (state == "killed" if started else state not in ("finished", "running")):
+        if "message" in answer and (state == "killed" if started else state not in ("finished", "running")):
             # What came before it had opened its record stands nowhere else.
-            self.sweep.note_failure(job, told["message"], told["may_pass"])
+            self.sweep.note_failure(job, answer["message"], answer["may_pass"])
             self._watch.look(job)
 
 
 class _Watch:
-    """Tells, in a thread, which jobs began and how they ended: their records say so, wherever they run."""
+    """Prints, in a thread, which jobs began and how they ended: their records say so, wherever they run."""
 
     def __init__(self, sweep: Sweep, console: Console, states: Sequence[str]):
         self.active: list[SweepJob] = []
         self._sweep, self._console, self._states = sweep, console, states
         self._lock = threading.Lock()
-        self._told: dict[str, tuple[int, str]] = {}  # id -> attempt and state that were told last
+        self._last: dict[str, tuple[int, str]] = {}  # id -> attempt and state that were printed last
         self._end = threading.Event()
 
     def __enter__(self) -> _Watch:
         for key, progress in self._sweep.scan().items():
-            self._told[key] = (progress.attempts, progress.state)
+            self._last[key] = (progress.attempts, progress.state)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
         return self
@@ -296,16 +296,16 @@ class _Watch:
     def _follow(self) -> None:
         while not self._end.wait(_POLL_S):
             for job in self.active:
-                if self._told.get(job.id, (0, "waiting"))[1] != "finished":
+                if self._last.get(job.id, (0, "waiting"))[1] != "finished":
                     self.look(job)
 
     def look(self, job: SweepJob) -> Progress:
         with self._lock:
             progress = self._sweep.progress[job.id].scan()
-            now, before = (progress.attempts, progress.state), self._told.get(job.id, (0, "waiting"))
+            now, before = (progress.attempts, progress.state), self._last.get(job.id, (0, "waiting"))
             # That it began is worth a line only where the end does not follow at once.
             if now != before and not (progress.state == "running" and time.time() - progress.started < 2 * _POLL_S):
-                self._told[job.id] = now
+                self._last[job.id] = now
                 if progress.state in self._states:
                     self._console.print(_line(self._sweep, job, progress), soft_wrap=True, markup=False)
         return progress
@@ -316,22 +316,22 @@ def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
 
     unit = unit_of(job.config)
     number = list(sweep.jobs).index(job.id) + 1
-    told = progress.state
-    if told == "running":
-        told = (
+    text = progress.state
+    if text == "running":
+        text = (
             "runs"
             if progress.attempts == 1
             else f"goes on at {unit[:-1]} {progress.step:,}, attempt {progress.attempts}"
         )
-    elif told in ("failed", "killed", "interrupted"):
-        told += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")
-        told += f" ({note})" if (note := going_on(job, progress)) else ""
-    elif told == "finished":
-        told = f"{progress.step:,} {unit} in {progress.seconds:.1f} s"
+    elif text in ("failed", "killed", "interrupted"):
+        text += f" at {unit[:-1]} {progress.step:,}" + (f": {progress.message}" if progress.message else "")
+        text += f" ({note})" if (note := going_on(job, progress)) else ""
+    elif text == "finished":
+        text = f"{progress.step:,} {unit} in {progress.seconds:.1f} s"
         if progress.last is not None:
-            told += f", final evaluation {progress.last:.1f} ± {progress.spread or 0.0:.1f}, best {progress.best:.1f}"
-        told += f" ({progress.message})" if progress.message else ""
-    return f"[{number:>{len(str(len(sweep.jobs)))}}/{len(sweep.jobs)}] {label(sweep, job)}: {told}"
+            text += f", final evaluation {progress.last:.1f} ± {progress.spread or 0.0:.1f}, best {progress.best:.1f}"
+        text += f" ({progress.message})" if progress.message else ""
+    return f"[{number:>{len(str(len(sweep.jobs)))}}/{len(sweep.jobs)}] {label(sweep, job)}: {text}"
 
 
 def launcher_overrides(master: DictConfig, overrides: list[str]) -> list[str]:

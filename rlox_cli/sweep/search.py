@@ -2,7 +2,8 @@
 
 The study chooses values and remembers what came of them; that there are runs, and how far they have come, stands in the
 sweep's ledger and the runs' own records, as with any sweep. A trial that was under way when everything was killed is
-still RUNNING in the study: its runs go on from their checkpoints, in their folders, and it is told when they end.
+still RUNNING in the study: its runs go on from their checkpoints, in their folders, and their values go to the study
+when they end.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from rlox_cli.terminal.errors import UsageError
 from rlox_cli.terminal.paths import shown
 
 _CHANGEABLE = ("n_trials", "n_jobs", "retries")  # when a search goes on
-_TOLD = ("interrupted", "killed")  # states of runs that are told beside the lines of trials
+_PRINTED = ("interrupted", "killed")  # states of runs that are printed beside the lines of trials
 
 
 class Trials:
@@ -115,8 +116,8 @@ class Trials:
         for space in self.search.spaces:
             space.suggest(trial)
 
-    def tell(self, trial: Trial, runs: Sequence[Progress]) -> bool:
-        """Tell the study how the trial's runs ended; whether they have."""
+    def finish(self, trial: Trial, runs: Sequence[Progress]) -> bool:
+        """Report to the study how the trial's runs ended; whether they have."""
         pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
         failed = next((run for run in runs if run.state == "failed" and not run.may_pass), None)
         scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
@@ -141,7 +142,7 @@ class Trials:
             launch.run([job for jobs in runs for job in jobs])
             open_ = []
             for trial, jobs in zip(trials, runs, strict=True):
-                if self.tell(trial, [sweep.progress[job.id].scan() for job in jobs]):
+                if self.finish(trial, [sweep.progress[job.id].scan() for job in jobs]):
                     console.print(
                         describe(self.study, trial.number, self.settings.n_trials), soft_wrap=True, markup=False
                     )
@@ -188,7 +189,7 @@ def start(
         console.print(f"search: {shown(sweep.folder)}", soft_wrap=True, markup=False)
         for space in search.spaces:
             console.print(f"  {space.key} in {space.text}", soft_wrap=True, markup=False)
-        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, _TOLD), console)
+        carry_on(sweep, search, config, Launch(sweep, master, modules, True, console, _PRINTED), console)
     finally:
         sweep.release()
 
@@ -214,7 +215,7 @@ def resume(sweep: Sweep, master: DictConfig, typed: list[str], modules: list[str
     search = replace(search, settings=replace(search.settings, **{name: getattr(now, name) for name in names}))
     search.write(sweep.folder, config)
     sweep.head.retries = search.settings.retries
-    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, _TOLD), console)
+    carry_on(sweep, search, config, Launch(sweep, master, modules, False, console, _PRINTED), console)
 
 
 def print_trials(folder: Path, console: Console) -> bool:
@@ -259,14 +260,14 @@ def carry_on(sweep: Sweep, search: Search, config: dict[str, Any], launch: Launc
 
 
 def describe(study: optuna.Study, number: int, n_trials: int) -> str:
-    """One line about a trial that was told."""
+    """One line about a trial that has ended."""
     trial, best = study.get_trials(deepcopy=False)[number], best_trial(study)
     if trial.state is TrialState.COMPLETE:
-        told = f"{trial.value:.1f}"
+        outcome = f"{trial.value:.1f}"
     else:
-        told = (
+        outcome = (
             trial.user_attrs["pruned"] if trial.state is TrialState.PRUNED else f"failed: {trial.user_attrs['error']}"
         )
     so_far = "" if best is None else f" (best {best.value:.1f}, trial {best.number})"
     values = " ".join(f"{key.removeprefix('algo.')}={shown_value(value)}" for key, value in trial.params.items())
-    return f"trial {number} of {n_trials}: {told}{so_far}  {values}"
+    return f"trial {number} of {n_trials}: {outcome}{so_far}  {values}"

@@ -43,8 +43,8 @@ def trials_table(study: optuna.Study) -> PlainTable:
     for trial in sorted(trials, key=lambda t: (order.get(t.state, 2), -(t.value or 0.0), t.number)):
         value = "" if trial.value is None else f"{trial.value:.1f}"
         row = [shown_value(trial.params[key]) if key in trial.params else "" for key in keys]
-        told = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
-        table.add_row(str(trial.number), value, _STATES[trial.state], *row, told)
+        note = trial.user_attrs.get("error" if trial.state is TrialState.FAIL else "pruned", "")
+        table.add_row(str(trial.number), value, _STATES[trial.state], *row, note)
     return table
 
 
@@ -64,12 +64,14 @@ def report(study: optuna.Study, search: Search, folder: Path, console: Console) 
     preset.write_text(preset_text(overrides, best))
     importances = importance(study)
     draw(study, importances).savefig(folder / PICTURE, dpi=110)
-    told = ", ".join(f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005)
+    shares = ", ".join(
+        f"{key.removeprefix('algo.')} {share:.0%}" for key, share in importances.items() if share >= 0.005
+    )
     for name, value in (
         ("best", f"trial {best.number}: mean return {best.value:.1f}"),
         ("train it", f"rlox train {shlex.join(overrides)}"),
         ("as a preset", f"rlox train -cd {shown(folder)} experiment=best"),
-        ("importance", told),
+        ("importance", shares),
         ("picture", shown(folder / PICTURE)),
     ):
         if value:
@@ -94,12 +96,12 @@ def preset_text(overrides: list[str], best: FrozenTrial) -> str:
                 inner = inner.setdefault(section, {})
             inner[name] = value
     plain = yaml.safe_dump({"defaults": [*defaults, "_self_"], **values}, sort_keys=False)
-    told = f"Trial {best.number} of a search, which came to a mean return of {best.value:.1f}."
-    return f"# @package _global_\n# {told}\n{plain}"
+    comment = f"Trial {best.number} of a search, which came to a mean return of {best.value:.1f}."
+    return f"# @package _global_\n# {comment}\n{plain}"
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """How much of what tells good trials from others each key explains, the most important first; empty if unknown.
+    """How much each key explains of the difference between good trials and others, the largest first; empty if unknown.
 
     PED-ANOVA (Watanabe, Bansal and Hutter 2023, arXiv:2304.10255), over trials that came to their end.
     """
@@ -147,7 +149,7 @@ def draw(study: optuna.Study, importances: dict[str, float]) -> Figure:
             axes[1].annotate(f"{share:.0%}", (share, i), (4, 0), textcoords="offset points", va="center", size=12)
         axes[1].margins(x=0.12)
         axes[1].set(
-            xlabel="share of what tells\ngood trials from others",
+            xlabel="share of the difference between\ngood trials and others",
             title=f"importance (PED-ANOVA),\n{len(done)} finished trials",
         )
         spread(axes[1].xaxis, PercentFormatter(1.0, 0), 4)

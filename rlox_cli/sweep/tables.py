@@ -44,7 +44,7 @@ def print_jobs(sweep: Sweep, console: Console, most: int | None = None) -> None:
         last = "" if p.last is None else f"{p.last:.1f} ± {p.spread or 0.0:.1f}"
         best = "" if p.best is None else f"{p.best:.1f}"
         note = "; ".join(filter(None, (p.message, going_on(job, p))))
-        told = (label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), note)
-        table.add_row(job.id, *told)
+        cells = (label(sweep, job), p.state, steps, last, best, f"{p.seconds:.1f}", str(p.attempts), note)
+        table.add_row(job.id, *cells)
     if table.row_count:
         print_table(console, table)

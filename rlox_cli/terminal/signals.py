@@ -39,7 +39,7 @@ class Signals:
 
     Parameters
     ----------
-    tell : callable, optional
+    report : callable, optional
         Given a line, from that thread, when the first signal comes. None: that one raises `StopAtOnce` already.
     line : str
         What it is given.
@@ -52,9 +52,9 @@ class Signals:
         The first signal.
     """
 
-    def __init__(self, tell: Callable[[str], None] | None = None, line: str = "", flag: Path | None = None):
+    def __init__(self, report: Callable[[str], None] | None = None, line: str = "", flag: Path | None = None):
         self.number: int | None = None
-        self._tell, self._line, self._flag = tell, line, flag
+        self._report, self._line, self._flag = report, line, flag
         self._raised = self._saving = False
 
     def saving(self) -> None:
@@ -85,7 +85,7 @@ class Signals:
     def _on_signal(self, number: int, frame: object) -> None:
         first = self.number is None
         self.number = self.number or number
-        if not (first and self._tell) and not self._raised:
+        if not (first and self._report) and not self._raised:
             self._raised = True
             raise StopAtOnce(number)
 
@@ -103,10 +103,10 @@ class Signals:
             for number in found:
                 if number not in _SIGNALS:
                     continue
-                if first is None and self._tell is not None:
+                if first is None and self._report is not None:
                     first = number
                     with suppress(Exception):  # where nobody reads any more, it stops all the same
-                        self._tell(self._line)
+                        self._report(self._line)
                     if number == signal.SIGTERM:
                         raise_at = time.monotonic() + _GRACE_S
                 elif exit_at == math.inf:
