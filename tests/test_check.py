@@ -349,7 +349,7 @@ def test_looking_at_a_run_before_it_starts_changes_no_bit_of_it(args, rlox, tmp_
     common = ["logger=none", "total_timesteps=1000", "eval.n_points=2", "eval.n_episodes=2"]
     code, out, _ = rlox(*args, *common, "hydra.run.dir=one")
     assert not code
-    monkeypatch.setattr("rlox_cli.run.runner.preflight", lambda *_: [])
+    monkeypatch.setattr("rlox_cli.run.runner.training_warnings", lambda *_: [])
     monkeypatch.setattr("rlox_cli.run.runner.time_limit_warnings", lambda *_: [])
     rlox(*args, *common, "hydra.run.dir=other")
     assert record(tmp_path / "one") == record(tmp_path / "other") != []
@@ -440,7 +440,7 @@ def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
     def at(name, free, total=2**40):
         value = (free, total) if name == "memory" else free
         monkeypatch.setattr(machine, name, lambda *_: value)
-        return limits.preflight(algorithm, job.config, tmp_path)
+        return limits.training_warnings(algorithm, job.config, tmp_path)
 
     monkeypatch.setattr(machine, "free_disk", lambda *_: 2**40)
     assert at("memory", 2 * needed) == []
@@ -456,7 +456,7 @@ def test_memory_and_disk_that_are_tight_or_short(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"or set checkpoint\.memory=false, or choose another folder by output_dir"):
         at("free_disk", needed - 100_000)
     config = replace(job.config, checkpoint=replace(job.config.checkpoint, memory=False))
-    assert limits.preflight(algorithm, config, tmp_path) == []
+    assert limits.training_warnings(algorithm, config, tmp_path) == []
 
 
 def test_a_container_has_the_memory_of_its_limit(tmp_path):

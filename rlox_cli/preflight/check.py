@@ -34,11 +34,11 @@ from rlox_cli.run import machine
 from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import (
     mapped_bytes,
-    preflight,
     replay_footprint,
     require_folder,
     rollout_steps,
     time_limit_warnings,
+    training_warnings,
 )
 from rlox_cli.run.runner import Resumption
 from rlox_cli.terminal.account import account, headline, is_explained
@@ -151,7 +151,7 @@ def check_resume(found: Resumption, console: Console) -> None:
     try:
         plan(algorithm, config, console, found.changed)
         folder = checkpoint.parent.parent
-        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
+        for warning in (*training_warnings(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"  {'warning':<12} {warning}", soft_wrap=True, markup=False)
     finally:
         algorithm.close()
@@ -176,7 +176,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         algorithm = build(_with_files_in(scratch, config), job.algo, scratch)
         start = replace(start, building=machine.cpu_seconds() - before)
         try:
-            warnings += preflight(algorithm, config, folder)
+            warnings += training_warnings(algorithm, config, folder)
             seen = probe_env(algorithm, config)
             found = estimate(algorithm, config, seen, start, scratch)
         finally:

@@ -26,7 +26,7 @@ from rlox_cli.terminal.errors import UsageError
 _TIGHT = 0.8
 
 
-def preflight(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
+def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> list[str]:
     """Warnings, a line each, about the training that `algorithm` is to do with `config` into `folder`.
 
     Raises

@@ -34,7 +34,7 @@ from rlox.tracking.record import FILE, Record
 from rlox_cli.config.saved import resolved
 from rlox_cli.records.folders import require_new, resume_command
 from rlox_cli.run.build import build, plan, restored
-from rlox_cli.run.limits import preflight, time_limit_warnings
+from rlox_cli.run.limits import time_limit_warnings, training_warnings
 from rlox_cli.run.progress import ProgressCallback
 from rlox_cli.terminal.account import keep_traceback, summary
 from rlox_cli.terminal.errors import Stopped
@@ -200,7 +200,7 @@ def _carry_out(
     console.print(f"backend: {algorithm.backend} ({algorithm.backend_reason})", soft_wrap=True)
     try:
         plan(algorithm, config, console, changed if resumed else None)
-        for warning in (*preflight(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
+        for warning in (*training_warnings(algorithm, config, folder), *time_limit_warnings(algorithm, config)):
             console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     except BaseException:
         algorithm.close()

@@ -29,7 +29,7 @@ from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJo
 from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
 from rlox_cli.run.runner import alone, may_pass, run
-from rlox_cli.sweep.tables import label
+from rlox_cli.sweep.tables import going_on, label
 from rlox_cli.terminal.account import summary
 from rlox_cli.terminal.errors import Stopped
 from rlox_cli.terminal.signals import AT_ONCE, Signals, StopAtOnce
@@ -312,8 +312,6 @@ class _Watch:
 
 
 def _line(sweep: Sweep, job: SweepJob, progress: Progress) -> str:
-    from rlox_cli.sweep.tables import going_on
-
     unit = unit_of(job.config)
     number = list(sweep.jobs).index(job.id) + 1
     text = progress.state
