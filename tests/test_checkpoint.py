@@ -9,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import rlox
 from rlox.algorithms import ALGORITHMS, PPO, resolve
-from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rlox.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, trained_for
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +267,30 @@ def test_tensors_begin_at_a_multiple_of_eight_bytes(tmp_path):
     for n in range(9):
         PPO("CartPole-v1", hidden_sizes=[8]).save(tmp_path / "a.safetensors", note="x" * n)
         assert int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little") % 8 == 0
+
+
+def test_wrappers_with_arguments_are_made_again(tmp_path):
+    wrappers = [{"TimeLimit": {"max_episode_steps": 7}}]
+    ppo = PPO("CartPole-v1", 1, 0, n_steps=16, hidden_sizes=[8], env_wrappers=wrappers)
+    ppo.train(16)
+    ppo.save(tmp_path / "a.safetensors")
+    again = PPO.from_checkpoint(tmp_path / "a.safetensors")
+    assert again.env_wrappers == wrappers
+    assert again.evaluate(1).lengths[0] == 7
+
+
+def test_how_far_a_training_had_come_is_told_with_its_unit():
+    assert trained_for({"counters": {"env_steps": 0, "updates": 500}}) == (500, "updates")
+    assert trained_for({"counters": {"env_steps": 700, "updates": 500}}) == (700, "steps")
+    assert trained_for({"counters": {"env_steps": 0, "updates": 0}}) == (0, "steps")
+
+
+def test_widths_are_looked_at_where_the_policy_is_the_users(tmp_path):
+    path = tmp_path / "a.safetensors"
+    rlox.SAC("Pendulum-v1", policy=nn.Linear(3, 2), **OFF_POLICY).save(path)
+    assert rlox.SAC.from_checkpoint(path, policy=nn.Linear(3, 2)).config.hidden_sizes == [8]
+    saved = load_checkpoint(path)
+    saved.header["config"]["hidden_sizes"] = [9]
+    save_checkpoint(path, saved)
+    with pytest.raises(ValueError, match="hidden_sizes does not fit the checkpoint"):
+        rlox.SAC.from_checkpoint(path, policy=nn.Linear(3, 2))

@@ -310,3 +310,9 @@ def test_rewards_of_reward_fn_are_numbers(kind):
     collector = RolloutCollector("CartPole-v1", 2, 0, reward_fn=lambda obs, actions, rewards: rewards.astype(kind))
     with pytest.raises(TypeError, match="reward_fn must return numbers, got an array of dtype"):
         collector.collect(DiscretePolicy(4, 2), 8)
+
+
+def test_a_single_row_joins_the_minibatch_before_it():
+    batch = RolloutCollector("CartPole-v1", n_envs=1).collect(DiscretePolicy(4, 2), 3)
+    assert [len(part) for part in batch.sample_minibatches(2)] == [3]
+    assert [len(part) for part in batch.sample_minibatches(1)] == [1, 1, 1]

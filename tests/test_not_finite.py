@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import user_code
+from torch import nn
 
 import rlox
 from rlox.checkpoint import load_checkpoint
@@ -135,3 +136,29 @@ def test_large_numbers_are_finite():
     assert all_finite(np.array([[255]], np.uint8))
     assert not all_finite(np.array([[1.0, -np.inf]]))
     assert RolloutCollector("CartPole-v1", 2).env_steps == 0
+
+
+class Strict(nn.Module):
+    """A user's policy that checks what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def get_action_and_logprob(self, obs):
+        if not torch.isfinite(obs).all():
+            raise ValueError("observations of no use")
+        return torch.zeros(len(obs), dtype=torch.int64), torch.zeros(len(obs))
+
+    def get_value(self, obs):
+        return torch.zeros(len(obs))
+
+    def get_logprob_and_entropy(self, obs, actions):
+        return torch.zeros(len(obs)) + self.unused, torch.zeros(len(obs))
+
+
+def test_a_policy_that_refuses_what_is_not_finite_is_not_blamed():
+    kwargs = {"broken": "obs", "value": "nan", "continuous": False}
+    collector = RolloutCollector("NanAt-v0", 4, 0, env_kwargs=kwargs)
+    with pytest.raises(FloatingPointError, match=r"must be finite, got nan .* from environment 0 at step 204"):
+        collector.collect(Strict(), 64)

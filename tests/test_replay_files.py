@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from outside_buffer import NewestBuffer
 
 from rlox import DQN, TD3, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
 from rlox.buffers.files import ReplayFiles, load
@@ -221,3 +222,41 @@ def test_a_memory_that_is_not_registered_is_named(tmp_path):
     own = DQN("CartPole-v1", buffer=ReplayBuffer(100, 4, 1), **TINY)
     own.save(path)
     assert load_checkpoint(path).header["buffer"] == {"name": "ReplayBuffer"}
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_a_restored_run_saves_its_memory_again(kind, tmp_path):
+    path = tmp_path / "last.safetensors"
+    first = DQN("CartPole-v1", 1, 0, buffer=kind, buffer_size=60, **TINY)
+    first.train(40)
+    first.save(path, memory=True)
+    again = DQN.from_checkpoint(path)
+    again.train(40)
+    again.save(path, memory=True)
+    equal(DQN.from_checkpoint(path).buffer.get_state(), again.buffer.get_state())
+    assert len(list((tmp_path / "memory").glob("*"))) == 2  # the first save's rows, and what is new
+
+
+def test_a_memory_of_ones_own_is_saved_whole(tmp_path):
+    buffer, files = NewestBuffer(20, 3, 1), ReplayFiles(tmp_path)
+    for start in (0.0, 15.0):
+        obs = np.arange(start, start + 15, dtype=np.float32)[:, None].repeat(3, 1)
+        buffer.push_batch(obs, obs + 1, obs[:, :1], obs[:, 0], np.zeros(15, bool), np.ones(15, bool))
+        taken = files.take(buffer)
+        entry, arrays = taken.write()
+        taken.tidy()
+        found = NewestBuffer(20, 3, 1)
+        load(found, tmp_path, json.loads(json.dumps(entry)), arrays)
+        equal(found.get_state(), buffer.get_state())
+        assert len(list(tmp_path.glob("*"))) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"values": []}, {"files": {}}, {"files": [{}]}, {"files": [3]}, {"files": [{"name": "a", "next_frame": "1"}]},
+     {"files": [{"name": "a"}, {"name": "b/a"}]}, {"files": [{"name": "a\0"}]}, {"start": -1},
+     {"values": {"next_frame": 0.5}}, {"values": {"cold_path": 3}}, {"values": {"cold_path": "x" * 65_536}}],
+)  # fmt: skip
+def test_an_entry_that_is_not_what_was_saved_is_refused(changes, tmp_path):
+    with pytest.raises(ValueError, match="its entry in the header must be what was saved, got"):
+        load(ReplayBuffer(10, 3, 1), tmp_path, {"values": {}, "files": [], "start": 0, **changes}, {})
