@@ -20,14 +20,14 @@ class Footprint:
     row: int  # of one transition in memory
 
 
-# Transitions of the miniature that `footprint` makes: memories are reserved by the row, so that two tell of any.
+# Transitions of the miniature that `footprint` makes: memories are reserved by the row, so two sizes give that of any.
 _MINIATURE = 512
 
 
 def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_pushed: int) -> Footprint | None:
     """What the memory that `make_buffer` builds of the same arguments takes after `n_pushed` transitions.
 
-    None where its class has no ``nbytes`` that would tell. Nothing of its size is reserved.
+    None where its class has no ``nbytes``. Nothing of its size is reserved.
 
     Raises
     ------

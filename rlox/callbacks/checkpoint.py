@@ -19,7 +19,7 @@ class _Write(threading.Thread):
     """A checkpoint on its way to the disk."""
 
     def __init__(self, write: Callable[[], None], **info: Any):
-        # Of no use to a process that is told to stop at once; the file that was there stays until the new one is whole.
+        # A daemon, so that a process can end at once; the earlier file stays until the new one is complete.
         super().__init__(name="rlox-checkpoint", daemon=True)
         self.info = info
         self.error: BaseException | None = None

@@ -41,7 +41,7 @@ class VideoCallback(Callback):
         self.fps = fps
         self.paths: list[Path] = []
         self._evaluations = 0
-        # An unknown kind or a missing package is to be told now, not hours later.
+        # Raise now for an unknown kind or a missing package, not hours later.
         VideoWriter(self.folder / f"step.{kind}", fps or 30)
 
     def on_evaluation(self, *, step: int, evaluation, algorithm, **info: Any) -> None:

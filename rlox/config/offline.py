@@ -85,7 +85,7 @@ class CQLConfig(EntropyConfig, OfflineCriticConfig):
     )  # weight of the penalty beside the squared TD error; with auto_alpha only where it starts
     n_random_actions: int = 10  # uniform actions per state in the penalty, and as many of the policy's own
     auto_alpha: bool = False  # learn that weight, so that the penalty comes to cql_target_value (or below, at 0)
-    cql_target_value: float = -1.0  # penalty aimed at, in units of return; 0: values that tell no actions apart
+    cql_target_value: float = -1.0  # target of the penalty, in units of return; 0: all actions have one value
 
     def rules(self):
         yield from super().rules()

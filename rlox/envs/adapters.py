@@ -20,7 +20,7 @@ class SpaceAdapter:
     - Observations: Box becomes (D,) float32, flattened if it has more dimensions; Discrete, MultiDiscrete,
       MultiBinary, Dict and Tuple as ``gymnasium.spaces.flatten`` does (choices one-hot). A uint8 Box of three
       dimensions is an image, of four a stack of images: (C, H, W) uint8, the frames of a stack one after the other
-      in C. Where the channels are is told by size: the smaller of first and last dimension. A Dict or Tuple of one
+      in C. The channels are the smaller of first and last dimension. A Dict or Tuple of one
       part is that part.
     - Actions: Discrete is an integer from 0; MultiDiscrete and MultiBinary K integers from 0; Box (A,) float32 in the
       environment's own units.

@@ -65,7 +65,7 @@ def check_envpool_id(env_id: Any) -> None:
 def evaluation_kwargs(pool: EnvPoolVecEnv) -> dict[str, Any]:
     """What evaluation passes to ``gymnasium.make`` beside training on `pool`: its kwargs without those about threads.
 
-    Makes the environment once, so that a missing one is told before anything is trained.
+    Makes the environment once, so that a missing one is an error before training.
 
     Raises
     ------

@@ -14,7 +14,7 @@ from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_id
 # Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari", "opencv": "atari"}
 
-# What `ALE/…` ids get unless told otherwise: up to 30 no-ops, the greater of the last two of 4 frames, 84 x 84 greys,
+# Wrappers of `ALE/…` ids where none are given: up to 30 no-ops, the greater of the last two of 4 frames, 84 x 84 greys,
 # 4 of them stacked. A lost life is no end, as Machado et al. 2018 (arXiv:1709.06009, 4.1) advise.
 ATARI_WRAPPERS = ("AtariPreprocessing", {"FrameStackObservation": {"stack_size": 4}})
 

@@ -308,7 +308,7 @@ def conservative_penalty(values: torch.Tensor, log_ratios: torch.Tensor, data_va
     (Kumar et al. 2020, arXiv:2006.04779, eq. 4, estimated by importance sampling as in appendix F).
 
     The soft maximum is ``log E exp Q(s, a)`` over actions a that are uniform on [-1, 1]^A: 0 less the data's value
-    where Q tells no actions apart. (Against the integral over actions of the paper's eq. 4 a constant, A log 2, is
+    where Q is the same for all actions. (Against the integral over actions of the paper's eq. 4 a constant, A log 2, is
     missing, which no gradient sees.)
 
     Parameters

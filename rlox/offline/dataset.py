@@ -239,7 +239,7 @@ def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
 def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
     """Raise unless the dataset's observations and actions are such as the environment has.
 
-    What a dataset of one's own does not tell (``obs_shape act_dim n_actions metadata``) is not looked at.
+    What a dataset of your own does not define (``obs_shape act_dim n_actions metadata``) is not checked.
 
     Raises
     ------

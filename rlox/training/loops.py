@@ -56,7 +56,7 @@ def _require_finite(losses: dict[str, float], algorithm) -> None:
 
 
 def _means(history: list[dict[str, Any]]) -> dict[str, float]:
-    """Of each metric over the updates that told it: a delayed policy's come with its own updates alone.
+    """The mean of each metric over the updates that report it; a delayed policy's metrics come with its own updates.
 
     A row of `history` holds tensors, or floats, or arrays of many updates' numbers.
     """
@@ -129,14 +129,14 @@ def off_policy(algorithm) -> dict[str, float]:
 
     A round is `train_freq` environment steps, rounded up to whole steps of all environments, then `gradient_steps`
     updates, once the memory has taken in `learning_starts` steps and holds `min_rows` transitions. Metrics are means
-    over the updates since they were last told, which is a hundred times in a training, and every 1,000 steps in a long
-    one; only then does a callback see them, and can stop it. Where nothing of Python's must see the single steps, all
-    rounds up to then are one call of the algorithm's kernel, which changes no bit of what comes out.
+    over the updates since the last report. There are a hundred reports in a training, one every 1,000 steps in a long
+    one; callbacks see metrics only then, and can stop the training only then. Where no Python code must see single
+    steps, all rounds up to the next report are one call of the algorithm's kernel, with the same results.
 
     Raises
     ------
     FloatingPointError
-        As soon as metrics are told that are not finite.
+        As soon as a report has metrics that are not finite.
     """
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
     collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
@@ -226,14 +226,14 @@ def off_policy(algorithm) -> dict[str, float]:
 def offline(algorithm) -> dict[str, float]:
     """Update from samples of a dataset until the horizon is reached or a callback says stop.
 
-    The horizon, schedules and callbacks count updates. Metrics are told as in `off_policy`: means over the updates
-    since they were last told, a hundred times in a training and every 1,000 updates in a long one. ``time/collect_s``
-    is what drawing the samples took.
+    The horizon, schedules and callbacks count updates. Metrics are reported as in `off_policy`: means over the updates
+    since the last report, a hundred times in a training and every 1,000 updates in a long one. ``time/collect_s`` is
+    the time that drawing the samples took.
 
     Raises
     ------
     FloatingPointError
-        As soon as metrics are told that are not finite.
+        As soon as a report has metrics that are not finite.
     """
     c, callbacks, clock = algorithm.counters, algorithm.callbacks, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update

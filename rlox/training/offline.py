@@ -80,7 +80,7 @@ def _seen(
 class OfflineAlgorithm:
     """Base of algorithms that learn from a dataset and never act while they learn.
 
-    A training is counted in updates: that is what `train` takes and what callbacks are told as ``step``.
+    A training is counted in updates: `train` takes their number, and callbacks get it as ``step``.
 
     Parameters
     ----------

@@ -208,7 +208,7 @@ class TwinCriticAlgorithm(OffPolicyAlgorithm):
         return metrics
 
     def _rounds(self, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
-        """As `rounds`, with what the kernel is told beside that of both algorithms."""
+        """As `rounds`; `names` and `arguments` are what the kernel of one of the two algorithms takes in addition."""
         first, delay = self.counters.updates + 1, getattr(self.config, "policy_delay", 1)
         taken, table, update_s, returns, lengths = self._kernel_rounds(
             n_steps, ("tau", "max_grad_norm", *names), **arguments
