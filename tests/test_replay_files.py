@@ -260,3 +260,31 @@ def test_a_memory_of_ones_own_is_saved_whole(tmp_path):
 def test_an_entry_that_is_not_what_was_saved_is_refused(changes, tmp_path):
     with pytest.raises(ValueError, match="its entry in the header must be what was saved, got"):
         load(ReplayBuffer(10, 3, 1), tmp_path, {"values": {}, "files": [], "start": 0, **changes}, {})
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "stacks"])
+def test_a_memory_in_the_place_of_another_is_written_whole(kind, tmp_path):
+    files, rng = ReplayFiles(tmp_path), np.random.default_rng(0)
+    first, second = MAKERS[kind](tmp_path), MAKERS[kind](tmp_path)
+    push(first, 5, rng, 0)
+    files.take(first).write()
+    push(second, 100, rng, 50)  # more than it holds
+    entry, arrays = files.take(second).write()
+    found = MAKERS[kind](tmp_path)
+    load(found, tmp_path, entry, arrays)
+    equal(found.get_state(), second.get_state())
+
+
+def test_a_lost_file_is_named_and_the_next_save_is_whole(tmp_path):
+    buffer, files, rng = ReplayBuffer(100, 3, 1), ReplayFiles(tmp_path), np.random.default_rng(0)
+    push(buffer, 5, rng, 0)
+    files.take(buffer).write()
+    (lost,) = tmp_path.glob("*")
+    lost.unlink()
+    push(buffer, 5, rng, 5)
+    with pytest.raises(FileNotFoundError, match=f"{lost.name} must be there; the next save writes all anew"):
+        files.take(buffer).write()
+    entry, arrays = files.take(buffer).write()
+    found = ReplayBuffer(100, 3, 1)
+    load(found, tmp_path, entry, arrays)
+    assert len(found) == 10
