@@ -108,3 +108,10 @@ def test_native_state_continues_in_the_same_bits():
     other.rng.set_state(straight.rng.get_state())
     ours, theirs = pushed(straight, 30)[0], pushed(other, 30)[0]
     assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_memory_without_n_step_returns_needs_no_cut():
+    memory = NewestBuffer(100, 4, 1)
+    for seed in (0, 1):  # the second one's environments start afresh behind the first one's transitions
+        ReplayCollector("CartPole-v1", seed=seed).step(None, memory, random=True)
+    assert len(memory) == 2

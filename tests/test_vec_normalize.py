@@ -283,3 +283,14 @@ def test_a_collector_counts_every_observation_once_and_ends_sums_at_every_bounda
     np.testing.assert_allclose(normalizer.return_moments.mean, sums.mean(), rtol=1e-3)
     np.testing.assert_allclose(normalizer.return_moments.var, sums.var(), rtol=2e-3)
     np.testing.assert_array_equal(normalizer.returns, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_predict_normalises_as_training_did(backend):
+    dqn = DQN("CartPole-v1", 2, 0, normalize_obs=True, backend=backend, hidden_sizes=[8], learning_starts=8)
+    dqn.train(200)
+    obs = np.random.default_rng(0).normal(0, 0.5, (200, 4)).astype(np.float32)
+    with torch.no_grad():
+        values, raw = (dqn.policy(torch.from_numpy(x)) for x in (dqn.normalizer.normalize(obs), obs))
+    assert (values.argmax(1) != raw.argmax(1)).any()
+    np.testing.assert_array_equal(dqn.predict(obs), values.argmax(1).numpy())

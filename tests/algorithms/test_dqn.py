@@ -441,3 +441,17 @@ print(json.dumps(rows))
         [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
     )
     np.testing.assert_allclose(json.loads(done.stdout), PINNED[kind], rtol=1e-4)
+
+
+def test_a_subclass_that_changes_the_sample_is_asked_for_each():
+    class Counting(DQN):
+        n_drawn = 0
+
+        def sample(self):
+            self.n_drawn += 1
+            return super().sample()
+
+    dqn = Counting("CartPole-v1", seed=0, **{**SMALL, "learning_starts": 40})
+    dqn.train(100)
+    assert dqn.n_drawn == dqn.counters.updates > 0
+    assert "step by step, since Counting changes sample" in dqn.backend_reason
