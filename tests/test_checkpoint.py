@@ -294,3 +294,38 @@ def test_widths_are_looked_at_where_the_policy_is_the_users(tmp_path):
     save_checkpoint(path, saved)
     with pytest.raises(ValueError, match="hidden_sizes does not fit the checkpoint"):
         rlox.SAC.from_checkpoint(path, policy=nn.Linear(3, 2))
+
+
+class OwnPolicy(nn.Module):
+    """A user's policy, which samples from PyTorch's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def get_action_and_logprob(self, obs):
+        distribution = torch.distributions.Categorical(logits=self.net(obs))
+        actions = distribution.sample()
+        return actions, distribution.log_prob(actions)
+
+    def get_value(self, obs):
+        return self.net(obs)[:, 0]
+
+    def get_logprob_and_entropy(self, obs, actions):
+        distribution = torch.distributions.Categorical(logits=self.net(obs))
+        return distribution.log_prob(actions), distribution.entropy()
+
+
+def test_torchs_generator_is_saved_where_a_policy_samples_from_it(tmp_path):
+    path = tmp_path / "a.safetensors"
+    for kwargs, kept in (({}, set()), ({"backend": "torch"}, set()), ({"policy": OwnPolicy()}, {"torch"})):
+        ppo = PPO("CartPole-v1", n_envs=2, seed=0, n_steps=8, **kwargs)
+        ppo.train(32)
+        ppo.save(path)
+        assert set(load_checkpoint(path).tensors["generators"]) == kept
+    # The same actions again, whatever has drawn from the generator meanwhile.
+    ppo.train(until=64)
+    torch.manual_seed(321)
+    again = PPO.from_checkpoint(path, policy=OwnPolicy())
+    again.train(until=64)
+    assert torch.equal(ppo.policy.net.weight, again.policy.net.weight)

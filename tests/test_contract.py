@@ -557,6 +557,24 @@ def test_online_training_starts_from_what_a_dataset_taught(name, online, tmp_pat
         start.init_from(tmp_path / "a.safetensors")
 
 
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_offline_algorithm_starts_from_a_checkpoint(name, tmp_path):
+    taught, start, other = learner(name, seed=1), learner(name, seed=2), learner(name, seed=2, hidden_sizes=[7])
+    taught.train(20)
+    taught.save(tmp_path / "a.safetensors")
+    x = np.linspace(-1, 1, 7, dtype=np.float32)[:, None]
+    assert not np.array_equal(start.predict(x), taught.predict(x))
+    start.init_from(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(start.predict(x), taught.predict(x))
+    assert start.counters.updates == 0
+    if taught.critics is not None:
+        for ours, theirs in zip(start.critics.parameters(), taught.critics.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match=r"init_from .*a\.safetensors"):
+        other.init_from(tmp_path / "a.safetensors")
+    start.train(5)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("name", "kind"), DATASETS)
 def test_trains_offline_on_cuda(name, kind):
