@@ -15,8 +15,8 @@ import torch
 import rlox
 from rlox import RolloutCollector, compute_gae
 from rlox.collectors import RolloutCollector as FromModule
-from rlox.nn.losses import PPOLoss
-from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
+from rlox.losses import PPOLoss
+from rlox.policies import ContinuousPolicy, DiscretePolicy
 
 # Introduction, 1: the loop
 
@@ -91,7 +91,7 @@ def test_returns_of_a_short_episode():
 
 def test_ppo_and_its_trainer():
     from rlox.algorithms import PPO
-    from rlox.algorithms.trainers import PPOTrainer
+    from rlox.trainers import PPOTrainer
 
     metrics = PPO("CartPole-v1", n_envs=8, seed=42).train(total_timesteps=20_000)
     assert f"{metrics['mean_reward']:.1f}"
@@ -150,7 +150,7 @@ def test_vectorised_stepping():
 
 
 def test_gymnasium_environments_step_alike():
-    from rlox.envs.gym_vec_env import GymVecEnv
+    from rlox.gym_vec_env import GymVecEnv
 
     vec = GymVecEnv("Pendulum-v1", n_envs=16, seed=0)
     assert vec.reset_all().shape == (16, 3)
@@ -248,7 +248,7 @@ def test_a_counting_bonus_keeps_its_state():
 
 
 def test_announcement():
-    from rlox.algorithms.trainers import PPOTrainer
+    from rlox.trainers import PPOTrainer
 
     metrics = PPOTrainer(env="CartPole-v1", seed=42).train(total_timesteps=5_000)
     assert f"{metrics['mean_reward']:.1f}"
@@ -512,7 +512,7 @@ def test_the_sac_loop_by_hand():
     import gymnasium
     import torch.nn.functional as F
 
-    from rlox.nn.networks import QNetwork, SquashedGaussianPolicy, polyak_update
+    from rlox.networks import QNetwork, SquashedGaussianPolicy, polyak_update
 
     torch.manual_seed(0)
     env, act_high, alpha, gamma, losses = gymnasium.make("Pendulum-v1"), 2.0, 0.2, 0.99, []
