@@ -145,25 +145,34 @@ def lazy(package: str, exports: dict[str, str]):
 class _Alias(ModuleType):
     """Another name of modules, which are imported when an attribute is first asked for. Setting one sets theirs."""
 
+    def _modules(self) -> list[ModuleType]:
+        return [import_module(module) for module in _ALIASES[self.__name__]]
+
+    def _holder(self, name: str) -> ModuleType:
+        """The module that has this name, or the first."""
+        return next((module for module in self._modules() if hasattr(module, name)), self._modules()[0])
+
+    @property
+    def __dict__(self):
+        # Who patches a name, as tests do, looks here for what to restore.
+        return {name: value for module in reversed(self._modules()) for name, value in vars(module).items()}
+
     def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        for module in map(import_module, _ALIASES[self.__name__]):
-            if hasattr(module, name):
-                return getattr(module, name)
+        if not name.startswith("__") and hasattr(holder := self._holder(name), name):
+            return getattr(holder, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            setattr(import_module(_ALIASES[self.__name__][0]), name, value)
+            setattr(self._holder(name), name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(import_module(_ALIASES[self.__name__][0]), name)
+        delattr(self._holder(name), name)
 
     def __dir__(self) -> list[str]:
-        return sorted({name for module in map(import_module, _ALIASES[self.__name__]) for name in dir(module)})
+        return sorted(vars(self))
 
 
 def _alias(name: str) -> ModuleType:

@@ -160,15 +160,24 @@ def test_the_first_layouts_names_import(name):
         module.nothing  # noqa: B018
 
 
-def test_what_is_set_on_an_alias_is_set_on_its_module():
-    import rlox.losses
-    import rlox.nn.losses
-
-    before = rlox.nn.losses.normalized
-    # pytest's monkeypatch looks into the module's own dictionary, finds nothing there, and would delete the name.
-    with mock.patch.object(rlox.losses, "normalized", len):
-        assert rlox.nn.losses.normalized is len
-    assert rlox.nn.losses.normalized is before
+@pytest.mark.parametrize(
+    ("alias", "name", "module"),
+    [
+        ("rlox.losses", "normalized", "rlox.nn.losses"),
+        ("rlox.networks", "mlp", "rlox.nn.networks"),
+        ("rlox.networks", "DeterministicPolicy", "rlox.nn.policies"),
+    ],
+)
+def test_what_is_set_on_an_alias_is_set_on_its_module(alias, name, module, monkeypatch):
+    alias, module = import_module(alias), import_module(module)
+    before = getattr(module, name)
+    monkeypatch.setattr(alias, name, len)
+    assert getattr(module, name) is len
+    monkeypatch.undo()
+    assert getattr(module, name) is before
+    with mock.patch.object(alias, name, len):
+        assert getattr(module, name) is len
+    assert getattr(module, name) is before
 
 
 def run(program):
