@@ -434,25 +434,27 @@ def test_another_revision_is_left_to_mlflow(tmp_path, monkeypatch):
 @needs_mlflow
 def test_killed_writers_lose_and_repeat_nothing(db):
     run = make_run(db, "killed", {"mlflow": mlflow_settings(db)})
-    with Record(run) as record:
-        for step in range(1500):
-            record.metrics(step, {f"m{k}": random.random() for k in range(10)})
-        record.end(1500, "finished")
-    rng, offset = random.Random(1), 0
-    for attempt in range(4):
-        start_mirrors(run)
-        writer = mirrors._children[-1]
-        deadline = time.monotonic() + 30
-        while stores.read_state(run, "mlflow").offset <= offset and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(0.1 * rng.random())
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
-        offset = stores.read_state(run, "mlflow").offset
-        assert not status(run)["mlflow"].complete
-        if attempt == 1:  # the state is lost as well: found by its tag, sent from the start
-            stores.state_path(run, "mlflow").unlink()
-            offset = 0
+    rng, offset, step = random.Random(1), 0, 0
+    with Record(run) as record:  # open while writers are killed: none of them can come to its end
+        for attempt in range(4):
+            for step in range(step, step + 400):
+                record.metrics(step, {f"m{k}": random.random() for k in range(10)})
+            record.checkpoint(step, "last", "checkpoints/last.safetensors")  # what is before it may be mirrored
+            start_mirrors(run)
+            writer = mirrors._children[-1]
+            deadline = time.monotonic() + 30
+            while stores.read_state(run, "mlflow").offset <= offset and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(0.1 * rng.random())
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.wait()
+            assert stores.read_state(run, "mlflow").offset > offset, attempt
+            assert not status(run)["mlflow"].complete
+            offset = stores.read_state(run, "mlflow").offset
+            if attempt == 1:  # the state is lost as well: found by its tag, sent from the start
+                stores.state_path(run, "mlflow").unlink()
+                offset = 0
+        record.end(step, "finished")
     report = sync(run)["mlflow"]
     assert report.complete, report
     assert mirrored(db, report) == expected(run)
