@@ -143,6 +143,15 @@ def test_a_folder_that_is_not_there_is_made(saved, tmp_path):
     assert load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["algorithm"] == "ppo"
 
 
+def test_an_array_without_numbers_is_kept(saved, tmp_path):
+    arrays = {"none": np.zeros((0, 3), np.float32), "one": np.ones(1)}
+    header = load_checkpoint(saved[0]).header
+    del header["sections"]
+    save_checkpoint(tmp_path / "x.safetensors", Checkpoint(header, {"policy": arrays}))
+    found = load_checkpoint(tmp_path / "x.safetensors").tensors["policy"]
+    assert {name: (x.dtype, x.shape) for name, x in found.items()} == {n: (x.dtype, x.shape) for n, x in arrays.items()}
+
+
 def test_a_header_that_could_not_be_read_again_is_not_written(saved, tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         saved[1].save(tmp_path / "nan.safetensors", note=float("nan"))
@@ -229,6 +238,22 @@ def test_every_section_has_its_name(name, tmp_path):
     tensors = load_checkpoint(tmp_path / "a.safetensors").tensors
     own = {"environment", "statistics", "generators", "normalization"}
     assert {section for section, arrays in tensors.items() if arrays} - own == SECTIONS[name]
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_section_that_is_lost_is_refused(backend, tmp_path):
+    rng, ends = np.random.default_rng(0), np.zeros(50, bool)
+    obs, actions = rng.normal(size=(50, 3)), rng.uniform(-1, 1, (50, 1))
+    dataset = rlox.OfflineDatasetBuffer(obs, obs, actions, np.ones(50), ends, ends)
+    cql = rlox.CQL(dataset, 3, act_dim=1, hidden_sizes=[8], batch_size=8, auto_alpha=True, backend=backend)
+    cql.save(tmp_path / "whole.safetensors")
+    for section in sorted(SECTIONS["cql"]):
+        kept = load_checkpoint(tmp_path / "whole.safetensors")
+        del kept.tensors[section], kept.header["sections"]
+        save_checkpoint(tmp_path / "cut.safetensors", kept)
+        says = r"state must hold exp_avg|does not fit the checkpoint|must say which actions"
+        with pytest.raises(ValueError, match=says):
+            rlox.CQL.from_checkpoint(tmp_path / "cut.safetensors", dataset, backend=backend)
 
 
 def test_other_environment_and_other_algorithm(saved):

@@ -287,6 +287,7 @@ def test_stacked_frames_are_stored_once_and_read_back_whole():
                 parts = [mb.obs for mb in one.sample_minibatches(50, shuffle=shuffle)]
                 assert [part.shape for part in parts] == [(50, 4, 36, 36), (50, 4, 36, 36), (20, 4, 36, 36)]
                 assert torch.cat(parts).long().sum() == other.obs.long().sum()
+                assert torch.equal(torch.cat(parts), other.obs) is not shuffle
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["observations", "actions"])

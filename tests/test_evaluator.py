@@ -364,6 +364,25 @@ def test_collecting_a_dataset_of_it_ends(command, tmp_path):
     assert code in (0, None), err
 
 
+def test_a_seed_is_taken_modulo_2_31_where_the_environment_is_gymnasiums():
+    """Some take no larger ones (ALE)."""
+    actor = PPO("CartPole-v1", hidden_sizes=[8]).actor
+    small, large, other = (
+        evaluate(actor, "CartPole-v1", 3, seed, wrappers=["RecordEpisodeStatistics"]) for seed in (5, 2**31 + 5, 6)
+    )
+    np.testing.assert_array_equal(small.returns, large.returns)
+    assert small.returns.tolist() != other.returns.tolist()
+
+
+@pytest.mark.parametrize("wrappers", [[], ["RecordEpisodeStatistics"]], ids=["native", "gymnasium"])
+def test_noise_is_evaluated_with_where_asked_for(wrappers):
+    td3 = TD3("Pendulum-v1", hidden_sizes=[8], exploration_noise=0.5, noise_correlation=0.5, env_wrappers=wrappers)
+    noisy, again, without = (td3.evaluate(2, 11, deterministic=kind) for kind in (False, False, True))
+    np.testing.assert_array_equal(noisy.returns, again.returns)
+    assert not noisy.deterministic
+    assert (noisy.returns != without.returns).all()
+
+
 def test_seed_10_000_by_default():
     actor = PPO("CartPole-v1", hidden_sizes=[8]).actor
     found = evaluate(actor, "CartPole-v1", 2)

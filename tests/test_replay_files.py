@@ -262,6 +262,31 @@ def test_an_entry_that_is_not_what_was_saved_is_refused(changes, tmp_path):
         load(ReplayBuffer(10, 3, 1), tmp_path, {"values": {}, "files": [], "start": 0, **changes}, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "got"),
+    [
+        ("rows", lambda x: x.astype(np.float32), r"float32 \(5, \d+\)"),
+        ("rows", lambda x: x[:, :-1], r"uint8 \(5, \d+\)"),
+        ("frames", lambda x: x.astype(np.int64), r"int64 \(\d+, \d+\)"),
+        ("frames", None, "nothing"),
+    ],
+    ids=["dtype", "width", "frames' dtype", "no frames"],
+)
+def test_a_file_of_other_arrays_is_named(name, change, got, tmp_path):
+    buffer, files = MAKERS["stacks"](tmp_path), ReplayFiles(tmp_path)
+    push(buffer, 5, np.random.default_rng(0), 0)
+    entry, arrays = files.take(buffer).write()
+    (path,) = tmp_path.glob("*")
+    kept = load_checkpoint(path, ("file",))
+    del kept.header["sections"]
+    changed = kept.tensors["memory"].pop(name)
+    if change is not None:
+        kept.tensors["memory"][name] = np.ascontiguousarray(change(changed))
+    save_checkpoint(path, kept)
+    with pytest.raises(ValueError, match=rf"{name} of {path.name} must be uint8 \(N, \d+\), got {got}"):
+        load(buffer, tmp_path, entry, arrays)
+
+
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "stacks"])
 def test_a_memory_in_the_place_of_another_is_written_whole(kind, tmp_path):
     files, rng = ReplayFiles(tmp_path), np.random.default_rng(0)

@@ -437,7 +437,7 @@ def test_killed_writers_lose_and_repeat_nothing(db):
     rng, offset, step = random.Random(1), 0, 0
     with Record(run) as record:  # open while writers are killed: none of them can come to its end
         for attempt in range(4):
-            for step in range(step, step + 400):
+            for step in range(400 * attempt, 400 * (attempt + 1)):
                 record.metrics(step, {f"m{k}": random.random() for k in range(10)})
             record.checkpoint(step, "last", "checkpoints/last.safetensors")  # what is before it may be mirrored
             start_mirrors(run)

@@ -38,6 +38,17 @@ def test_expectile_regression_recovers_the_expectile_of_a_known_distribution(law
     assert estimate.item() == pytest.approx(expected, abs=2e-3)
 
 
+def test_v_starts_as_pytorchs_layers_do():
+    """Uniform weights and biases within 1/sqrt(fan_in), as the critics; PPO's are orthogonal, and larger."""
+    iql = textbook.on_levers(IQL)
+    layers = [layer for layer in iql.value if isinstance(layer, torch.nn.Linear)]
+    assert [layer.in_features for layer in layers] == [3, 32, 32]
+    for layer in layers:
+        values = torch.cat([layer.weight.detach().flatten(), layer.bias.detach()])
+        assert values.abs().max() <= layer.in_features**-0.5
+        assert layer.bias.abs().min() > 0
+
+
 class Paper(textbook.Textbook):
     """Kostrikov et al. 2021, eq. 5 to 7; all three by what V said before."""
 
