@@ -72,7 +72,8 @@ class BufferSource(ConfigSource):
         return config_path == "buffer"
 
     def is_config(self, config_path: str) -> bool:
-        return _name(config_path) in buffer_names()
+        # Hydra asks for every file of every group; the names of installed packages are read from the disk.
+        return (name := _name(config_path)) is not None and name in buffer_names()
 
     def load_config(self, config_path: str) -> ConfigResult:
         name = _name(config_path)
