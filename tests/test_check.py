@@ -322,7 +322,7 @@ def test_the_report_of_a_process_of_its_own(tmp_path):
     for text in (
         "dqn on CartPole-v1\n",
         "observations of 4 numbers; 2 discrete actions",
-        "native (a perceptron on the CPU",
+        "native (perceptrons on the CPU",
         "50,176 steps in 1 environment, learning every 256 in batches of 64; 10 evaluations of 20 episodes",
         "the replay memory takes 3.1 MiB",
         "mlflow",

@@ -55,7 +55,7 @@ def test_train_leaves_a_complete_run_and_says_where(trained):
         assert (run / name).is_file()
         assert str((run / name).relative_to(cwd)) in done.stdout
     assert "tuned settings: ppo/CartPole-v1" in done.stdout
-    assert "backend: native (a perceptron on the CPU" in done.stdout
+    assert "backend: native (perceptrons on the CPU" in done.stdout
     assert "rlox eval outputs/" in done.stdout
     assert "rlox ui" in done.stdout
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -14,7 +14,7 @@ from rlox.algorithms import ALGORITHMS, DQN, PPO, SAC, TD3, resolve
 from rlox.config import PrioritizedBufferConfig, RunConfig
 from rlox.config.migration import KEYWORDS, answers, completions, table
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.online import OnlineAlgorithm
+from rlox.training.on_policy import OnPolicyAlgorithm
 from rlox_cli.config.completion import complete
 
 PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
@@ -28,7 +28,7 @@ def rlox_cli(*argv, **env):
 
 
 def test_every_answer_exists():
-    arguments = {*signature(OnlineAlgorithm.__init__).parameters, *signature(OffPolicyAlgorithm.__init__).parameters}
+    arguments = {*signature(OnPolicyAlgorithm.__init__).parameters, *signature(OffPolicyAlgorithm.__init__).parameters}
     sections = {item.name for item in fields(RunConfig)}
     nested = {f"env.{name}" for name in ("n_envs",)} | {
         f"buffer.{item.name}" for item in fields(PrioritizedBufferConfig)

@@ -61,7 +61,7 @@ def test_trains_resumes_and_evaluates_on_the_datasets_own_environment(data, tmp_
     assert "iql on Pendulum-v1, update 300" in told
     acting = IQL.from_checkpoint(tmp_path / "whole/checkpoints/last.safetensors")
     dataset = rlox.open_dataset(data, normalize=True)
-    assert np.array_equal(acting._statistics[0], dataset.obs_mean)
+    assert np.array_equal(acting.normalizer.mean, dataset.obs_mean)
 
 
 def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path):

@@ -199,7 +199,7 @@ def test_the_first_policy_scores_as_the_offline_one(offline, online, backend, tm
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     for p, q in zip(start.critics.parameters(), learner.critics.parameters(), strict=True):
         assert torch.equal(p, q)
-    assert torch.equal(start._target_block, start.critic_optimizer.flat)
+    assert torch.equal(start.target_block, start.critic_optimizer.flat)
     if online is TD3:
         for p, q in zip(start.target_policy.parameters(), start.policy.parameters(), strict=True):
             assert torch.equal(p, q)
@@ -254,8 +254,9 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
     refused("dataset_share must leave at least one row of a batch of 32 .*, got 0.99", dataset_share=0.99)
     for share, rows in ((1 / 32, 31), (31 / 32, 1)):
         assert kind("Pendulum-v1", dataset=recorded(), dataset_share=share, **SMALL).min_rows == rows
-    with pytest.raises(TypeError, match="unknown hyper-parameter 'dataset'"):
-        (DQN if kind is SAC else PPO)("CartPole-v1", dataset=recorded())
+    for other, says in ((DQN, "dataset must be None, for dqn learns"), (PPO, "unknown hyper-parameter 'dataset'")):
+        with pytest.raises(TypeError, match=f"{other.__name__}: {says}"):
+            other("CartPole-v1", dataset=recorded())
 
     clone, _ = taught(BC)
     clone.save(tmp_path / "bc")

@@ -70,7 +70,7 @@ SHARED = ("rlox.config:", "rlox.envs.failures:",
           "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.native:", "rlox.native.shadows:",
           "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
           "rlox.nn.policies:MultiDiscretePolicy", "rlox.training.loops:_means", "rlox.training.loops:_require_finite",
-          "rlox.training.loops:Episodes",
+          "rlox.training.loops:Episodes", "rlox.training.bounded:make_action_noise",
           "rlox.collectors.base:_Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:RolloutBatch",
           "rlox.nn.batch:_Column")  # fmt: skip
 
@@ -88,9 +88,8 @@ def test_what_a_listed_function_calls_is_listed(kernel):
 
 
 # Called by the kernel's path too, or not by an update.
-BESIDE = {"compiled", "_normalize", "explore", "update_native", "rounds", "policy", "actor", "target",
-          "buffer", "_own_state", "_restore",
-          "_use", "_add_noise", "_require_outputs", "sample"}  # fmt: skip
+BESIDE = {"compiled", "explore", "update_native", "rounds", "policy", "actor", "target",
+          "buffer", "_own_state", "_restore", "keep", "use_kernel", "_require_outputs", "sample"}  # fmt: skip
 
 
 @pytest.mark.parametrize("cls", [*ONLINE, BC, TD3BC, IQL, CQL])
@@ -139,9 +138,9 @@ PATCHES = {
     "a method of a loss": ("rlox.nn.losses.PPOLoss.__call__", other, (PPO,)),
     "a class": ("rlox.nn.losses.PPOLoss", type("PPOLoss", (), {}), (PPO,)),
     "an update": ("rlox.algorithms.ppo.PPO.update", other, (PPO,)),
-    "a helper of an update": (
-        "rlox.training.twin_critic.TwinCriticAlgorithm._fit_critics", other, (SAC, TD3)),
-    "an offline helper": ("rlox.training.offline.OfflineAlgorithm._move_target", other, (TD3BC, IQL, CQL)),
+    "what an update calls": ("rlox.nn.batch.TransitionBatch.update_priorities", other, (DQN, SAC, TD3)),
+    "what makes networks": ("rlox.nn.optimizers.flat_copy", other, (SAC, TD3, TD3BC, IQL, CQL)),
+    "a schedule of several": ("rlox.training.schedules.follow_schedule", other, (SAC, TD3, BC, TD3BC, IQL, CQL)),
     "the optimiser": ("rlox.nn.optimizers.FlatOptimizer._move", other, (PPO, A2C, DQN, SAC, TD3, BC, TD3BC, IQL, CQL)),
     "a schedule": ("rlox.algorithms.ppo.scheduled", other, (PPO,)),
     "progress": ("rlox.checkpoint.counters.Counters.progress", property(lambda self: 0.5), (PPO, DQN, SAC, BC)),
@@ -221,7 +220,7 @@ def test_what_a_callback_replaces_ends_the_training(make):
     ("kind", "path", "value"),
     [
         (PPO, "rlox.nn.losses.normalized", doubled),
-        (SAC, "rlox.training.twin_critic.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
+        (SAC, "rlox.algorithms.sac.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
         (TD3BC, "rlox.algorithms.td3_bc.twin_q_loss", lambda *arguments: twin_q_loss(*arguments)),
     ],
 )
@@ -254,13 +253,13 @@ def overriding(cls, name):
 
 
 OVERRIDDEN = [
-    *((kind, name) for kind in (PPO, A2C, DQN, SAC, TD3) for name in ("update", "_make_policy", "_setup", "compiled")),
-    *((kind, name) for kind in (BC, TD3BC, IQL, CQL) for name in ("update", "_make_policy", "_setup", "_adam")),
-    *((kind, name) for kind in (SAC, TD3) for name in ("_fit_critics", "_move_target", "_follow_schedule", "_noise")),
-    *((kind, name) for kind in (TD3BC, IQL, CQL) for name in ("_make_critics", "_move_target", "_follow_schedule")),
+    *((kind, name) for kind in (PPO, A2C, DQN, SAC, TD3) for name in ("update", "make_policy", "setup", "compiled")),
+    *((kind, name) for kind in (BC, TD3BC, IQL, CQL) for name in ("update", "make_policy", "setup", "adam")),
+    *((kind, "adam") for kind in (SAC, TD3)),
+    *((kind, "_policy_arguments") for kind in (BC, TD3BC, IQL, CQL)),
     (DQN, "_move_target"),
-    (CQL, "_move_critics"),
-    (BC, "_unit"),
+    (DQN, "_move_target_when_due"),
+    (CQL, "_weight"),
 ]
 
 
@@ -268,7 +267,7 @@ OVERRIDDEN = [
 def test_what_a_subclass_overrides_is_learned_by_in_pytorch(cls, name, make):
     algorithm = make(overriding(cls, name))
     assert algorithm.backend == "torch"
-    assert algorithm.backend_reason.startswith(f"Own{cls.__name__} has a{'n' * (name[0] == 'u')} {name} of its own")
+    assert algorithm.backend_reason.startswith(f"Own{cls.__name__} has a{'n' * (name[0] in 'aeiou')} {name} of its own")
     algorithm.train(40)
     with pytest.raises(ValueError, match=f"got 'native': Own{cls.__name__} has an? {name} of its own"):
         make(overriding(cls, name), backend="native")
@@ -482,7 +481,7 @@ for cls in (PPO, A2C, DQN):
 print("torch" in sys.modules, rlox.__file__)
 """
 SAC_REASON = "from rlox.algorithms import SAC; print(SAC('Pendulum-v1').backend_reason.split(' differs')[0])"
-NATIVE = "a perceptron on the CPU, computed as the PyTorch update defines it"
+NATIVE = "perceptrons on the CPU, computed as the PyTorch update defines them"
 
 
 def test_an_edited_function_is_learned_by_in_pytorch(copied):
@@ -497,10 +496,7 @@ EDITS = {
     "nn.optimizers:FlatOptimizer.__init__": ("eps: float = 1e-5", "eps: float = 1e-4"),
     "nn.networks:TwinQNetwork.__call__": ("    def first(", "    def __call__(self):\n        pass\n\n    def first("),
     "nn.policies:SquashedGaussianPolicy": ("Policy(BoundedPolicy)", "Policy(BoundedPolicy, Actor)"),
-    "training.twin_critic:TwinCriticAlgorithm._move_target": (
-        "self._target_block.lerp_(",
-        "self._target_block.add_(",
-    ),
+    "training.bounded:make_bounded_policy": ("policy.bound_(low, high)", "policy.bound_(high, low)"),
 }
 
 

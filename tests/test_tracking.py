@@ -434,7 +434,7 @@ def test_another_revision_is_left_to_mlflow(tmp_path, monkeypatch):
 @needs_mlflow
 def test_killed_writers_lose_and_repeat_nothing(db):
     run = make_run(db, "killed", {"mlflow": mlflow_settings(db)})
-    rng, offset, step = random.Random(1), 0, 0
+    rng, offset = random.Random(1), 0
     with Record(run) as record:  # open while writers are killed: none of them can come to its end
         for attempt in range(4):
             for step in range(400 * attempt, 400 * (attempt + 1)):

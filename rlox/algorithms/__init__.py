@@ -6,7 +6,7 @@ Adding one: a Config in `rlox.config`, a file here, a line in `rlox.training.tab
 from rlox import lazy
 from rlox.training.table import ALGORITHMS
 
-_EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "resolve"), "rlox.training.table")
+_EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "algorithm_names", "entry_of", "resolve"), "rlox.training.table")
 for _entry in ALGORITHMS.values():
     _EXPORTS |= {path.partition(":")[2]: path.partition(":")[0] for path in _entry}
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

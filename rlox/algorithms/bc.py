@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from rlox.config import BCConfig
 from rlox.kernels.nn.ac_learner import NativeBC
@@ -11,6 +12,7 @@ from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import cloning_loss, label_loss
 from rlox.nn.policies import CategoricalPolicy, DeterministicPolicy
 from rlox.training.offline import OfflineAlgorithm
+from rlox.training.schedules import follow_schedule
 
 
 class BC(OfflineAlgorithm):
@@ -21,15 +23,15 @@ class BC(OfflineAlgorithm):
     Config = BCConfig
     actions = ("continuous", "discrete")
 
-    def _make_policy(self, rng: Rng) -> DeterministicPolicy | CategoricalPolicy:
-        if self.spec.continuous:
-            return DeterministicPolicy(**self._policy_arguments(), rng=rng)
-        c = self.config
-        return CategoricalPolicy(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.activation, rng)
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        c, spec = self.config, self.spec
+        if spec.continuous:
+            self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng)
+        else:
+            self.policy = CategoricalPolicy(spec.obs_dim, spec.n_actions, c.hidden_sizes, c.activation, rng)
 
-    def _setup(self, rng: Rng) -> None:
-        self.optimizer = self._adam("policy", self.policy)
-        self._loss = cloning_loss if self.spec.continuous else label_loss
+    def setup(self, rng: Rng) -> None:
+        self.optimizer = self.adam("policy", self.policy.parameters())
         if self.backend == "native":
             spec, c, block = self.spec, self.config, self.optimizer.flat.detach().numpy()
             n_outputs = spec.n_actions if spec.discrete else spec.act_dim
@@ -38,17 +40,21 @@ class BC(OfflineAlgorithm):
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of the policy; metrics as tensors ()."""
-        self._follow_schedule()
-        loss, metrics = self._loss(self.policy, batch.obs, self._unit(batch.actions))
-        return {**metrics, "grad_norm": self.optimizer.step(loss, self.config.max_grad_norm)}
+        c = self.config
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        if self.spec.discrete:
+            loss, metrics = label_loss(self.policy, batch.obs, batch.actions)
+        else:
+            loss, metrics = cloning_loss(self.policy, batch.obs, self.policy.to_unit(batch.actions))
+        return {**metrics, "grad_norm": self.optimizer.step(loss, c.max_grad_norm)}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
-        self._follow_schedule()
-        actions = batch.array("actions")
+        c, actions = self.config, batch.array("actions")
+        follow_schedule(self.optimizers, c, self.counters.progress)
         return self.net.update(
             batch.array("obs"),
-            actions if self.spec.discrete else self._unit_array(actions),
+            actions if self.spec.discrete else self.spec.to_unit(actions),
             learning_rate=self.optimizer.learning_rate,
-            max_grad_norm=self.config.max_grad_norm,
+            max_grad_norm=c.max_grad_norm,
         )

@@ -25,9 +25,10 @@ from rlox.native import NativeAdam
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import conservative_q_loss, soft_policy_loss
 from rlox.nn.networks import TwinQNetwork
-from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.optimizers import FlatOptimizer, flat_copy
 from rlox.nn.policies import SquashedGaussianPolicy
 from rlox.training.offline import OfflineAlgorithm
+from rlox.training.schedules import follow_schedule
 
 _ROWS = 800  # pairs of state and action that go through the critics at a time
 _LARGEST = math.log(1e6)  # of a learned penalty weight, as in the reference implementation
@@ -47,37 +48,43 @@ class CQL(OfflineAlgorithm):
     name = "cql"
     Config = CQLConfig
 
-    def _make_policy(self, rng: Rng) -> SquashedGaussianPolicy:
-        return SquashedGaussianPolicy(**self._policy_arguments(), rng=rng)
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        self.policy = SquashedGaussianPolicy(**self._policy_arguments(), rng=rng)
 
-    def _setup(self, rng: Rng) -> None:
-        c = self.config
-        self._make_critics(rng)
-        self.optimizer = self._adam("policy", self.policy)
-        self.critic_optimizer = self._saved["critic_optimizer"] = self._adam("critics", self.critics)
+    def setup(self, rng: Rng) -> None:
+        c, spec = self.config, self.spec
+        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
+        self.critics = self.keep("critics", critics)
+        # Copies come before the optimisers, which lay the online networks' parameters out anew.
+        self.target, self.target_block = flat_copy(self.critics)
+        self.keep("target", self.target)
+        self.optimizer = self.adam("policy", self.policy.parameters())
+        self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self._backprop = _Backprop(self.critics, c.activation)
         self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
         self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, c.auto_entropy)
         self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, c.auto_alpha)
         if self.backend == "native":
-            self._use(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
-                      critics=self.critic_optimizer.flat, target=self._target_block,
-                      log_alpha=self.log_alpha.data.view(1), log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
+            self.use_kernel(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
+                            critics=self.critic_optimizer.flat, target=self.target_block,
+                            log_alpha=self.log_alpha.data.view(1),
+                            log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
 
     def _weight(self, name: str, start: float, learned: bool) -> tuple[nn.Parameter, FlatOptimizer | NativeAdam | None]:
         """The logarithm of a weight, and its optimiser where it is learned."""
         log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
         if not learned:
             return log, None
-        optimizer = self._saved[f"{name}_optimizer"] = self._adam(f"log_{name}", log)
-        self._saved[f"log_{name}"] = nn.ParameterDict({"log": log})
+        optimizer = self.keep(f"{name}_optimizer", self.adam(f"log_{name}", [log]), optional=True)
+        self.keep(f"log_{name}", nn.ParameterDict({"log": log}), optional=True)
         return log, optimizer
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of critics, policy, temperature and the penalty's weight; metrics as tensors ()."""
         c, actions, n = self.config, self.policy.to_unit(batch.actions), self.config.n_random_actions
-        self._follow_schedule()
-        noise, ahead, own = self._noise(2 + n, len(batch)).split([1, 1, n])
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        normal = torch.from_numpy(self.rng.normal((2 + n, len(batch), self.spec.act_dim))).to(self.device)
+        noise, ahead, own = normal.split([1, 1, n])
         alpha, cql_alpha = self.log_alpha.detach().exp(), self.log_cql_alpha.detach().exp()
 
         with torch.no_grad():
@@ -89,61 +96,55 @@ class CQL(OfflineAlgorithm):
             log_ratios = own_log_probs + self.spec.act_dim * math.log(2.0)
             log_ratios = torch.cat([torch.zeros_like(log_ratios), log_ratios])
             candidates = torch.cat([uniform, own_actions])
-        metrics = self._move_critics(batch.obs, actions, targets, candidates, log_ratios, cql_alpha)
 
-        loss, told = soft_policy_loss(self.policy, self.critics, batch.obs, noise[0], alpha)
+        # The critics' step along the gradient of `conservative_q_loss`, from a part of the states at a time: on a CPU
+        # what all their actions activate would leave its cache.
+        everyone = torch.cat([actions.unsqueeze(0), candidates])
+        pairs = torch.cat([batch.obs.expand(len(everyone), -1, -1), everyone], -1)
+        total = [torch.zeros_like(p) for p in self.critic_optimizer.parameters]
+        history = []
+        n_parts = 1 if self.device == "cuda" else math.ceil(len(pairs) * len(batch) / _ROWS)
+        parts = (pairs.chunk(n_parts, 1), targets.chunk(n_parts), log_ratios.chunk(n_parts, 1))
+        for part, its_targets, its_ratios in zip(*parts, strict=True):
+            share = len(its_targets) / len(batch)
+            values = self._backprop.forward(part.flatten(0, 1)).view(2, *part.shape[:2]).requires_grad_()
+            loss, of_part = conservative_q_loss(values, its_targets, its_ratios, cql_alpha)
+            (slopes,) = torch.autograd.grad(share * loss, values)
+            self._backprop.backward(slopes.flatten(1), total)
+            history.append({name: share * value for name, value in of_part.items()})
+        metrics = {name: sum(of_part[name] for of_part in history) for name in history[0]}
+        metrics["grad_norm"] = self.critic_optimizer.descend(total, c.max_grad_norm)
+
+        loss, policy_metrics = soft_policy_loss(self.policy, self.critics, batch.obs, noise[0], alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
-        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
+        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
-            self.alpha_optimizer.descend([told["entropy"] - self.target_entropy])
+            self.alpha_optimizer.descend([policy_metrics["entropy"] - self.target_entropy])
         if c.auto_alpha:
             # Dual ascent by its logarithm (appendix F): the weight grows while the penalty is too large.
             self.cql_alpha_optimizer.descend([cql_alpha * (c.cql_target_value - metrics["cql_penalty"])])
             self.log_cql_alpha.data.clamp_(max=_LARGEST)
-        self._move_target(self.critic_optimizer.flat)
-        return {**metrics, **told, "policy_grad_norm": policy_grad_norm, "alpha": alpha, "cql_alpha": cql_alpha}
+        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
+        return {**metrics, **policy_metrics, "alpha": alpha, "cql_alpha": cql_alpha}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
         c, shape = self.config, (len(batch), self.spec.act_dim)
-        self._follow_schedule()
+        follow_schedule(self.optimizers, c, self.counters.progress)
         noise = self.rng.normal((2 + c.n_random_actions, *shape))
         uniform = 2.0 * self.rng.uniform((c.n_random_actions, *shape)) - 1.0
-        return self._learn_native(
-            batch,
+        metrics, _ = self.net.update(
+            batch.array("obs"),
+            self.spec.to_unit(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
             noise,
             uniform,
             learning_rate=self.optimizer.learning_rate,
             target_entropy=self.target_entropy if c.auto_entropy else None,
             cql_target_value=c.cql_target_value if c.auto_alpha else None,
-            **self._settings("tau", "max_grad_norm"),
+            tau=c.tau,
+            max_grad_norm=c.max_grad_norm,
         )
-
-    def _move_critics(
-        self,
-        obs: torch.Tensor,
-        actions: torch.Tensor,
-        targets: torch.Tensor,
-        candidates: torch.Tensor,
-        log_ratios: torch.Tensor,
-        cql_alpha: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
-        """One step of the critics along the gradient of `conservative_q_loss`; its metrics and ``grad_norm``."""
-        pairs = torch.cat([obs.expand(1 + len(candidates), -1, -1), torch.cat([actions.unsqueeze(0), candidates])], -1)
-        total = [torch.zeros_like(p) for p in self.critic_optimizer.parameters]
-        history = []
-        # A part of the states at a time: on a CPU what all their actions activate would leave its cache.
-        n_parts = 1 if self.device == "cuda" else math.ceil(len(pairs) * len(obs) / _ROWS)
-        parts = (pairs.chunk(n_parts, 1), targets.chunk(n_parts), log_ratios.chunk(n_parts, 1))
-        for part, its_targets, its_ratios in zip(*parts, strict=True):
-            share = len(its_targets) / len(obs)
-            values = self._backprop.forward(part.flatten(0, 1)).view(2, *part.shape[:2]).requires_grad_()
-            loss, told = conservative_q_loss(values, its_targets, its_ratios, cql_alpha)
-            (slopes,) = torch.autograd.grad(share * loss, values)
-            self._backprop.backward(slopes.flatten(1), total)
-            history.append({name: share * value for name, value in told.items()})
-        metrics = {name: sum(told[name] for told in history) for name in history[0]}
-        metrics["grad_norm"] = self.critic_optimizer.descend(total, self.config.max_grad_norm)
         return metrics
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
-from rlox.checkpoint.streams import Stream
 from rlox.config import DQNConfig
 from rlox.kernels.nn.q_learner import METRICS, n_parameters
 from rlox.kernels.rng import Rng
@@ -50,8 +49,8 @@ class DQN(OffPolicyAlgorithm):
         c = self.config
         return n_parameters(self.spec.obs_dim, self.spec.n_actions, c.hidden_sizes, c.dueling)
 
-    def _make_policy(self, policy: nn.Module | None) -> None:
-        c, spec, rng = self.config, self.spec, Rng(self.seed, Stream.INIT)
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        c, spec = self.config, self.spec
         if self.backend == "native":
             self.native = NativeQPolicy.make(spec, c, rng) if policy is None else NativeQPolicy.adopt(policy, spec)
             return
@@ -68,7 +67,7 @@ class DQN(OffPolicyAlgorithm):
         self.policy = policy if isinstance(policy, QPolicy) else QPolicy(policy, spec.n_actions)
         self._require_outputs(self.policy, spec.n_actions, "the values of all actions")
 
-    def _setup(self) -> None:
+    def setup(self, rng: Rng) -> None:
         c = self.config
         if self.native is not None:
             self.optimizer = NativeOptimizer(self.native.net, c.learning_rate)
@@ -96,10 +95,9 @@ class DQN(OffPolicyAlgorithm):
         c = self.config
         return interpolated(c.exploration_initial_eps, c.exploration_final_eps, progress, c.exploration_fraction)
 
-    def _prepare(self) -> None:
-        """What an update finds: the step size of this moment, and a target network that has moved if it was due."""
+    def _move_target_when_due(self) -> None:
+        """Move the target network where another `target_update_freq` environment steps have been taken."""
         c = self.config
-        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         period = self.counters.env_steps // c.target_update_freq
         if period != self._target_period:
             self._move_target(c.tau)
@@ -118,7 +116,8 @@ class DQN(OffPolicyAlgorithm):
         from rlox.nn.losses import q_loss
 
         c = self.config
-        self._prepare()
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
+        self._move_target_when_due()
         loss, metrics = self.compiled(q_loss)(
             self.policy,
             self.target,
@@ -133,14 +132,14 @@ class DQN(OffPolicyAlgorithm):
         )
         grad_norm = self.optimizer.step(loss, c.max_grad_norm)
         td_errors = metrics.pop("td_errors")
-        if batch.indices is not None:
-            self._tell_priorities(batch, td_errors.cpu().numpy())
+        batch.update_priorities(self.buffer, td_errors)
         return {**metrics, "td_error": td_errors.mean(), "grad_norm": grad_norm}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
         c = self.config
-        self._prepare()
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
+        self._move_target_when_due()
         columns = ("obs", "actions", "rewards", "next_obs", "discounts", "weights")
         metrics, td_errors = self.native.net.update(
             *map(batch.array, columns),
@@ -149,7 +148,7 @@ class DQN(OffPolicyAlgorithm):
             loss=c.loss,
             max_grad_norm=c.max_grad_norm,
         )
-        self._tell_priorities(batch, td_errors)
+        batch.update_priorities(self.buffer, td_errors)
         return metrics
 
     def rounds(self, n_steps: int) -> Rounds:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
 from rlox.config import IQLConfig
 from rlox.kernels.nn.ac_learner import NativeIQL
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
-from rlox.nn.networks import mlp
+from rlox.nn.networks import TwinQNetwork, mlp
+from rlox.nn.optimizers import flat_copy
 from rlox.nn.policies import TanhMeanPolicy
 from rlox.training.offline import OfflineAlgorithm
+from rlox.training.schedules import follow_schedule
 
 
 def _cosine(progress: float) -> float:
@@ -40,21 +43,25 @@ class IQL(OfflineAlgorithm):
     name = "iql"
     Config = IQLConfig
 
-    def _make_policy(self, rng: Rng) -> TanhMeanPolicy:
-        return TanhMeanPolicy(**self._policy_arguments(), rng=rng)
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        self.policy = TanhMeanPolicy(**self._policy_arguments(), rng=rng)
 
-    def _setup(self, rng: Rng) -> None:
-        c = self.config
-        self._make_critics(rng)
-        sizes = [self.spec.obs_dim, *c.hidden_sizes, 1]
-        self.value = mlp(sizes, c.activation, orthogonal=False, rng=rng).to(self.device)
-        self.optimizer = self._adam("policy", self.policy)
+    def setup(self, rng: Rng) -> None:
+        c, spec = self.config, self.spec
+        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
+        self.critics = self.keep("critics", critics)
+        # Copies come before the optimisers, which lay the online networks' parameters out anew.
+        self.target, self.target_block = flat_copy(self.critics)
+        self.keep("target", self.target)
+        sizes = [spec.obs_dim, *c.hidden_sizes, 1]
+        self.value = self.keep("value", mlp(sizes, c.activation, orthogonal=False, rng=rng).to(self.device))
+        self.optimizer = self.adam("policy", self.policy.parameters())
         # One step for critics and V: their losses share no parameter.
-        self.critic_optimizer = self._adam("critics", self.critics, self.value)
-        self._saved |= {"value": self.value, "critic_optimizer": self.critic_optimizer}
+        parameters = [*self.critics.parameters(), *self.value.parameters()]
+        self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", parameters))
         if self.backend == "native":
-            self._use(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
-                      target=self._target_block)  # fmt: skip
+            self.use_kernel(NativeIQL, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+                            target=self.target_block)  # fmt: skip
 
     def schedule_values(self, progress: float) -> dict[str, float]:
         found = super().schedule_values(progress)
@@ -62,15 +69,12 @@ class IQL(OfflineAlgorithm):
             return found
         return {**found, "policy_learning_rate": found["learning_rate"] * _cosine(progress)}
 
-    def _follow_schedule(self) -> None:
-        super()._follow_schedule()
-        if self.config.policy_schedule == "cosine":
-            self.optimizer.learning_rate *= _cosine(self.counters.progress)
-
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of V, of the critics, of the policy, and of the target; metrics as tensors ()."""
-        c, actions = self.config, self.policy.to_unit(batch.actions)
-        self._follow_schedule()
+        c, actions, progress = self.config, self.policy.to_unit(batch.actions), self.counters.progress
+        follow_schedule(self.optimizers, c, progress)
+        if c.policy_schedule == "cosine":
+            self.optimizer.learning_rate *= _cosine(progress)
 
         with torch.no_grad():
             ahead = self.value(batch.next_obs).squeeze(-1)
@@ -83,20 +87,36 @@ class IQL(OfflineAlgorithm):
         metrics["td_error"] = metrics.pop("td_errors").mean()
         grad_norm = self.critic_optimizer.step(value_loss + q_loss, c.max_grad_norm)
 
-        loss, told = weighted_cloning_loss(
+        loss, policy_metrics = weighted_cloning_loss(
             self.policy, batch.obs, actions, advantages.detach(), c.temperature, c.max_weight
         )
         policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
-        self._move_target(self.critic_optimizer.flat)
+        self.target_block.lerp_(self.critic_optimizer.flat[: len(self.target_block)], c.tau)
         norms = {"grad_norm": grad_norm, "policy_grad_norm": policy_grad_norm}
-        return {**metrics, **told, **norms, "value_loss": value_loss.detach(), "value": values.detach().mean()}
+        return {
+            **metrics,
+            **policy_metrics,
+            **norms,
+            "value_loss": value_loss.detach(),
+            "value": values.detach().mean(),
+        }
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
-        self._follow_schedule()
-        return self._learn_native(
-            batch,
+        c, progress = self.config, self.counters.progress
+        follow_schedule(self.optimizers, c, progress)
+        if c.policy_schedule == "cosine":
+            self.optimizer.learning_rate *= _cosine(progress)
+        metrics, _ = self.net.update(
+            batch.array("obs"),
+            self.spec.to_unit(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
             learning_rate=self.critic_optimizer.learning_rate,
             policy_learning_rate=self.optimizer.learning_rate,
-            **self._settings("tau", "expectile", "temperature", "max_weight", "max_grad_norm"),
+            tau=c.tau,
+            expectile=c.expectile,
+            temperature=c.temperature,
+            max_weight=c.max_weight,
+            max_grad_norm=c.max_grad_norm,
         )
+        return metrics

@@ -14,76 +14,115 @@ from torch import nn
 
 from rlox.config import SACConfig
 from rlox.kernels.nn.ac_learner import NativeSAC
+from rlox.kernels.rng import Rng
+from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.losses import soft_policy_loss
+from rlox.nn.losses import soft_policy_loss, twin_q_loss
+from rlox.nn.networks import TwinQNetwork
+from rlox.nn.optimizers import flat_copy
 from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.training.bounded import make_action_noise, native_rounds
 from rlox.training.loops import Rounds
-from rlox.training.twin_critic import TwinCriticAlgorithm
+from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.schedules import follow_schedule
 
 
-class SAC(TwinCriticAlgorithm):
-    """SAC for bounded continuous actions; see `rlox.config.SACConfig`, `OffPolicyAlgorithm` for ``buffer`` and the
-    like, `TwinCriticAlgorithm` for ``dataset``.
+class SAC(OffPolicyAlgorithm):
+    """SAC for bounded continuous actions; see `rlox.config.SACConfig`, and `OffPolicyAlgorithm` for ``buffer``,
+    ``dataset`` and the like.
 
     A `policy` of your own is a `SquashedGaussianPolicy`, or a module ``(B, D) -> (B, 2 A)`` in place of its network:
     means, then log standard deviations, of the Gaussian that a tanh squashes.
 
     Attributes
     ----------
+    critics, target : TwinQNetwork
+        Online and target network; the target's parameters are views of one flat tensor, as the online ones are of
+        their optimiser's.
+    optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
+        Adam for the policy, and for both critics together.
     log_alpha : nn.Parameter
         Logarithm of the temperature, ().
     """
 
     name = "sac"
     Config = SACConfig
+    actions = ("continuous",)
     Policy = SquashedGaussianPolicy
     outputs = "means and log standard deviations"
 
-    def _setup(self) -> None:
-        super()._setup()
-        c = self.config
-        self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
+    native: NativeBoundedPolicy | None = None
+
+    def setup(self, rng: Rng) -> None:
+        c, spec = self.config, self.spec
+        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
+        self.critics = self.keep("critics", critics)
+        # Copies come before the optimisers, which lay the online networks' parameters out anew.
+        self.target, self.target_block = flat_copy(self.critics)
+        self.keep("target", self.target)
+        self.optimizer = self.adam("policy", self.policy.parameters())
+        self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
+        self.target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy
         log_alpha = torch.tensor(math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf, device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
         if c.auto_entropy:
-            self.alpha_optimizer = self._saved["alpha_optimizer"] = self._adam("log_alpha", [self.log_alpha])
-            self._saved["temperature"] = nn.ParameterDict({"log_alpha": self.log_alpha})
+            self.alpha_optimizer = self.keep("alpha_optimizer", self.adam("log_alpha", [self.log_alpha]), optional=True)
+            self.keep("temperature", nn.ParameterDict({"log_alpha": self.log_alpha}), optional=True)
         if c.exploration_noise > 0:
-            self._add_noise()
+            self.collector.action_noise = make_action_noise(self, self.n_envs)
         if self.native is not None:
-            self._use(NativeSAC, log_alpha=self.log_alpha.data.view(1))
-
-    @property
-    def _tuned_to(self) -> float | None:
-        """The entropy that the kernel is to tune the temperature to; None leaves it."""
-        return self.target_entropy if self.config.auto_entropy else None
-
-    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
-        """`update` in one call of the kernel; the same metrics."""
-        noise = self.rng.normal((2, len(batch), self.spec.act_dim))
-        return self._learn_native(batch, noise, target_entropy=self._tuned_to)
-
-    def rounds(self, n_steps: int) -> Rounds:
-        return self._rounds(n_steps, target_entropy=self._tuned_to)
+            self.use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+                            target=self.target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of critics, policy and temperature; metrics as tensors ()."""
         c = self.config
-        self._follow_schedule()
-        noise, next_noise = self._noise(2, len(batch))
-        alpha = self.log_alpha.detach().exp()
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        normal = torch.from_numpy(self.rng.normal((2, len(batch), self.spec.act_dim)))
+        noise, next_noise = normal.to(self.device)
+        actions, alpha = self.policy.to_unit(batch.actions), self.log_alpha.detach().exp()
 
         with torch.no_grad():
             next_actions, next_log_probs = self.policy.unit_sample(batch.next_obs, next_noise)
             ahead = self.target(batch.next_obs, next_actions).amin(0) - alpha * next_log_probs
             targets = torch.addcmul(batch.rewards, batch.discounts, ahead)
-        metrics = self._fit_critics(batch, targets)
+        loss, metrics = self.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
+        metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
+        td_errors = metrics.pop("td_errors")
+        batch.update_priorities(self.buffer, td_errors)
+        metrics["td_error"] = td_errors.mean()
 
-        loss, told = self.compiled(soft_policy_loss)(self.policy, self.critics, batch.obs, noise, alpha)
+        loss, policy_metrics = self.compiled(soft_policy_loss)(self.policy, self.critics, batch.obs, noise, alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
-        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
+        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
-            self.alpha_optimizer.descend([told["entropy"] - self.target_entropy])
-        self._move_target()
-        return {**metrics, **told, "policy_grad_norm": policy_grad_norm, "alpha": alpha}
+            self.alpha_optimizer.descend([policy_metrics["entropy"] - self.target_entropy])
+        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
+        return {**metrics, **policy_metrics, "alpha": alpha}
+
+    def update_native(self, batch: TransitionBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c = self.config
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        metrics, td_errors = self.net.update(
+            batch.array("obs"),
+            self.spec.to_unit(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
+            self.rng.normal((2, len(batch), self.spec.act_dim)),
+            batch.array("weights"),
+            learning_rate=self.optimizer.learning_rate,
+            tau=c.tau,
+            max_grad_norm=c.max_grad_norm,
+            target_entropy=self._tuned_to,
+        )
+        batch.update_priorities(self.buffer, td_errors)
+        return metrics
+
+    def rounds(self, n_steps: int) -> Rounds:
+        return native_rounds(self, n_steps, target_entropy=self._tuned_to)
+
+    @property
+    def _tuned_to(self) -> float | None:
+        """The entropy that the kernel is to tune the temperature to; None leaves it."""
+        return self.target_entropy if self.config.auto_entropy else None

@@ -15,80 +15,112 @@ from rlox.collectors.exploration import ActionNoise
 from rlox.config import TD3Config, require
 from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.kernels.rng import Rng
+from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
-from rlox.nn.losses import deterministic_policy_loss, smoothed_targets
-from rlox.nn.networks import polyak_update
-from rlox.nn.optimizers import flatten_
+from rlox.nn.losses import deterministic_policy_loss, smoothed_targets, twin_q_loss
+from rlox.nn.networks import TwinQNetwork, polyak_update
+from rlox.nn.optimizers import flat_copy, flatten_
 from rlox.nn.policies import DeterministicPolicy
+from rlox.training.bounded import make_action_noise, native_rounds
 from rlox.training.loops import Rounds
-from rlox.training.twin_critic import TwinCriticAlgorithm
+from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.schedules import follow_schedule
 
 
-class TD3(TwinCriticAlgorithm):
-    """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, `OffPolicyAlgorithm` for ``buffer`` and the
-    like, `TwinCriticAlgorithm` for ``dataset``.
+class TD3(OffPolicyAlgorithm):
+    """TD3 for bounded continuous actions; see `rlox.config.TD3Config`, and `OffPolicyAlgorithm` for ``buffer``,
+    ``dataset`` and the like.
 
     A `policy` of your own is a `DeterministicPolicy`, or a module ``(B, D) -> (B, A)`` in place of its network, whose
     outputs a tanh squashes.
 
     Attributes
     ----------
+    critics, target : TwinQNetwork
+        Online and target network; the target's parameters are views of one flat tensor, as the online ones are of
+        their optimiser's.
     target_policy : DeterministicPolicy
         Follows `policy` as `target` follows `critics`.
+    optimizer, critic_optimizer : FlatOptimizer, or NativeAdam
+        Adam for the policy, and for both critics together.
     """
 
     name = "td3"
     Config = TD3Config
+    actions = ("continuous",)
     Policy = DeterministicPolicy
     outputs = "one number for each component of an action"
 
-    def _setup(self) -> None:
-        self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
-        super()._setup()
-        self._saved["target_policy"] = self.target_policy
-        if self.config.noise_correlation > 0:
-            self._add_noise()
+    native: NativeBoundedPolicy | None = None
+
+    def setup(self, rng: Rng) -> None:
+        c, spec = self.config, self.spec
+        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
+        self.critics = self.keep("critics", critics)
+        # Copies come before the optimisers, which lay the online networks' parameters out anew.
+        self.target, self.target_block = flat_copy(self.critics)
+        self.keep("target", self.target)
+        self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False))
+        self.optimizer = self.adam("policy", self.policy.parameters())
+        self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
+        if c.noise_correlation > 0:
+            self.collector.action_noise = make_action_noise(self, self.n_envs)
         else:
-            self.policy.noise_std = self.config.exploration_noise
+            self.policy.noise_std = c.exploration_noise
         if self.native is not None:
-            self._use(NativeTD3, target_policy=flatten_(list(self.target_policy.parameters())))
+            self.use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+                            target=self.target_block,
+                            target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
         tensors ()."""
-        c = self.config
-        self._follow_schedule()
-        noise = self._noise(len(batch))
+        c, actions = self.config, self.policy.to_unit(batch.actions)
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
 
         targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
-        metrics = self._fit_critics(batch, targets)
+        loss, metrics = self.compiled(twin_q_loss)(self.critics, batch.obs, actions, targets, batch.weights)
+        metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
+        td_errors = metrics.pop("td_errors")
+        batch.update_priorities(self.buffer, td_errors)
+        metrics["td_error"] = td_errors.mean()
         if (self.counters.updates + 1) % c.policy_delay:
             return metrics
 
-        loss, told = self.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
+        loss, policy_metrics = self.compiled(deterministic_policy_loss)(self.policy, self.critics, batch.obs)
         # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
-        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
-        self._move_target()
+        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
-        return {**metrics, **told, "policy_grad_norm": policy_grad_norm}
+        return {**metrics, **policy_metrics}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
         c = self.config
-        return self._learn_native(
-            batch,
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        metrics, td_errors = self.net.update(
+            batch.array("obs"),
+            self.spec.to_unit(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
             self.rng.normal((len(batch), self.spec.act_dim)),
+            batch.array("weights"),
             move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
+            learning_rate=self.optimizer.learning_rate,
+            tau=c.tau,
+            max_grad_norm=c.max_grad_norm,
             target_noise=c.target_noise,
             noise_clip=c.noise_clip,
         )
+        batch.update_priorities(self.buffer, td_errors)
+        return metrics
 
     def rounds(self, n_steps: int) -> Rounds:
         names = ("policy_delay", "target_noise", "noise_clip", "exploration_noise")
-        return self._rounds(n_steps, names, updates=self.counters.updates)
+        return native_rounds(self, n_steps, names, updates=self.counters.updates)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray:
-        """As `OnlineAlgorithm.predict`; always without noise, whatever `deterministic` says (`evaluate` and `rlox
+        """As `Algorithm.predict`; always without noise, whatever `deterministic` says (`evaluate` and `rlox
         collect` add it)."""
         require("TD3.predict", "deterministic", deterministic, bool)
         return super().predict(obs)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 from rlox.config import TD3BCConfig
 from rlox.kernels.nn.ac_learner import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
-from rlox.nn.networks import polyak_update
-from rlox.nn.optimizers import flatten_
+from rlox.nn.networks import TwinQNetwork, polyak_update
+from rlox.nn.optimizers import flat_copy, flatten_
 from rlox.nn.policies import DeterministicPolicy
 from rlox.training.offline import OfflineAlgorithm
+from rlox.training.schedules import follow_schedule
 
 
 class TD3BC(OfflineAlgorithm):
@@ -34,28 +36,31 @@ class TD3BC(OfflineAlgorithm):
     name = "td3_bc"
     Config = TD3BCConfig
 
-    def _make_policy(self, rng: Rng) -> DeterministicPolicy:
-        return DeterministicPolicy(**self._policy_arguments(), rng=rng)
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng)
 
-    def _setup(self, rng: Rng) -> None:
-        self._make_critics(rng)
+    def setup(self, rng: Rng) -> None:
+        c, spec = self.config, self.spec
+        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
+        self.critics = self.keep("critics", critics)
         # Copies come before the optimisers, which lay the online networks' parameters out anew.
-        self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
-        self.optimizer = self._adam("policy", self.policy)
-        self.critic_optimizer = self._adam("critics", self.critics)
-        self._saved |= {"target_policy": self.target_policy, "critic_optimizer": self.critic_optimizer}
+        self.target, self.target_block = flat_copy(self.critics)
+        self.keep("target", self.target)
+        self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False))
+        self.optimizer = self.adam("policy", self.policy.parameters())
+        self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if self.backend == "native":
-            target_policy = flatten_(list(self.target_policy.parameters()))
-            self._use(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
-                      target_policy=target_policy, target=self._target_block)  # fmt: skip
+            self.use_kernel(NativeTD3, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
+                            target=self.target_block,
+                            target_policy=flatten_(list(self.target_policy.parameters())))  # fmt: skip
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of the critics, and of the policy and all targets in every `policy_delay`-th update; metrics as
         tensors ()."""
         c, actions = self.config, self.policy.to_unit(batch.actions)
-        self._follow_schedule()
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        noise = torch.from_numpy(self.rng.normal((len(batch), self.spec.act_dim))).to(self.device)
 
-        noise = self._noise(len(batch))
         targets = smoothed_targets(self.target_policy, self.target, batch, noise, c.target_noise, c.noise_clip)
         loss, metrics = twin_q_loss(self.critics, batch.obs, actions, targets, None)
         metrics["grad_norm"] = self.critic_optimizer.step(loss, c.max_grad_norm)
@@ -63,20 +68,28 @@ class TD3BC(OfflineAlgorithm):
         if (self.counters.updates + 1) % c.policy_delay:
             return metrics
 
-        loss, told = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
+        loss, policy_metrics = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
-        policy_grad_norm = self.optimizer.step(loss, c.max_grad_norm)
-        self._move_target(self.critic_optimizer.flat)
+        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
-        return {**metrics, **told, "policy_grad_norm": policy_grad_norm}
+        return {**metrics, **policy_metrics}
 
     def update_native(self, batch: TransitionBatch) -> dict[str, float]:
         """`update` in one call of the kernel; the same metrics."""
-        self._follow_schedule()
-        return self._learn_native(
-            batch,
+        c = self.config
+        follow_schedule(self.optimizers, c, self.counters.progress)
+        metrics, _ = self.net.update(
+            batch.array("obs"),
+            self.spec.to_unit(batch.array("actions")),
+            *map(batch.array, ("rewards", "next_obs", "discounts")),
             self.rng.normal((len(batch), self.spec.act_dim)),
-            move_policy=(self.counters.updates + 1) % self.config.policy_delay == 0,
+            move_policy=(self.counters.updates + 1) % c.policy_delay == 0,
             learning_rate=self.optimizer.learning_rate,
-            **self._settings("tau", "target_noise", "noise_clip", "max_grad_norm", "alpha"),
+            tau=c.tau,
+            target_noise=c.target_noise,
+            noise_clip=c.noise_clip,
+            max_grad_norm=c.max_grad_norm,
+            alpha=c.alpha,
         )
+        return metrics

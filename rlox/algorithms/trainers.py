@@ -118,11 +118,11 @@ class Trainer:
         return self.algorithm.train(total_timesteps, **options)
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
-        """Action for an observation (see `OnlineAlgorithm.predict`)."""
+        """Action for an observation (see `Algorithm.predict`)."""
         return self.algorithm.predict(obs, deterministic)
 
     def evaluate(self, n_episodes: int = 20, seed: int | None = None, **options: Any) -> Evaluation:
-        """Play whole episodes (see `OnlineAlgorithm.evaluate`, which takes the `options`)."""
+        """Play whole episodes (see `Algorithm.evaluate`, which takes the `options`)."""
         return self.algorithm.evaluate(n_episodes, seed, **options)
 
     def save(self, path: str | os.PathLike, **options: Any) -> None:
@@ -132,16 +132,17 @@ class Trainer:
 
 def _class_of(algorithm: str | type) -> type:
     """The class of an algorithm by its name, or itself."""
-    from rlox.algorithms import ALGORITHMS, resolve
+    from rlox.training.table import algorithm_names, entry_of, resolve
 
     if not isinstance(algorithm, str):
         if not hasattr(algorithm, "Config"):
             raise TypeError(f"Trainer: algorithm must be a name or an algorithm's class, got {algorithm!r}")
         return algorithm
     name = algorithm.lower().replace("-", "_").replace("+", "_")
-    if name not in ALGORITHMS:
-        raise ValueError(f"Trainer: algorithm must be known, got {algorithm!r}; {nearest(name, ALGORITHMS)}")
-    return resolve(ALGORITHMS[name].cls)
+    entry = entry_of(name)
+    if entry is None:
+        raise ValueError(f"Trainer: algorithm must be known, got {algorithm!r}; {nearest(name, algorithm_names())}")
+    return resolve(entry.cls)
 
 
 def offline_sizes(

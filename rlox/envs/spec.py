@@ -87,6 +87,11 @@ class EnvSpec:
         """Continuous actions within their bounds; other actions as they are."""
         return np.clip(actions, self.act_low, self.act_high) if self.continuous else actions
 
+    def to_unit(self, actions: np.ndarray) -> np.ndarray:
+        """Continuous actions (B, A) within finite bounds as numbers in [-1, 1]."""
+        low, high = self.act_low, self.act_high
+        return (actions - (high + low) / 2) / ((high - low) / 2)
+
     def random_actions(self, rng: Rng, n: int) -> np.ndarray:
         """`n` uniformly random actions; continuous ones must be bounded."""
         if self.discrete:

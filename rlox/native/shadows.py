@@ -33,6 +33,8 @@ if hasattr(os, "register_at_fork"):
 _PERCEPTRONS = tuple(f"rlox.nn.networks:{name}" for name in ("mlp", "hidden_widths", "_set_", "_NONLINEARITIES"))
 _OPTIMIZER = ("rlox.nn.optimizers:FlatOptimizer", "rlox.nn.optimizers:flatten_", "rlox.nn.optimizers:_views")
 _SCHEDULES = ("rlox.training.schedules:scheduled", "rlox.checkpoint.counters:Counters.progress")
+# Of algorithms with an optimiser for each network.
+_SEPARATE = ("rlox.training.schedules:follow_schedule", "rlox.training.algorithm:Algorithm.adam")
 _ACTOR = ("rlox.nn.policies:Actor", "rlox.collectors.acting:ModuleActor", "rlox.envs.spec:EnvSpec.clip")
 _LOG_SQRT_2PI = "rlox.nn.policies:_LOG_SQRT_2PI"
 
@@ -54,9 +56,9 @@ _ON_POLICY = (
     *_OPTIMIZER,
     *_SCHEDULES,
     "rlox.nn.policies:make_policy",
-    "rlox.training.online:OnlineAlgorithm.compiled",
-    "rlox.training.on_policy:OnPolicyAlgorithm._make_policy",
-    "rlox.training.on_policy:OnPolicyAlgorithm._setup",
+    "rlox.training.algorithm:Algorithm.compiled",
+    "rlox.training.on_policy:OnPolicyAlgorithm.make_policy",
+    "rlox.training.on_policy:OnPolicyAlgorithm.setup",
     "rlox.nn.batch:RolloutBatch.explained_variance",
     "rlox.nn.losses:normalized",
     "rlox.nn.losses:value_loss",
@@ -67,8 +69,8 @@ _OFF_POLICY = (
     *_OPTIMIZER,
     *_SCHEDULES,
     "rlox.nn.networks:polyak_update",
-    "rlox.training.online:OnlineAlgorithm.compiled",
-    "rlox.training.off_policy:OffPolicyAlgorithm._tell_priorities",
+    "rlox.training.algorithm:Algorithm.compiled",
+    "rlox.nn.batch:TransitionBatch.update_priorities",
 )
 _BOUNDED = ("rlox.nn.policies:BoundedPolicy", "rlox.nn.networks:TwinQNetwork", "rlox.nn.losses:twin_q_loss")
 _SQUASHED = ("rlox.nn.policies:SquashedGaussianPolicy", "rlox.nn.policies:LOG_STD_RANGE", "rlox.nn.policies:_INSIDE",
@@ -76,30 +78,28 @@ _SQUASHED = ("rlox.nn.policies:SquashedGaussianPolicy", "rlox.nn.policies:LOG_ST
 _TWIN_CRITIC = (
     *_OFF_POLICY,
     *_BOUNDED,
-    *(
-        f"rlox.training.twin_critic:TwinCriticAlgorithm.{name}"
-        for name in ("_make_policy", "_setup", "_adam", "_follow_schedule", "_noise", "_fit_critics", "_move_target")
-    ),
-)  # fmt: skip
+    *_SEPARATE,
+    "rlox.nn.optimizers:flat_copy",
+    "rlox.training.bounded:make_bounded_policy",
+    "rlox.training.off_policy:OffPolicyAlgorithm.make_policy",
+)
 _OFFLINE = (
     *_PERCEPTRONS,
     *_OPTIMIZER,
     *_SCHEDULES,
-    *(
-        f"rlox.training.offline:OfflineAlgorithm.{name}"
-        for name in ("_policy_arguments", "_adam", "_follow_schedule", "_unit")
-    ),
+    *_SEPARATE,
+    "rlox.training.offline:OfflineAlgorithm._policy_arguments",
     "rlox.nn.policies:Actor",
     "rlox.nn.policies:BoundedPolicy",
 )
 _OFFLINE_CRITICS = (
     *_OFFLINE,
     *_BOUNDED,
-    *(f"rlox.training.offline:OfflineAlgorithm.{name}" for name in ("_make_critics", "_noise", "_move_target")),
+    "rlox.nn.optimizers:flat_copy",
 )
 
 
-def _whole(module: str, cls: str, *losses: str, methods: tuple[str, ...] = ("update", "_setup")) -> tuple[str, ...]:
+def _whole(module: str, cls: str, *losses: str, methods: tuple[str, ...] = ("update", "setup")) -> tuple[str, ...]:
     return (
         *(f"rlox.algorithms.{module}:{cls}.{name}" for name in methods),
         *(f"rlox.nn.losses:{name}" for name in losses),
@@ -120,7 +120,6 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.training.off_policy:OffPolicyAlgorithm._rows",
         "rlox.training.off_policy:OffPolicyAlgorithm._beta",
         "rlox.training.off_policy:OffPolicyAlgorithm.explore",
-        "rlox.training.twin_critic:TwinCriticAlgorithm._rows",
         "rlox.algorithms.dqn:DQN.explore",
         "rlox.algorithms.dqn:DQN._epsilon",
         "rlox.nn.batch:TransitionBatch.from_rows",
@@ -139,7 +138,8 @@ KERNELS: dict[str, tuple[str, ...]] = {
         *_OFF_POLICY,
         "rlox.nn.networks:DiscreteQNetwork",
         "rlox.nn.policies:QPolicy",
-        *_whole("dqn", "DQN", "q_loss", methods=("update", "_setup", "_make_policy", "_prepare", "_move_target")),
+        *_whole("dqn", "DQN", "q_loss",
+                methods=("update", "setup", "make_policy", "_move_target_when_due", "_move_target")),
     ),
     "sac": (*_TWIN_CRITIC, *_SQUASHED, *_whole("sac", "SAC")),
     "td3": (
@@ -152,14 +152,14 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.nn.policies:DeterministicPolicy",
         "rlox.nn.policies:CategoricalPolicy",
         "rlox.nn.policies:_categorical",
-        *_whole("bc", "BC", "cloning_loss", "label_loss", methods=("update", "_setup", "_make_policy")),
+        *_whole("bc", "BC", "cloning_loss", "label_loss", methods=("update", "setup", "make_policy")),
     ),
     "td3_bc": (
         *_OFFLINE_CRITICS,
         "rlox.nn.policies:DeterministicPolicy",
         "rlox.nn.networks:polyak_update",
         *_whole("td3_bc", "TD3BC", "smoothed_targets", "regularised_policy_loss",
-                methods=("update", "_setup", "_make_policy")),
+                methods=("update", "setup", "make_policy")),
     ),
     "iql": (
         *_OFFLINE_CRITICS,
@@ -167,7 +167,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
         _LOG_SQRT_2PI,
         "rlox.algorithms.iql:_cosine",
         *_whole("iql", "IQL", "expectile_loss", "weighted_cloning_loss",
-                methods=("update", "_setup", "_make_policy", "_follow_schedule")),
+                methods=("update", "setup", "make_policy")),
     ),
     "cql": (
         *_OFFLINE_CRITICS,
@@ -176,7 +176,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.algorithms.cql:_ROWS",
         "rlox.algorithms.cql:_Backprop",
         *_whole("cql", "CQL", "conservative_q_loss", "conservative_penalty",
-                methods=("update", "_setup", "_make_policy", "_weight", "_move_critics")),
+                methods=("update", "setup", "make_policy", "_weight")),
     ),
 }  # fmt: skip
 

@@ -190,6 +190,20 @@ class TransitionBatch(_Columns):
     def __len__(self) -> int:
         return len(self.__dict__["rewards"])
 
+    def update_priorities(self, buffer: Any, td_errors: torch.Tensor | np.ndarray) -> None:
+        """Give the memory, a `rlox.buffers.Buffer`, the TD errors (B,) of its rows, where it samples by them.
+
+        Its rows are the batch's first. An error that is NaN or infinite is left out with all others: then the loss is
+        not finite either, and the loop raises.
+        """
+        indices = self.array("indices")
+        if indices is None:
+            return
+        errors = td_errors if isinstance(td_errors, np.ndarray) else td_errors.cpu().numpy()
+        errors = errors[: len(indices)]
+        if np.isfinite(errors).all():
+            buffer.update_priorities(indices, errors.astype(np.float64))
+
     @classmethod
     def from_rows(cls, rows: Mapping[str, np.ndarray], gamma: float, spec: EnvSpec, device: str) -> TransitionBatch:
         """What `rlox.buffers.Buffer.sample` returned, in the shapes of `spec`.

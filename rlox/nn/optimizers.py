@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -26,6 +27,12 @@ def flatten_(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     for p, part in _views(flat, parameters):
         p.data = part
     return flat
+
+
+def flat_copy(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
+    """A frozen copy of `module`, a target network say, and the flat tensor (P,) that its parameters are views of."""
+    copied = copy.deepcopy(module).requires_grad_(False)
+    return copied, flatten_(list(copied.parameters()))
 
 
 class FlatOptimizer:

@@ -1,4 +1,4 @@
-"""What DQN and its like share beside `OnlineAlgorithm`: a replay memory, and updates from samples of it."""
+"""What DQN, SAC, TD3 and their like share: a replay memory, and updates from samples of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlox.buffers import Buffer, buffer_class, buffer_config, buffer_names, make_buffer
+from rlox.buffers import Buffer, OfflineDataset, buffer_class, buffer_config, buffer_names, make_buffer
 from rlox.buffers import files as replay_files
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
@@ -23,15 +23,29 @@ from rlox.collectors import ReplayCollector
 from rlox.config import BufferConfig, MmapBufferConfig, integer, require
 from rlox.envs import env_name
 from rlox.kernels.buffers.replay import ReplayBuffer
+from rlox.kernels.rng import Rng
+from rlox.native import bounded_obstacle
 from rlox.native.shadows import difference
 from rlox.nn.batch import TransitionBatch
-from rlox.training import loops
+from rlox.offline.mixing import identity, joined, require_mixable
+from rlox.training import environments, loops
+from rlox.training.algorithm import Algorithm
+from rlox.training.bounded import (
+    bounded_kernel_size,
+    fitted_policy,
+    make_action_noise,
+    make_bounded_policy,
+)
 from rlox.training.loops import Rounds
-from rlox.training.online import OnlineAlgorithm
+from rlox.training.parts import load_weights_
 from rlox.training.schedules import interpolated
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from rlox.collectors.exploration import ActionNoise
+    from rlox.collectors.vec_normalize import VecNormalize
+    from rlox.nn.policies import BoundedPolicy
 
 
 _MEMORY = "memory"  # the folder beside a checkpoint
@@ -39,16 +53,27 @@ _MEMORY = "memory"  # the folder beside a checkpoint
 _AT_ONCE = ("explore", "sample", "update", "update_native")
 
 
-class OffPolicyAlgorithm(OnlineAlgorithm):
+class OffPolicyAlgorithm(Algorithm):
     """Base of algorithms that learn from a memory of transitions, whichever policy made them.
 
     ``update(batch)`` is given a `rlox.nn.batch.TransitionBatch`, normalised where the configuration says so; rewards
     never are. So is ``update_native``, which does the same by the kernel, where there is one.
 
+    The default policy is a `Policy` of bounded actions; an algorithm of another kind overrides `make_policy`. The
+    memory holds actions in the environment's units, as they were taken; such a policy and its critics see them in
+    [-1, 1].
+
+    With a dataset, round(`dataset_share` * B) of every batch's B rows are drawn from it and the rest from the memory,
+    by the run's own generator: the symmetric sampling of RLPD (Ball et al. 2023, arXiv:2302.02948, section 4.1).
+    Updates begin after `learning_starts`, once the memory has as many transitions as a batch takes from it. The
+    dataset's rows are single steps and drawn uniformly, whatever the memory's returns and priorities are, and its
+    rewards must be on the environment's scale. For a policy from `init_from` set ``learning_starts=0``, so that it acts
+    from the first step.
+
     Parameters
     ----------
     env_id, n_envs, seed, policy, logger, callbacks, **arguments
-        As `OnlineAlgorithm` takes them.
+        As `rlox.training.on_policy.OnPolicyAlgorithm` takes them.
     buffer : str, BufferConfig, mapping or Buffer, optional
         The replay memory: a name (``uniform``, ``prioritized``, ``mmap``, or a registered one), its configuration, the
         same as a mapping, or the memory itself. By default uniform.
@@ -56,16 +81,25 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         Short for the configuration's ``size`` and ``n_step``.
     prioritized : bool, optional
         True is short for ``buffer="prioritized"``.
+    dataset : OfflineDataset, optional
+        Such as `rlox.open_dataset` returns, with observations as they are (``normalize=False``), for an algorithm whose
+        configuration has a `dataset_share`. No checkpoint holds it: to train on, the same is given to
+        `from_checkpoint`.
 
     Raises
     ------
     TypeError, ValueError
-        As `OnlineAlgorithm`; and for an unknown buffer, or one that is smaller than a batch.
+        As `OnPolicyAlgorithm`; and for an unknown buffer, or one that is smaller than a batch.
     """
 
     loop = staticmethod(loops.off_policy)
     stream = Stream.REPLAY
     min_rows = 1  # transitions that the memory must hold for an update
+    Policy: ClassVar[type[BoundedPolicy] | None] = None  # the kind of policy that `make_policy` makes
+    outputs: ClassVar[str] = ""  # what a network of such a policy returns, for messages
+
+    collector: ReplayCollector
+    normalizer: VecNormalize | None = None
 
     def __init__(
         self,
@@ -80,9 +114,14 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         buffer_size: int | None = None,
         n_step: int | None = None,
         prioritized: bool | None = None,
+        dataset: OfflineDataset | None = None,
         **arguments: Any,
     ):
         where = type(self).__name__
+        if dataset is not None and self.Config.uses_dataset == "never":
+            raise TypeError(f"{where}: dataset must be None, for {self.name} learns from its replay memory alone")
+        self.dataset = dataset
+        self._mixed: Any = None  # by what the dataset is known again, also where a checkpoint's is not at hand
         if buffer_size is not None:
             buffer_size = integer(where, "buffer_size", buffer_size, 1)
         if n_step is not None:
@@ -106,8 +145,9 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
                 )
         else:
             self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
-        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
-        self._normalize()
+        environments.construct(
+            self, env_id, n_envs, seed, policy, logger, callbacks, collector=ReplayCollector, **arguments
+        )
         if self.native is not None:
             why = self._step_by_step()
             self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
@@ -119,9 +159,43 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             )
         if self.buffer_config is not None:
             self.collector.n_step = self.buffer_config.n_step
+        if dataset is None:
+            return
+        require_mixable(dataset, self.spec, where)
+        if self.collector.reward_fn is not None:
+            raise ValueError(f"{where}: reward_fn must be None beside a dataset, which holds the environment's rewards")
+        if not 0 < self._n_mixed < c.batch_size:
+            raise ValueError(
+                f"{where}: dataset_share must leave at least one row of a batch of {c.batch_size} to the dataset and "
+                f"one to the replay memory, got {c.dataset_share}"
+            )
+        self.min_rows = c.batch_size - self._n_mixed
+        self._mixed = identity(dataset)
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> ReplayCollector:
-        return ReplayCollector(*args, **kwargs)
+    @property
+    def _n_mixed(self) -> int:
+        """Rows of a batch that are the dataset's."""
+        return round(self.config.dataset_share * self.config.batch_size)
+
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        make_bounded_policy(self, rng, policy)
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        return bounded_obstacle(self.config, policy)
+
+    def _kernel_size(self) -> int:
+        return bounded_kernel_size(self)
+
+    def make_noise(self, n_envs: int) -> ActionNoise | None:
+        return None if self.collector.action_noise is None else make_action_noise(self, n_envs)
+
+    def _require_complete(self) -> None:
+        environments.require_reward_fn(self)
+        if self.dataset is None and self._mixed is not None:
+            raise ValueError(
+                f"{type(self).__name__}.train: the checkpoint was trained with a dataset that it cannot hold, "
+                f"{one_line(self._mixed, 200)}; pass it to from_checkpoint(dataset=...)"
+            )
 
     @property
     def buffer(self) -> Buffer:
@@ -201,6 +275,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
             return "the environment is not native"
         if self.collector.reward_fn is not None:
             return "there is a reward_fn"
+        if self.dataset is not None:
+            return "a dataset is mixed into the batches"
         if self.normalizer is not None:
             return "observations are normalised"
         if self.collector.action_noise is not None:
@@ -272,24 +348,29 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         beta = self._beta(self.counters.progress)
         if beta is not None:
             self.buffer.set_beta(beta)
-        return self.buffer.sample(n, self.rng.integers(2**63))
-
-    def _tell_priorities(self, batch: TransitionBatch, td_errors: np.ndarray) -> None:
-        """Tell the memory the errors (B,) of its rows, which are a batch's first, where it wants to know them.
-
-        Not where one is NaN or infinite: then the loss is too, and the loop says so.
-        """
-        indices = batch.array("indices")
-        if indices is not None and np.isfinite(errors := td_errors[: len(indices)]).all():
-            self.buffer.update_priorities(indices, errors.astype(np.float64))
+        if self.dataset is None:
+            return self.buffer.sample(n, self.rng.integers(2**63))
+        online = self.buffer.sample(n - self._n_mixed, self.rng.integers(2**63))
+        return joined(online, self.dataset.sample(self._n_mixed, self.rng.integers(2**63)), self.config.gamma)
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        info, tensors = environments.state(self)
+        noise = self.collector.action_noise
+        info["buffer"] = self._saved_buffer()
+        if self._mixed is not None:
+            info["dataset"] = self._mixed
+        if noise is not None:
+            tensors["action_noise"] = noise.state()
+        return info, {**super()._own_state()[1], **tensors}
+
+    def _saved_buffer(self) -> dict[str, Any]:
+        """The memory's configuration as a header has it."""
         config = self.buffer_config
         if config is None:
-            return {"buffer": {"name": type(self._buffer).__name__}}, {}
+            return {"name": type(self._buffer).__name__}
         # A folder is this machine's; whoever restores the run chooses one.
         folder = {"folder": None} if isinstance(config, MmapBufferConfig) else {}
-        return {"buffer": {**config.to_dict(), **folder}}, {}
+        return {**config.to_dict(), **folder}
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -301,7 +382,17 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
 
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
+        mixed = checkpoint.header.get("dataset")
+        if self.dataset is not None and self._mixed != mixed:
+            raise ValueError(
+                f"the dataset must be the one that was trained with, {one_line(mixed or 'none', 200)}, got "
+                f"{self._mixed}; a new training can start from a checkpoint by init_from"
+            )
+        self._mixed = mixed
         exact = super()._restore(checkpoint, same_env)
+        noise, saved_noise = self.collector.action_noise, checkpoint.tensors.get("action_noise")
+        if exact and noise is not None and saved_noise is not None:
+            noise.set_state(saved_noise)
         self.memory_start = self.counters.env_steps
         if self._default_buffer:
             self._lost_buffer = checkpoint.header["buffer"]["name"]
@@ -309,7 +400,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         if entry is None or self._buffer is not None:
             return exact
         if not self._same_buffer(saved := checkpoint.header["buffer"]):
-            own = self._own_state()[0]["buffer"]
+            own = self._saved_buffer()
             differs = ", ".join(f"{k}={own.get(k)} not {v}" for k, v in saved.items() if own.get(k) != v)
             warnings.warn(
                 "from_checkpoint: the replay memory starts empty, for it is configured otherwise than the one that was "
@@ -333,7 +424,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         """Whether a header's memory holds what this one does; what rlox 0.6.0 did not know is as it is here."""
         own = self.buffer_config
         if own is None or saved.get("name") != own.name:
-            return self._own_state()[0]["buffer"] == saved
+            return self._saved_buffer() == saved
         here = {"folder": own.folder} if isinstance(own, MmapBufferConfig) else {}
         theirs = buffer_config({**own.to_dict(), **saved, **here})
         return (theirs.n_step, theirs.arguments()) == (own.n_step, own.arguments())
@@ -355,6 +446,31 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
 
         return write
 
+    def init_from(self, path: str | os.PathLike) -> None:
+        """As `Algorithm.init_from`; where there are critics, with their weights too: new ones would spoil the policy.
+
+        For SAC and TD3 the checkpoint may be one of SAC, TD3, TD3BC, CQL or IQL. What its policy does without noise is
+        always taken over; `_fitted` says what becomes of standard deviations. IQL's V has no place here.
+        """
+        if "critics" not in self.parts:
+            super().init_from(path)
+            return
+        checkpoint, where = load_checkpoint(path), f"{type(self).__name__}: init_from {path}"
+        critics, activation = checkpoint.tensors.get("critics"), checkpoint.header["config"].get("activation")
+        if not critics:
+            raise ValueError(
+                f"{where}: it must hold critics, without which its policy would soon be spoilt, got one of "
+                f"{one_line(checkpoint.header['algorithm'])}; TD3, SAC, TD3BC, CQL and IQL have some"
+            )
+        if activation != self.config.activation:
+            raise ValueError(f"{where}: activation must be the checkpoint's, {one_line(activation)}")
+        super().init_from(path)
+        for name in ("critics", "target"):
+            load_weights_(self.parts[name], critics, f"{where}: {name}")
+
+    def _fitted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return arrays if self.Policy is None else fitted_policy(self, arrays)
+
     def save_buffer(self, path: str | os.PathLike) -> None:
         """Write the replay memory into a file beside the checkpoint; it takes as much memory again meanwhile.
 
@@ -366,7 +482,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm):
         state = self.buffer.get_state()
         arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
         header = {
-            "memory": self._own_state()[0]["buffer"],
+            "memory": self._saved_buffer(),
             "memory_start": self.memory_start,
             "env_id": env_name(self.env_id),
             "position": self.collector.position(),

@@ -1,17 +1,23 @@
-"""What PPO, A2C and their like share beside `OnlineAlgorithm`: rollouts, one optimiser, normalisation."""
+"""What PPO, A2C and their like share: rollouts, one optimiser, normalisation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
-from rlox.collectors import RolloutCollector
+from rlox.collectors import RewardFn, RolloutCollector
+from rlox.collectors.vec_normalize import VecNormalize
 from rlox.kernels.nn.learner import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativePolicy, obstacle
 from rlox.native.shadows import difference
-from rlox.training import loops
-from rlox.training.online import OnlineAlgorithm
+from rlox.training import environments, loops
+from rlox.training.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,21 +25,119 @@ if TYPE_CHECKING:
     from rlox.nn.batch import RolloutBatch
 
 
-class OnPolicyAlgorithm(OnlineAlgorithm):
+class OnPolicyAlgorithm(Algorithm):
     """Base of algorithms that learn from what the present policy has just done.
 
     A `policy` of your own defines ``get_action_and_logprob``, ``get_value`` and ``get_logprob_and_entropy`` (see
     `rlox.nn.policies`). ``update(batch)`` is given a `rlox.nn.batch.RolloutBatch`; so is ``update_native``, which does
     the same by the kernel. A subclass that overrides ``update`` alone learns by PyTorch; its rollouts, and those of
     ``backend="torch"``, are the kernel's all the same where that could compute the policy.
+
+    Parameters
+    ----------
+    env_id : str or callable
+        A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
+    n_envs : int
+        Environments stepped side by side.
+    seed : int
+        Decides initial weights, environments, actions, and what each update sees.
+    policy : nn.Module, optional
+        A module of your own in place of the one that fits the environment; what it must define, the family says. It is
+        moved to the device and trained in place.
+    logger : LoggerCallback, optional
+        Given every metric.
+    callbacks : list of Callback, optional
+        Called in order, the logger last.
+    device : str
+        ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
+    backend : str
+        ``torch``; ``native``: a kernel collects and updates what the PyTorch `update` defines; ``auto``: native
+        wherever that is exact for what is asked, whatever callbacks and loggers there are. A function of `update` that
+        was edited, replaced or overridden is computed by PyTorch (see `rlox.native.shadows`); one that is replaced when
+        a native run is already made is an error, and so is a `policy` that was converted, frozen or given hooks. The
+        attribute holds which one it is, `backend_reason` why.
+    threads : int
+        PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+    compile : bool
+        Whether PyTorch compiles the losses (`rlox.nn.compiling`), which takes it some ten seconds at the first update.
+    env_kwargs : dict, optional
+        Keyword arguments of ``gymnasium.make``.
+    reward_fn : callable or str, optional
+        Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`). ``auto``: their signs in
+        ``ALE/…`` games, where ``hidden_sizes`` is empty by default too, elsewhere none. None: none anywhere.
+    env_wrappers : sequence, optional
+        gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
+    env_workers : int
+        Processes that step foreign environments; 0: this one does.
+    env_backend : str
+        ``gymnasium``, ``envpool``, or ``auto``: native where there is one, else gymnasium. Evaluation is on one
+        environment of ``auto`` in any case, which must exist.
+    **config
+        Any field of the algorithm's ``Config``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown or ill-typed hyper-parameter, a value out of range, an unknown environment, an unfit policy.
     """
 
     loop = staticmethod(loops.on_policy)
     stream = Stream.PERMUTATION
     _beside: NativePolicy | None = None  # acts for the policy that PyTorch trains, where a kernel can
 
+    collector: RolloutCollector
+    normalizer: VecNormalize | None = None
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 8,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int = 1,
+        compile: bool = False,
+        env_kwargs: dict[str, Any] | None = None,
+        reward_fn: RewardFn | None = "auto",
+        env_wrappers: Sequence[Any] = (),
+        env_workers: int = 0,
+        env_backend: str = "auto",
+        **config: Any,
+    ):
+        environments.construct(
+            self,
+            env_id,
+            n_envs,
+            seed,
+            policy,
+            logger,
+            callbacks,
+            collector=self._make_collector,
+            device=device,
+            backend=backend,
+            threads=threads,
+            compile=compile,
+            env_kwargs=env_kwargs,
+            reward_fn=reward_fn,
+            env_wrappers=env_wrappers,
+            env_workers=env_workers,
+            env_backend=env_backend,
+            **config,
+        )
+
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector:
         return RolloutCollector(*args, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda, **kwargs)
+
+    def _require_complete(self) -> None:
+        environments.require_reward_fn(self)
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        info, tensors = environments.state(self)
+        return info, {**super()._own_state()[1], **tensors}
 
     @property
     def actor(self) -> nn.Module | NativePolicy:
@@ -58,9 +162,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         n_outputs = spec.n_actions if spec.discrete else spec.act_dim
         return n_parameters(spec.obs_dim, n_outputs, self.config.hidden_sizes, spec.continuous)
 
-    def _make_policy(self, policy: nn.Module | None) -> None:
-        self._normalize(self.config.normalize_rewards, self.config.clip_rewards)
-        rng = Rng(self.seed, Stream.INIT)
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         if self.backend == "native":
             c, spec = self.config, self.spec
             given = policy is not None
@@ -71,7 +173,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm):
         self.policy = make_policy(self.spec, self.config, rng) if policy is None else policy
         check_policy(self.policy, type(self).__name__)
 
-    def _setup(self) -> None:
+    def setup(self, rng: Rng) -> None:
         c = self.config
         if self.native is not None:
             self.optimizer = NativeOptimizer(self.native.net, c.learning_rate)

@@ -1,10 +1,15 @@
 """The table of algorithms.
 
-Adding one: a Config in `rlox.config`, a file here, a line below, a YAML in ``conf/algo``.
+Adding one: a Config in `rlox.config`, a file in `rlox.algorithms`, a line below, a YAML in ``conf/algo``. A package
+outside adds its own by an entry point of the group ``rlox.algorithms``, ``name = "module:Class"``.
 """
 
 from importlib import import_module
 from typing import NamedTuple
+
+from rlox.envs.registry import load, offers
+
+ALGORITHM_GROUP = "rlox.algorithms"
 
 
 class Entry(NamedTuple):
@@ -28,7 +33,34 @@ ALGORITHMS: dict[str, Entry] = {
 
 _CLASSES = {path.split(":")[1]: path for entry in ALGORITHMS.values() for path in entry}
 
-__all__ = ["ALGORITHMS", "resolve", *sorted(_CLASSES)]
+__all__ = ["ALGORITHMS", "ALGORITHM_GROUP", "algorithm_names", "entry_of", "resolve", *sorted(_CLASSES)]
+
+
+def algorithm_names() -> list[str]:
+    """The names of all algorithms, those that installed packages offer among them."""
+    return sorted({*ALGORITHMS, *offers(ALGORITHM_GROUP)})
+
+
+def entry_of(name: str) -> Entry | None:
+    """The entry of `name`; None for an unknown one. What an installed package offers is imported, and then stays in
+    `ALGORITHMS`.
+
+    Raises
+    ------
+    ImportError
+        If the package's code fails.
+    TypeError
+        If what it offers is no algorithm's class of this name.
+    """
+    if name not in ALGORITHMS and name in offers(ALGORITHM_GROUP):
+        cls, path = load(ALGORITHM_GROUP, name), offers(ALGORITHM_GROUP)[name].value
+        if getattr(cls, "name", None) != name or not hasattr(cls, "Config") or not hasattr(cls, "update"):
+            raise TypeError(
+                f"{ALGORITHM_GROUP}: {name} ({path}) must be a class with name = {name!r}, Config and update, "
+                f"got {cls!r}"
+            )
+        ALGORITHMS[name] = Entry(path, f"{cls.Config.__module__}:{cls.Config.__qualname__}")
+    return ALGORITHMS.get(name)
 
 
 def resolve(path: str):

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class
 from rlox.config import DatasetConfig, RunConfig
 from rlox_cli.config.explain import explain
@@ -64,10 +64,10 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
     env = saved.get("env")
     sound = isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
     sound = sound and isinstance(env.get("wrappers"), list) and isinstance(saved.get("imports"), list)
-    if not (sound and isinstance(name, str) and name in ALGORITHMS):
+    if not (sound and isinstance(name, str) and entry_of(name) is not None):
         raise UsageError(
             f"{shown(path)} must hold a run's configuration, with env, imports, and algo.name one of "
-            f"{', '.join(ALGORITHMS)}, got {name!r}; restore the file"
+            f"{', '.join(algorithm_names())}, got {name!r}; restore the file"
         )
     return name
 
@@ -75,7 +75,7 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
 def typed_config(saved: dict[str, Any], algo: str) -> DictConfig:
     """`saved` under the types of its sections, strict about keys."""
     cfg = copy.deepcopy(run_schema())
-    cfg.algo = OmegaConf.structured(resolve(ALGORITHMS[algo].config))
+    cfg.algo = OmegaConf.structured(resolve(entry_of(algo).config))
     memory = saved.get("buffer")
     if memory is not None:
         name = memory.get("name") if isinstance(memory, dict) else memory

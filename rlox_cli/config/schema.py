@@ -19,7 +19,7 @@ from rlox.buffers import buffer_config_class
 from rlox.config import RunConfig
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import shipped
-from rlox_cli.config.sources import BufferSource, DatasetSource, GymEnvSource
+from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
@@ -67,13 +67,14 @@ def register() -> None:
     """Make the schemas, the environment source and the resolvers known to Hydra; idempotent."""
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
-    for name, entry in ALGORITHMS.items():
-        store.store(group="algo", name=f"{name}_schema", node=resolve(entry.config))
+    for name in shipped("algo"):
+        store.store(group="algo", name=f"{name}_schema", node=resolve(ALGORITHMS[name].config))
     for name in shipped("buffer"):
         store.store(group="buffer", name=f"{name}_schema", node=buffer_config_class(name))
     store.store(group="hydra/sweeper", name="rlox", node=SweeperConfig)
     store.store(group="hydra/sweeper", name="optuna_schema", node=OptunaConfig)
     Plugins.instance().register(GymEnvSource)
+    Plugins.instance().register(AlgorithmSource)
     Plugins.instance().register(BufferSource)
     Plugins.instance().register(DatasetSource)
     Plugins.instance().register(OwnFolderFirst)

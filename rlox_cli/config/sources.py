@@ -1,4 +1,4 @@
-"""Choices without a YAML file, ``env=ID``, ``buffer=NAME`` and ``dataset=FILE``, as Hydra config sources."""
+"""Choices without a YAML file, of ``algo``, ``env``, ``buffer`` and ``dataset``, as Hydra config sources."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class, buffer_names
-from rlox.config import DatasetConfig, usual_settings
+from rlox.config import DatasetConfig, OffPolicyConfig, OnPolicyConfig, usual_settings
 from rlox.envs.registry import ENV_GROUP, offers
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
@@ -93,6 +94,46 @@ class BufferSource(ConfigSource):
 def _name(config_path: str) -> str | None:
     group, _, name = config_path.removesuffix(".yaml").rpartition("/")
     return name if group == "buffer" else None
+
+
+class AlgorithmSource(ConfigSource):
+    """Serves ``algo/<name>`` of an algorithm without a YAML file, and its schema: one that a package outside adds."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "algorithms"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == "algo"
+
+    def is_config(self, config_path: str) -> bool:
+        return self._named(config_path) in algorithm_names()
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        name = self._named(config_path)
+        entry = None if name is None else entry_of(name)
+        if entry is None:
+            raise ConfigLoadError(f"no algorithm: {config_path}")
+        kind, path = resolve(entry.config), "algorithms://"
+        if config_path.removesuffix(".yaml").endswith("_schema"):
+            return ConfigResult(self.provider, path, OmegaConf.structured(kind), {"package": None})
+        found: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
+        if not issubclass(kind, OnPolicyConfig):
+            found["env"] = {"n_envs": 1}
+        if issubclass(kind, OffPolicyConfig):
+            found["defaults"].insert(1, {"override /buffer": "uniform"})
+        return ConfigResult(self.provider, path, OmegaConf.create(found), {"package": "_global_"})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return algorithm_names() if config_path == "algo" and results_filter != ObjectType.GROUP else []
+
+    @staticmethod
+    def _named(config_path: str) -> str | None:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        return name.removesuffix("_schema") if group == "algo" else None
 
 
 _GROUP = "dataset"

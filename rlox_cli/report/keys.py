@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rlox import config as configs
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class
 from rlox.config import nearest, tuned
 from rlox.offline.dataset import open_dataset
@@ -100,8 +100,8 @@ def show_keys(topics: list[str]) -> None:
     for topic in topics:
         if topic.startswith("algo="):
             algo = topic[5:]
-            if algo not in ALGORITHMS:
-                raise ValueError(f"algo={algo} does not exist; {nearest(algo, ALGORITHMS)}")
+            if entry_of(algo) is None:
+                raise ValueError(f"algo={algo} does not exist; {nearest(algo, algorithm_names())}")
         elif topic.startswith("env="):
             env = topic[4:]
         elif topic.startswith("buffer="):
@@ -140,7 +140,7 @@ def show_keys(topics: list[str]) -> None:
             settings = tuned(algo, env)
             values = settings.get("algo", {})
             rest = {key: value for key, value in settings.items() if key != "algo"}
-        cls = resolve(ALGORITHMS[algo].config)
+        cls = resolve(entry_of(algo).config)
         console.print(f"{algo}: {inspect.getdoc(cls)}")
         print_table(console, _table(cls, "algo.", values))
         if values is not None:

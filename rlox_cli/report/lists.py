@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox import config as configs
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_class, buffer_config_class, buffer_names
 from rlox.config import nearest, tuned, tuned_pairs
 from rlox_cli.config.shipped import shipped
@@ -23,8 +23,8 @@ def list_things(what: str, folder: Path) -> None:
     console = make_console()
     if what == "algos":
         table = make_table("algo", "what")
-        for name, entry in ALGORITHMS.items():
-            table.add_row(name, inspect.getdoc(resolve(entry.config)).splitlines()[0])
+        for name in algorithm_names():
+            table.add_row(name, inspect.getdoc(resolve(entry_of(name).config)).splitlines()[0])
         print_table(console, table)
     elif what == "buffers":
         table = make_table("buffer", "what")

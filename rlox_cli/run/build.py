@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import entry_of, resolve
 from rlox.algorithms.trainers import offline_sizes
 from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
@@ -31,7 +31,7 @@ def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
     """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
     require_memory(config)
-    cls = resolve(ALGORITHMS[algo].cls)
+    cls = resolve(entry_of(algo).cls)
     if config.offline:
         algorithm = _on_dataset(cls, config)
     else:
@@ -60,7 +60,7 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
     """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
     with _notes("from_checkpoint:", console):
         arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
-        algorithm = resolve(ALGORITHMS[algo].cls).from_checkpoint(
+        algorithm = resolve(entry_of(algo).cls).from_checkpoint(
             checkpoint, env_id=config.env.id if trusted else None, **arguments
         )
     if not config.offline and (note := algorithm.collector.restore_note()) is not None:

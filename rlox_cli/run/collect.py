@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import nearest
@@ -180,7 +180,7 @@ def _from_memory(run: Path, path: Path, imports: list[str], progress: Callable[[
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # files that are missing
         try:
-            algorithm = resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(saved)
+            algorithm = resolve(entry_of(header["algorithm"]).cls).from_checkpoint(saved)
         except RuntimeWarning as e:
             raise ValueError(f"--replay {run}: {e}") from e
     try:

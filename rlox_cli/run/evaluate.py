@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rlox.algorithms import ALGORITHMS, resolve
+from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import load_checkpoint, one_line, trained_for
 from rlox.collectors.evaluation import Evaluation
 from rlox.collectors.video import VideoWriter, render_fps
@@ -95,8 +95,11 @@ def main(
 def known_header(path: Path) -> dict[str, Any]:
     """The header of a checkpoint of an algorithm that is known here."""
     header = load_checkpoint(path).header
-    if header["algorithm"] not in ALGORITHMS:
-        raise ValueError(f"{path} holds a {header['algorithm']}, which this rlox does not know; update rlox-cli")
+    if not isinstance(header["algorithm"], str) or entry_of(header["algorithm"]) is None:
+        raise ValueError(
+            f"{path} holds a {header['algorithm']}, which is not known here; install the package that has it, add "
+            "--import my_package, or update rlox-cli"
+        )
     return header
 
 
@@ -107,7 +110,7 @@ def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
     # To act needs no replay memory.
     warnings.filterwarnings("ignore", "from_checkpoint: the replay memory", RuntimeWarning)
     # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
-    return resolve(ALGORITHMS[header["algorithm"]].cls).from_checkpoint(
+    return resolve(entry_of(header["algorithm"]).cls).from_checkpoint(
         path,
         env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
         env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,

@@ -23,8 +23,8 @@ def both(cls, obs_dim, act_dim, hidden, activation, seed, **config):
     made = [cls(None, obs_dim, act_dim, act_high=2.0, seed=0, backend=name, **config) for name in ("torch", "native")]
     for algorithm in made:
         generator = torch.Generator().manual_seed(seed)
-        blocks = [optimizer.flat for optimizer in algorithm._optimizers]
-        for block in (*blocks, algorithm._target_block):
+        blocks = [optimizer.flat for optimizer in algorithm.optimizers]
+        for block in (*blocks, algorithm.target_block):
             block.add_(0.1 * torch.randn(block.shape, generator=generator))
     return made
 
@@ -33,11 +33,11 @@ def doubled(algorithm):
     """The same in double precision, by PyTorch; its random numbers will be the same too."""
     double = object.__new__(type(algorithm))
     vars(double).update(copy.deepcopy(vars(algorithm), {id(algorithm): double}))
-    for module in (double.policy, *double._saved.values()):
+    for module in (double.policy, *double.parts.values()):
         if isinstance(module, torch.nn.Module):
             module.double()
-    double._target_block = flatten_(list(double.target.parameters()))
-    for optimizer in double._optimizers:
+    double.target_block = flatten_(list(double.target.parameters()))
+    for optimizer in double.optimizers:
         optimizer.__init__(optimizer.parameters, optimizer.learning_rate, eps=1e-8)
     return double
 
@@ -64,7 +64,7 @@ def assert_metrics_equal(got, expected):
 def assert_gradients_equal(native, by_torch):
     # CQL's halves of the penalty cancel.
     apart = 1e-7 + 2e-7 * getattr(native.config, "cql_alpha", 0.0)
-    for ours, theirs in zip(native._optimizers, by_torch._optimizers, strict=True):
+    for ours, theirs in zip(native.optimizers, by_torch.optimizers, strict=True):
         gradients = [p.grad for p in theirs.parameters]
         assert_equal_gradients(native.net.gradients[ours.block], gradients, ours.block, apart)
 
@@ -128,8 +128,8 @@ def test_twenty_updates_stay_together(cls, options, hidden, activation, n):
         for algorithm in (by_torch, native):
             algorithm.counters.updates += 1  # as the loop counts
     assert_metrics_equal(got, expected)
-    blocks = zip(by_torch._optimizers, native._optimizers, strict=True)
-    pairs = [(by_torch._target_block, native._target_block), *((theirs.flat, ours.flat) for theirs, ours in blocks)]
+    blocks = zip(by_torch.optimizers, native.optimizers, strict=True)
+    pairs = [(by_torch.target_block, native.target_block), *((theirs.flat, ours.flat) for theirs, ours in blocks)]
     for expected, got in pairs:
         # Where a gradient is 0 but for rounding, Adam makes a step of it.
         apart = np.abs(got.detach().numpy() - expected.detach().numpy())

@@ -1,12 +1,14 @@
-"""What every online algorithm shares: construction, training, acting, saving. The update is each algorithm's own."""
+"""One life for all algorithms: construction, backend, training, acting, evaluation, checkpoints.
+
+The families (`on_policy`, `off_policy`, `offline`) add where batches come from; an algorithm adds its `update`.
+"""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -14,152 +16,125 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, one_line, save_checkpoint, versions
 from rlox.checkpoint.streams import Stream
-from rlox.collectors import ReplayCollector, RewardFn, RolloutCollector, reward_name
+from rlox.collectors import RewardFn
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
-from rlox.collectors.vec_normalize import VecNormalize
-from rlox.config import (
-    BACKENDS,
-    DEVICES,
-    ENV_BACKENDS,
-    MOST_AT_ONCE,
-    Config,
-    choice,
-    integer,
-    require,
-    shown,
-    usual_settings,
-)
-from rlox.envs import env_name
-from rlox.envs.envpool_env import evaluation_kwargs
+from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
+from rlox.envs import EnvSpec, env_name
 from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
-from rlox.native import NativeActor, NativeOptimizer, Watch
+from rlox.native import NativeActor, NativeAdam, NativeOptimizer, Watch
 from rlox.native.shadows import update_difference
 
 # PyTorch is imported where it is used: a native run needs none of it.
+from rlox.training import restoring
 from rlox.training.parts import (
     CUDA_PAYS_FROM,
     MOST_THREADS,
-    _makes_perceptrons,
-    _require_counts,
-    _weight_shapes,
     callback_list,
     choose_device,
     load_weights_,
     predicted,
     require_env_arguments,
     require_laid_out,
-    require_no_code,
-    require_widths,
+    state_of,
     uncopied,
     weights_of,
 )
-from rlox.training.plan import plan, running, warn_if_done
-from rlox.training.schedules import schedule_values
+from rlox.training.schedules import plan, running, schedule_values, warn_if_done
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rlox.collectors import ReplayCollector, RolloutCollector
     from rlox.collectors.exploration import ActionNoise
+    from rlox.collectors.vec_normalize import VecNormalize
     from rlox.nn.optimizers import FlatOptimizer
+    from rlox.offline.statistics import DatasetStatistics
+
+Batch = TypeVar("Batch", contravariant=True)
 
 
-class OnlineAlgorithm:
-    """Base of algorithms that learn while they act.
+@runtime_checkable
+class Learner(Protocol[Batch]):
+    """What the author of an algorithm provides; the base class of its family provides the rest.
 
-    Parameters
+    A family's base class may be given more than this: `Algorithm.make_policy` for a policy of another kind,
+    `Algorithm.setup` for further networks and optimisers, `Algorithm.schedule_values` for further schedules, and
+    ``update_native``, which does by a kernel what `update` does.
+    """
+
+    name: ClassVar[str]  # its key in `rlox.algorithms.ALGORITHMS`, and the name of its YAML file
+    Config: ClassVar[type[Config]]  # a dataclass below the family's configuration
+
+    def update(self, batch: Batch, /) -> Mapping[str, torch.Tensor | float]:
+        """Learn from a batch, which the family defines; return the metrics by name, as tensors () or floats."""
+        ...
+
+
+class Algorithm:
+    """Base of the families; their classes say which arguments they take.
+
+    Attributes
     ----------
-    env_id : str or callable
-        A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
-    n_envs : int
-        Environments stepped side by side.
-    seed : int
-        Decides initial weights, environments, actions, and what each update sees.
-    policy : nn.Module, optional
-        A module of your own in place of the one that fits the environment; what it must define, the family says. It is
-        moved to the device and trained in place.
-    logger : LoggerCallback, optional
-        Given every metric.
-    callbacks : list of Callback, optional
-        Called in order, the logger last.
-    device : str
-        ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the policy has a million parameters or more.
-    backend : str
-        ``torch``; ``native``: a kernel collects and updates what the PyTorch `update` defines; ``auto``: native
-        wherever that is exact for what is asked, whatever callbacks and loggers there are. A function of `update` that
-        was edited, replaced or overridden is computed by PyTorch (see `rlox.native.shadows`); one that is replaced when
-        a native run is already made is an error, and so is a `policy` that was converted, frozen or given hooks. The
-        attribute holds which one it is, `backend_reason` why.
-    threads : int
-        PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
-    compile : bool
-        Whether PyTorch compiles the losses (`rlox.nn.compiling`), which takes it some ten seconds at the first update.
-    env_kwargs : dict, optional
-        Keyword arguments of ``gymnasium.make``.
-    reward_fn : callable or str, optional
-        Replaces the rewards that are learned from (see `rlox.collectors.RolloutCollector`). ``auto``: their signs in
-        ``ALE/…`` games, where ``hidden_sizes`` is empty by default too, elsewhere none. None: none anywhere.
-    env_wrappers : sequence, optional
-        gymnasium wrappers, in order: ``"Name"``, ``"module:Name"`` or ``{"Name": {"argument": value}}``.
-    env_workers : int
-        Processes that step foreign environments; 0: this one does.
-    env_backend : str
-        ``gymnasium``, ``envpool``, or ``auto``: native where there is one, else gymnasium. Evaluation is on one
-        environment of ``auto`` in any case, which must exist.
-    **config
-        Any field of the algorithm's ``Config``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For an unknown or ill-typed hyper-parameter, a value out of range, an unknown environment, an unfit policy.
+    config : Config
+        Hyper-parameters, never changed after construction.
+    counters : Counters
+        Steps, updates and episodes so far.
+    policy : nn.Module
+        What is trained.
+    parts : dict
+        What a checkpoint holds beside `policy` and `optimizer`, by section: modules, optimisers, and other objects with
+        ``state()`` and ``set_state(arrays)``. `setup` adds to it by `keep`.
+    rng : Rng
+        Decides what each update sees; its stream is the class's `stream`.
+    spec : EnvSpec
+        Shapes and bounds of observations and actions.
+    collector : RolloutCollector, ReplayCollector or None
+        What gathers experience; None where a dataset is all there is.
+    normalizer : VecNormalize, DatasetStatistics or None
+        What observations go through before the networks see them.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
-    loop: ClassVar[Callable[[OnlineAlgorithm], dict[str, float]]]  # of `rlox.training.loops`
+    loop: ClassVar[Callable[[Any], dict[str, float]]]  # of `rlox.training.loops`
     stream: ClassVar[Stream]  # what `rng` decides
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
+    length: ClassVar[str] = "total_timesteps"  # how `train` calls the length of a training
 
-    collector: RolloutCollector | ReplayCollector
-    optimizer: FlatOptimizer | NativeOptimizer
-    native: NativeActor | None = None  # what the kernel computes, where the backend is native
+    spec: EnvSpec
+    n_envs: int = 1
+    env_workers: int = 0
+    env_backend: str = "auto"
+    collector: RolloutCollector | ReplayCollector | None = None
+    normalizer: VecNormalize | DatasetStatistics | None = None
+    optimizer: FlatOptimizer | NativeOptimizer | NativeAdam
+    native: NativeActor | None = None  # acts by the kernel, where that also holds the policy's weights
     _watch: Watch | None = None
-    normalizer: VecNormalize | None = None
     _trains = False  # whether `train` is running
+    _own_policy = False  # whether the policy is the user's, whose weights only the user can place
     _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights that are to be restored
 
     def __init__(
         self,
-        env_id: str | Callable[[], Any],
-        n_envs: int = 8,
-        seed: int = 42,
-        policy: nn.Module | None = None,
-        logger: LoggerCallback | None = None,
-        callbacks: Iterable[Callback] | None = None,
+        env_id: str | Callable[[], Any] | None,
+        seed: int,
+        logger: LoggerCallback | None,
+        callbacks: Iterable[Callback] | None,
+        config: Mapping[str, Any],
         *,
-        device: str = "auto",
-        backend: str = "auto",
-        threads: int = 1,
+        device: str,
+        backend: str,
+        threads: int,
+        env_kwargs: dict[str, Any] | None,
+        env_wrappers: Sequence[Any],
         compile: bool = False,
-        env_kwargs: dict[str, Any] | None = None,
-        reward_fn: RewardFn | None = "auto",
-        env_wrappers: Sequence[Any] = (),
-        env_workers: int = 0,
-        env_backend: str = "auto",
-        **config: Any,
+        clock: str = "env_steps",
     ):
         where = type(self).__name__
-        usual = usual_settings(env_id)
-        usual_reward = usual.pop("reward_fn", None)
-        if isinstance(reward_fn, str) and reward_fn == "auto":
-            reward_fn = usual_reward
-        fields = self.Config.__dataclass_fields__
-        config = {**{name: value for name, value in usual.items() if name in fields}, **config}
         self.config = self.Config.from_kwargs(where, **config)
         self.env_id = env_id
-        self.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
         self.seed = integer(where, "seed", seed, 0)
         self.threads = integer(where, "threads", threads, 0, MOST_THREADS)
         require_env_arguments(where, env_kwargs, env_wrappers)
@@ -167,94 +142,141 @@ class OnlineAlgorithm:
             raise TypeError(f"{where}: compile must be true or false, got {shown(compile)}")
         self.compile = compile
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self.env_kwargs = dict(env_kwargs or {})
-        self.callbacks = callback_list(where, callbacks, logger)
-        self.counters = Counters()
+        self.env_kwargs = self.eval_kwargs = dict(env_kwargs or {})
         self.env_wrappers = list(env_wrappers)
-        self.env_workers = integer(where, "env_workers", env_workers, 0, self.n_envs)
-        self.env_backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
         choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
-        self.collector = self._make_collector(
-            env_id,
-            self.n_envs,
-            self.seed,
-            reward_fn=reward_fn,
-            env_kwargs=self.env_kwargs,
-            env_wrappers=self.env_wrappers,
-            env_workers=self.env_workers,
-            env_backend=env_backend,
-        )
-        self.spec = self.collector.spec
-        if self.spec.action_kind not in self.actions:
-            from rlox.training.table import ALGORITHMS, resolve
+        self.callbacks = callback_list(where, callbacks, logger)
+        self.counters = Counters(clock=clock)
+        self.parts: dict[str, Any] = {}
+        self._optional: set[str] = set()
+        self.optimizers: list[FlatOptimizer | NativeAdam] = []
 
-            classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
-            kinds = {name: cls.actions for name, cls in classes.items() if issubclass(cls, OnlineAlgorithm)}
-            able = [name.upper() for name, takes in kinds.items() if self.spec.action_kind in takes]
-            raise ValueError(
-                f"{where}: the environment's actions must be {' or '.join(self.actions)}, got "
-                f"{self.spec.describe_actions()}; {self.spec.action_kind} ones are for {', '.join(able)}"
-            )
-        pool = env_backend == "envpool"
-        self.eval_kwargs = evaluation_kwargs(self.collector.env) if pool else self.env_kwargs
-        self._own_policy = policy is not None  # a checkpoint then holds weights that only its user can place
-        self._lost_reward_fn: str | None = None  # what a checkpoint was trained with and cannot hold
-        self._require_saved_sizes()
+    def _assemble(self, policy: nn.Module | None, backend: str, device: str) -> None:
+        """Choose the backend, then make networks and optimisers: what comes last in construction."""
+        self._own_policy = policy is not None
         self.backend, self.backend_reason = self._choose_backend(backend, policy, device)
-        self._make_policy(policy)
-        self.device = "cpu" if self.native is not None else choose_device(device, self.policy, where)
-        self.collector.device = self.device
-        if self.native is None:
+        rng = Rng(self.seed, Stream.INIT)
+        self.make_policy(rng, policy)
+        native = self.backend == "native"
+        self.device = "cpu" if native else choose_device(device, self.policy, type(self).__name__)
+        if self.collector is not None:
+            self.collector.device = self.device
+        if not native:
             self.policy.to(self.device)
         self.rng = Rng(self.seed, self.stream)
-        self._setup()
+        self.setup(rng)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
-        self._watch = None if self.native is None else Watch(self, self.native)
+        self._watch = Watch(self, self.native) if native else None
 
-    def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector | ReplayCollector:
+    # ---- what an algorithm defines
+
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        """Set `policy` to the user's after its checks, or to the default one with weights drawn from `rng`; or set
+        `native`."""
         raise NotImplementedError
 
-    def _require_saved_sizes(self) -> None:
-        """A ValueError where a checkpoint's weights are not of the widths that its header asks for."""
-        shapes, spec = self._saved_shapes, self.spec
-        if shapes is None:
-            return
-        # Of an image, features go in, and of critics, actions beside the observation.
-        n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
-        require_widths(type(self).__name__, shapes, self.config.hidden_sizes, n_in)
+    def setup(self, rng: Rng) -> None:
+        """Set `optimizer`, and make further networks (weights drawn from `rng`) and their optimisers; policy and device
+        are there."""
+        raise NotImplementedError
+
+    def update(self, batch: Any) -> Mapping[str, torch.Tensor | float]:
+        """One update; scalar metrics, still tensors."""
+        raise NotImplementedError
+
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        """The learning rate, and all else that a schedule moves, by their metrics' names, as they stand at `progress`
+        in [0, 1]."""
+        return schedule_values(self.config, progress)
+
+    # ---- what `setup` and `update` are written with
+
+    def keep(self, name: str, part: Any, optional: bool = False) -> Any:
+        """Have checkpoints hold `part` in the section `name`; returns it. One that is `optional` may be missing from a
+        checkpoint, and then stays as it is."""
+        self.parts[name] = part
+        if optional:
+            self._optional.add(name)
+        return part
+
+    def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
+        """Adam for `parameters`, listed in `optimizers`; `block` is a kernel's name for them."""
+        from rlox.nn.optimizers import FlatOptimizer
+
+        rate = self.config.learning_rate
+        native = self.backend == "native"
+        made = NativeAdam(parameters, block, rate) if native else FlatOptimizer(parameters, rate, eps=1e-8)
+        self.optimizers.append(made)
+        return made
+
+    def use_kernel(self, kernel: Callable[..., Any], **blocks: torch.Tensor) -> None:
+        """Have `kernel` compute updates, and actions where it acts, in the memory of the networks; `blocks` are their
+        flat parameters by the names of its constructor."""
+        spec, c = self.spec, self.config
+        arrays = {name: block.detach().numpy() for name, block in blocks.items()}
+        sizes = {"obs_dim": spec.obs_dim, "act_dim": spec.act_dim, "hidden_sizes": c.hidden_sizes}
+        if self.native is None:
+            self.net = kernel(**arrays, **sizes, activation=c.activation)
+        else:
+            self.native.use(kernel, arrays, **sizes, activation=c.activation)
+            self.net = self.native.net
+        for optimizer in self.optimizers:
+            optimizer.net = self.net
+
+    def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """`loss` itself, or where `compile` asks for it what PyTorch makes of it, the same at every call."""
+        if not self.compile:
+            return loss
+        if loss not in self._compiled:
+            from rlox.nn.compiling import CompiledLoss
+
+            self._compiled[loss] = CompiledLoss(loss, self.device)
+        return self._compiled[loss]
+
+    # ---- backend
 
     def _choose_backend(self, backend: str, policy: nn.Module | None, device: str) -> tuple[str, str]:
         """``native`` or ``torch``, and why."""
-        where = type(self).__name__
         if backend == "torch":
             return "torch", "as asked"
         obstacle = "compile is for PyTorch" if self.compile else self._native_obstacle(policy, device)
+        if obstacle is None and backend == "auto" and self._gpu_pays(device):
+            obstacle = "so large a policy is faster on the GPU"
         if obstacle is None:
-            return "native", "a perceptron on the CPU, computed as the PyTorch update defines it"
+            return "native", "perceptrons on the CPU, computed as the PyTorch update defines them"
         if backend == "native":
-            raise ValueError(f"{where}: backend must be auto or torch here, got 'native': {obstacle}")
+            raise ValueError(f"{type(self).__name__}: backend must be auto or torch here, got 'native': {obstacle}")
         return "torch", obstacle
 
     def _native_obstacle(self, policy: nn.Module | None, device: str) -> str | None:
         """Why the native path cannot run; None where it can."""
         if not hasattr(self, "update_native"):
-            return f"{self.name} has no native update yet"
+            return f"{self.name} has no native update"
         if device == "cuda":
             return "it runs on the CPU, and device is cuda"
         definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
         if "update_native" not in vars(definer):
             return f"{definer.__name__} has an update of its own"
         found = self._kernel_obstacle(policy)
-        if found is None:
-            found = self._update_difference()
-        if found is None and device == "auto" and self._kernel_size() >= CUDA_PAYS_FROM:
-            import torch
+        return self._update_difference() if found is None else found
 
-            if torch.cuda.is_available():
-                return "so large a policy is faster on the GPU"
-        return found
+    def _gpu_pays(self, device: str) -> bool:
+        """Whether PyTorch on a GPU is the faster backend, and there is one."""
+        if device != "auto" or self._kernel_size() < CUDA_PAYS_FROM:
+            return False
+        import torch
+
+        return torch.cuda.is_available()
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        """Why the kernel cannot compute this policy exactly; None where it can."""
+        raise NotImplementedError
+
+    def _kernel_size(self) -> int:
+        """How many parameters the default policy has."""
+        raise NotImplementedError
 
     def check_kernel(self, where: str, functions: bool = False) -> None:
         """A ValueError where a kernel would no longer compute what Python says: something was changed since.
@@ -265,37 +287,15 @@ class OnlineAlgorithm:
             self._watch.require(where, functions, partial(self._update_difference, reread=False))
 
     def _update_difference(self, reread: bool = True) -> str | None:
-        return update_difference(self, self.collector, self.counters, reread=reread)
+        collector = () if self.collector is None else (self.collector,)
+        return update_difference(self, *collector, self.counters, reread=reread)
 
-    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
-        """Why the kernel cannot compute this policy exactly; None where it can."""
-        raise NotImplementedError
-
-    def _kernel_size(self) -> int:
-        """How many parameters the default policy has."""
-        raise NotImplementedError
-
-    def _make_policy(self, policy: nn.Module | None) -> None:
-        """Set `policy` to the default one, or the user's after its checks; or `native`."""
-        raise NotImplementedError
-
-    def _normalize(self, rewards: bool = False, clip_rewards: float = math.inf) -> None:
-        """Set the normaliser, here and where the experience is gathered, if there is anything to normalise."""
-        c = self.config
-        if not (c.normalize_obs or rewards):
-            return
-        if c.normalize_obs and self.spec.image:
-            raise ValueError(
-                f"{type(self).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
-            )
-        self.normalizer = self.collector.normalizer = VecNormalize(
-            self.n_envs, self.spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards
-        )
+    # ---- training
 
     @property
     def policy(self) -> nn.Module:
-        """The module that is trained; on the native path it is made when it is first asked for, and has views of the
-        kernel's parameters for its own."""
+        """The module that is trained; where a kernel holds its weights it is made when it is first asked for, and has
+        views of the kernel's parameters."""
         return self._policy if self.native is None else self.native.module()
 
     @policy.setter
@@ -309,34 +309,11 @@ class OnlineAlgorithm:
         """What acts in collection and evaluation."""
         return self.policy if self.native is None else self.native
 
-    def _setup(self) -> None:
-        """What comes once policy and device are there: optimisers, normalisation, further networks."""
-        raise NotImplementedError
-
-    def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """`loss` itself, or where `compile` asks for it what PyTorch makes of it, the same at every call."""
-        if not self.compile:
-            return loss
-        if loss not in self._compiled:
-            from rlox.nn.compiling import CompiledLoss
-
-            self._compiled[loss] = CompiledLoss(loss, self.device)
-        return self._compiled[loss]
-
-    def update(self, batch) -> dict[str, torch.Tensor]:
-        """One update; scalar metrics, still tensors."""
-        raise NotImplementedError
-
-    def schedule_values(self, progress: float) -> dict[str, float]:
-        """The learning rate, and all else that a schedule moves, by their metrics' names, as they stand at `progress`
-        in [0, 1]."""
-        return schedule_values(self.config, progress)
-
     def plan(
         self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
     ) -> None:
         """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
-        plan(self, "total_timesteps", total_timesteps, until, schedule_timesteps)
+        plan(self, total_timesteps, until, schedule_timesteps)
 
     def train(
         self, total_timesteps: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
@@ -375,21 +352,23 @@ class OnlineAlgorithm:
             If a loss or gradient is no longer finite.
         ValueError
             For a number below 1, both `total_timesteps` and `until`, neither where nothing was begun, an `until` that
-            is already past, or a `schedule_timesteps` that leaves a learning rate of 0 for all that is left.
+            is already past, or a `schedule_timesteps` that leaves a learning rate of 0 for all that is left; where a
+            checkpoint was trained with a `reward_fn` or a dataset that was not given again.
         """
-        if self._lost_reward_fn is not None:
-            raise ValueError(
-                f"{type(self).__name__}.train: the checkpoint was trained with reward_fn {self._lost_reward_fn}, which "
-                "a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
-            )
-        self.plan(total_timesteps, until=until, schedule_timesteps=schedule_timesteps)
+        return self._train(total_timesteps, until, schedule_timesteps)
+
+    def _train(self, length: int | None, until: int | None, schedule_timesteps: int | None) -> dict[str, float]:
+        self._require_complete()
+        plan(self, length, until, schedule_timesteps)
         warn_if_done(self.counters)
         require_laid_out(self)
         with torch_threads(self.threads), unchecked_distributions(), running(self):
             return type(self).loop(self)
 
-    def __reduce_ex__(self, protocol: int) -> Any:
-        raise uncopied(self)
+    def _require_complete(self) -> None:
+        """A ValueError where a checkpoint was trained with what a file cannot hold, and it was not given again."""
+
+    # ---- acting
 
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
         """Action for one observation (D,), or actions for a batch (B, D); without what `make_noise` adds in training.
@@ -397,7 +376,8 @@ class OnlineAlgorithm:
         Returns
         -------
         int or array
-            Discrete: an int, or (B,) int64. Continuous: (A,) or (B, A) f32, clipped to the action space.
+            Discrete: an int, or (B,) int64. Continuous: (A,) or (B, A) f32, clipped to the action space. A
+            deterministic policy takes the same action either way.
 
         Raises
         ------
@@ -435,6 +415,11 @@ class OnlineAlgorithm:
 
         Not `deterministic`: as training acts, with its exploration noise. `seed` None stands for 10_000 + the
         algorithm's own; `options` go to `rlox.collectors.evaluation.evaluate`.
+
+        Raises
+        ------
+        ValueError
+            If there is no environment, or its observations are not those that were learned from.
         """
         require(f"{type(self).__name__}.evaluate", "deterministic", deterministic, bool)
         with torch_threads(self.threads):
@@ -445,6 +430,8 @@ class OnlineAlgorithm:
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
         """What `evaluate` gives `rlox.collectors.evaluation.evaluate`, beside its options."""
         self.check_kernel("evaluate")
+        if self.env_id is None:
+            raise ValueError(f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' when made")
         return {
             "policy": self.actor,
             "env_id": self.env_id,
@@ -457,8 +444,10 @@ class OnlineAlgorithm:
             "transform": None if self.normalizer is None else self.normalizer.normalize,
         }
 
+    # ---- checkpoints
+
     def save(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> None:
-        """Write a checkpoint (see `rlox.checkpoint`); `header` adds JSON values to its header.
+        """Write a checkpoint (see `rlox.checkpoint`), without a dataset; `header` adds JSON values to its header.
 
         `memory`: off-policy, the replay memory too, in files of ``memory/`` beside it that hold what is new since the
         last time; `from_checkpoint` finds them there.
@@ -475,12 +464,13 @@ class OnlineAlgorithm:
     def _checkpoint(self, **header: Any) -> Checkpoint:
         self.check_kernel("save")
         c = self.counters
-        generators = {"action": self.collector.rng.get_state(), self.stream.name.lower(): self.rng.get_state()}
-        reward_fn = self.collector.reward_fn
+        generators = {self.stream.name.lower(): self.rng.get_state()}
+        if self.collector is not None:
+            generators["action"] = self.collector.rng.get_state()
         info = {
             "algorithm": self.name,
             "env": {
-                "id": env_name(self.env_id),
+                "id": None if self.env_id is None else env_name(self.env_id),
                 "n_envs": self.n_envs,
                 "kwargs": self.env_kwargs,
                 "wrappers": self.env_wrappers,
@@ -492,7 +482,6 @@ class OnlineAlgorithm:
             "backend": self.backend,
             "config": self.config.to_dict(),
             "policy": "custom" if self._own_policy else "default",
-            "reward_fn": self._lost_reward_fn if reward_fn is None else reward_name(reward_fn),
             "counters": c.scalars(),
             "generators": generators,
             "callbacks": self.callbacks.state(),
@@ -503,7 +492,6 @@ class OnlineAlgorithm:
             "policy": weights_of(self.policy) if self.native is None else self.native.weights(),
             "optimizer": self.optimizer.state(),
             "normalization": {} if self.normalizer is None else self.normalizer.state(),
-            "environment": self.collector.state() or {},
             "statistics": {
                 "episode_returns": np.asarray(c.recent_returns, np.float64),
                 "episode_lengths": np.asarray(c.recent_lengths, np.int64),
@@ -528,7 +516,7 @@ class OnlineAlgorithm:
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         """What a family or an algorithm adds to a checkpoint: header values, and tensors by section."""
-        return {}, {}
+        return {}, {name: state_of(part) for name, part in self.parts.items()}
 
     @classmethod
     def from_checkpoint(
@@ -579,73 +567,23 @@ class OnlineAlgorithm:
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a policy that does not fit,
             or a state of the environments that is damaged.
         """
-        if fixed := {"n_envs", "seed", "env_kwargs"} & arguments.keys():
-            raise TypeError(
-                f"{cls.__name__}.from_checkpoint: {min(fixed)} must be the checkpoint's, got "
-                f"{shown(arguments[min(fixed)])}; leave it out, or make a new {cls.__name__} and call init_from(path)"
-            )
-        checkpoint = load_checkpoint(path)
-        header = checkpoint.header
-        if header["algorithm"] != cls.name:
-            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} must hold {cls.name}, got {header['algorithm']}")
-        if header["policy"] == "custom" and policy is None:
-            raise ValueError(
-                f"{cls.__name__}.from_checkpoint: {path} holds a policy of your own; pass policy=YourPolicy(...)"
-            )
-        env = header["env"]
-        if env["id"] is None:
-            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} is damaged: env must have an id")
-        wrappers = env["wrappers"] if env_wrappers is None else list(env_wrappers)
-        require_no_code(f"{cls.__name__}.from_checkpoint", path, env, env_id, env_wrappers)
-        _require_counts(checkpoint, f"{cls.__name__}.from_checkpoint: {path}", trusted=env_id is not None)
-        try:
-            cls.Config.from_kwargs(cls.__name__, **header["config"])
-        except (TypeError, ValueError) as e:
-            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} is damaged: {one_line(e)}") from e
-        saved_reward = header.get("reward_fn")
-        if reward_fn is None and saved_reward and saved_reward.startswith("rlox:"):
-            reward_fn = saved_reward.removeprefix("rlox:")
-        algorithm = cls.__new__(cls)
-        # Before anything is made that the file decides the size of.
-        algorithm._saved_shapes = _weight_shapes(checkpoint) if _makes_perceptrons(cls) else None
-        try:
-            algorithm.__init__(
-                env["id"] if env_id is None else env_id,
-                env["n_envs"],
-                header["seed"],
-                policy,
-                logger,
-                callbacks,
-                device=device,
-                backend=cls._saved_backend(header, device) if backend is None else backend,
-                env_kwargs=env["kwargs"],
-                reward_fn=reward_fn,
-                env_wrappers=wrappers,
-                env_backend=env.get("backend", "auto") if env_backend is None else env_backend,
-                **{
-                    "threads": header["threads"],
-                    "env_workers": env["workers"],
-                    **header["config"],
-                    **cls._saved_arguments(header, arguments),
-                    **arguments,
-                },
-            )
-        except (MemoryError, TypeError, ValueError) as e:
-            # What the caller adds to the file may be at fault as well, and keeps its kind of error.
-            kind = TypeError if arguments and isinstance(e, TypeError) else ValueError
-            raise kind(f"{cls.__name__}.from_checkpoint: {path}: {one_line(e, 1000)}") from e
-        algorithm._lost_reward_fn = None if reward_fn is not None else saved_reward
-        try:
-            algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-            algorithm.close()
-            raise ValueError(f"{cls.__name__}.from_checkpoint: {path} cannot be restored: {one_line(e, 1000)}") from e
-        return algorithm
-
-    @staticmethod
-    def _saved_backend(header: dict[str, Any], device: str) -> str:
-        # One written before there was a choice was trained by PyTorch. What was native is so again where it is exact.
-        return "auto" if device != "cuda" and header.get("backend") == "native" else "torch"
+        return restoring.with_environments(
+            cls,
+            load_checkpoint(path),
+            path,
+            env_id,
+            policy,
+            reward_fn,
+            env_wrappers,
+            {
+                "logger": logger,
+                "callbacks": callbacks,
+                "device": device,
+                "backend": backend,
+                "env_backend": env_backend,
+            },
+            arguments,
+        )
 
     @classmethod
     def _saved_arguments(cls, header: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -657,24 +595,27 @@ class OnlineAlgorithm:
         header, tensors = checkpoint.header, checkpoint.tensors
         self._load_weights(tensors["policy"], "from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
+        for name, part in self.parts.items():
+            if name not in tensors and name in self._optional:
+                continue
+            restoring.load_part(part, tensors.get(name, {}), f"{type(self).__name__}: from_checkpoint: {name}")
         self.counters.restore(header["counters"])
         self.callbacks.set_state(header.get("callbacks", {}))
-        self.counters.recent_returns.extend(tensors["statistics"]["episode_returns"].tolist())
-        self.counters.recent_lengths.extend(tensors["statistics"]["episode_lengths"].tolist())
-        self.collector.rng.set_state(header["generators"]["action"])
+        statistics = tensors.get("statistics", {})
+        self.counters.recent_returns.extend(statistics.get("episode_returns", np.empty(0)).tolist())
+        self.counters.recent_lengths.extend(statistics.get("episode_lengths", np.empty(0)).tolist())
         self.rng.set_state(header["generators"][self.stream.name.lower()])
         if "torch" in tensors["generators"]:
             import torch
 
             torch.set_rng_state(torch.from_numpy(tensors["generators"]["torch"].copy()))
-        exact = same_env and self.collector.restore(tensors["environment"])
+        exact = False
+        if self.collector is not None:
+            self.collector.rng.set_state(header["generators"]["action"])
+            exact = same_env and self.collector.restore(tensors["environment"])
         if self.normalizer is not None:
             self.normalizer.set_state(tensors["normalization"], returns=exact)
         return exact
-
-    def close(self) -> None:
-        """End the environments' worker processes, if there are any; what was learned stays usable."""
-        self.collector.close()
 
     def init_from(self, path: str | os.PathLike) -> None:
         """Start from the weights and the normalisation of a checkpoint; everything else stays new.
@@ -714,3 +655,11 @@ class OnlineAlgorithm:
             self.native.load(arrays, what)
         else:
             load_weights_(self.policy, arrays, what)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        raise uncopied(self)
+
+    def close(self) -> None:
+        """End the environments' worker processes, if there are any; what was learned stays usable."""
+        if self.collector is not None:
+            self.collector.close()

@@ -1,0 +1,113 @@
+"""Policies of bounded continuous actions, as SAC and TD3 have them: made, started from others, run by a kernel."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.collectors.exploration import ActionNoise
+from rlox.kernels.nn.ac_learner import METRICS, n_parameters
+from rlox.kernels.rng import Rng
+from rlox.native import NativeBoundedPolicy
+from rlox.training.loops import Rounds
+from rlox.training.schedules import follow_schedule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> None:
+    """Set `policy` to one of the class's `Policy` within the environment's bounds, and `native` where a kernel acts."""
+    from torch import nn
+
+    c, spec, where, kind = algorithm.config, algorithm.spec, type(algorithm).__name__, algorithm.Policy
+    low, high = spec.act_low, spec.act_high
+    with np.errstate(over="ignore", invalid="ignore"):
+        width = high - low
+    if not (np.isfinite(width) & (width > 0)).all():
+        raise ValueError(
+            f"{where}: the bounds of the environment's actions must be finite and apart, got {low.tolist()} to "
+            f"{high.tolist()}; wrap it so that its action_space is such a Box, or take PPO, which needs no bounds"
+        )
+    if spec.image:
+        raise ValueError(
+            f"{where}: the environment's observations must be vectors, got images of shape {spec.obs_shape}; take "
+            "PPO, which learns from images, or flatten small ones (env_wrappers=['FlattenObservation'])"
+        )
+    if policy is None:
+        policy = kind(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng=rng)
+    elif not isinstance(policy, nn.Module):
+        raise TypeError(f"{where}: policy must be a torch.nn.Module, got {type(policy).__name__}")
+    elif not isinstance(policy, kind):
+        policy = kind(spec.obs_dim, spec.act_dim, net=policy)
+    policy.bound_(low, high)
+    algorithm._require_outputs(policy, kind.outputs_per_action * spec.act_dim, algorithm.outputs)
+    algorithm.policy = policy
+    if algorithm.backend == "native":
+        algorithm.native = NativeBoundedPolicy(policy)
+
+
+def bounded_kernel_size(algorithm: Any) -> int:
+    """How many parameters the default policy and its critics have."""
+    spec, gaussian = algorithm.spec, algorithm.Policy.outputs_per_action == 2
+    return sum(n_parameters(spec.obs_dim, spec.act_dim, algorithm.config.hidden_sizes, gaussian))
+
+
+def make_action_noise(algorithm: Any, n_envs: int) -> ActionNoise:
+    """Noise on the actions of `n_envs` environments, as the configuration describes it."""
+    c = algorithm.config
+    return ActionNoise(algorithm.spec, n_envs, c.exploration_noise, c.noise_correlation)
+
+
+def native_rounds(algorithm: Any, n_steps: int, names: Iterable[str] = (), **arguments: Any) -> Rounds:
+    """`OffPolicyAlgorithm.rounds` by the kernel; `names` are hyper-parameters that one algorithm's kernel takes in
+    addition, as are `arguments`."""
+    counters, delay = algorithm.counters, getattr(algorithm.config, "policy_delay", 1)
+    first = counters.updates + 1
+    taken, table, update_s, returns, lengths = algorithm._kernel_rounds(
+        n_steps, ("tau", "max_grad_norm", *names), **arguments
+    )
+    counters.env_steps += taken
+    counters.in_round = algorithm.round_steps
+    counters.updates += len(table)
+    follow_schedule(algorithm.optimizers, algorithm.config, counters.progress)
+    # The metrics of a delayed policy are those of its own updates.
+    own = (first + np.arange(len(table))) % delay == 0
+    columns = {name: x[own] if name.startswith("policy") else x for name, x in zip(METRICS, table.T, strict=False)}
+    return Rounds(taken, returns, lengths, {name: x for name, x in columns.items() if len(x)}, update_s)
+
+
+def fitted_policy(algorithm: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A checkpoint's policy with as many outputs for each action as the algorithm's own.
+
+    Its means stay. Standard deviations are left out where this policy has none. Where it has and the checkpoint's
+    has not, they start at 1 before the tanh; at IQL's, which lie behind it, where these are: near a mean of 0,
+    where tanh is the identity, that is the same.
+    """
+    layers = [int(match[1]) for name in arrays if (match := re.fullmatch(r"net\.(\d+)\.weight", name))]
+    weight, bias = (f"net.{max(layers, default=0)}.{kind}" for kind in ("weight", "bias"))
+    if algorithm._own_policy or not {weight, bias} <= arrays.keys():
+        return arrays
+    n, wide = algorithm.spec.act_dim, algorithm.Policy.outputs_per_action == 2
+    found, log_std = dict(arrays), arrays.get("log_std")
+    found.pop("log_std", None)
+    was_wide = len(arrays[weight]) == 2 * n
+    if was_wide and not wide:
+        found |= {name: arrays[name][:n] for name in (weight, bias)}
+    elif wide and len(arrays[weight]) == n:
+        new = np.zeros(n, np.float32) if log_std is None else log_std
+        found[weight] = np.concatenate([arrays[weight], np.zeros_like(arrays[weight])])
+        found[bias] = np.concatenate([arrays[bias], new])
+    had = was_wide or log_std is not None
+    if had is not wide:
+        why = "for exploration_noise replaces them" if had else "for it has none: they start at 1, before the tanh"
+        warnings.warn(
+            f"init_from: the standard deviations are not those of the checkpoint's policy, {why}",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return found

@@ -1,0 +1,132 @@
+"""The environments of an algorithm that acts: made at its construction, kept in its checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors import RewardFn, reward_name
+from rlox.collectors.vec_normalize import VecNormalize
+from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, choice, integer, usual_settings
+from rlox.envs.envpool_env import evaluation_kwargs
+from rlox.training import restoring
+from rlox.training.algorithm import Algorithm
+from rlox.training.table import ALGORITHMS, resolve
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+
+def construct(
+    algorithm: Algorithm,
+    env_id: str | Callable[[], Any],
+    n_envs: int,
+    seed: int,
+    policy: nn.Module | None,
+    logger: LoggerCallback | None,
+    callbacks: Iterable[Callback] | None,
+    *,
+    collector: Callable[..., Any],
+    device: str = "auto",
+    backend: str = "auto",
+    threads: int = 1,
+    compile: bool = False,
+    env_kwargs: dict[str, Any] | None = None,
+    reward_fn: RewardFn | None = "auto",
+    env_wrappers: Sequence[Any] = (),
+    env_workers: int = 0,
+    env_backend: str = "auto",
+    **config: Any,
+) -> None:
+    """The construction of an algorithm that acts; arguments as `rlox.training.on_policy.OnPolicyAlgorithm` has them.
+
+    `collector` makes what gathers experience, given what every collector takes.
+    """
+    where = type(algorithm).__name__
+    usual = usual_settings(env_id)
+    usual_reward = usual.pop("reward_fn", None)
+    if isinstance(reward_fn, str) and reward_fn == "auto":
+        reward_fn = usual_reward
+    fields = algorithm.Config.__dataclass_fields__
+    config = {**{name: value for name, value in usual.items() if name in fields}, **config}
+    Algorithm.__init__(
+        algorithm,
+        env_id,
+        seed,
+        logger,
+        callbacks,
+        config,
+        device=device,
+        backend=backend,
+        threads=threads,
+        env_kwargs=env_kwargs,
+        env_wrappers=env_wrappers,
+        compile=compile,
+    )
+    algorithm.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
+    algorithm.env_workers = integer(where, "env_workers", env_workers, 0, algorithm.n_envs)
+    algorithm.env_backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
+    algorithm.collector = collector(
+        env_id,
+        algorithm.n_envs,
+        algorithm.seed,
+        reward_fn=reward_fn,
+        env_kwargs=algorithm.env_kwargs,
+        env_wrappers=algorithm.env_wrappers,
+        env_workers=algorithm.env_workers,
+        env_backend=env_backend,
+    )
+    spec = algorithm.spec = algorithm.collector.spec
+    if spec.action_kind not in algorithm.actions:
+        classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
+        kinds = {name: cls.actions for name, cls in classes.items() if cls.Config.uses_dataset != "must"}
+        able = [name.upper() for name, takes in kinds.items() if spec.action_kind in takes]
+        raise ValueError(
+            f"{where}: the environment's actions must be {' or '.join(algorithm.actions)}, got "
+            f"{spec.describe_actions()}; {spec.action_kind} ones are for {', '.join(able)}"
+        )
+    if env_backend == "envpool":
+        algorithm.eval_kwargs = evaluation_kwargs(algorithm.collector.env)
+    algorithm._lost_reward_fn = None
+    if algorithm._saved_shapes is not None:
+        # Of an image, features go in, and of critics, actions beside the observation.
+        n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
+        restoring.require_widths(where, algorithm._saved_shapes, algorithm.config.hidden_sizes, n_in)
+    _normalize(algorithm)
+    algorithm._assemble(policy, backend, device)
+
+
+def _normalize(algorithm: Algorithm) -> None:
+    """Set the normaliser, here and where the experience is gathered, if there is anything to normalise."""
+    c, spec = algorithm.config, algorithm.spec
+    rewards = getattr(c, "normalize_rewards", False)
+    if not (c.normalize_obs or rewards):
+        return
+    if c.normalize_obs and spec.image:
+        raise ValueError(
+            f"{type(algorithm).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
+        )
+    clip_rewards = getattr(c, "clip_rewards", math.inf)
+    algorithm.normalizer = algorithm.collector.normalizer = VecNormalize(
+        algorithm.n_envs, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards
+    )
+
+
+def state(algorithm: Algorithm) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+    """What a checkpoint holds of environments and rewards: header values, and tensors by section."""
+    reward_fn = algorithm.collector.reward_fn
+    name = algorithm._lost_reward_fn if reward_fn is None else reward_name(reward_fn)
+    return {"reward_fn": name}, {"environment": algorithm.collector.state() or {}}
+
+
+def require_reward_fn(algorithm: Algorithm) -> None:
+    """A ValueError where a checkpoint was trained with a `reward_fn` that was not given again."""
+    if algorithm._lost_reward_fn is not None:
+        raise ValueError(
+            f"{type(algorithm).__name__}.train: the checkpoint was trained with reward_fn {algorithm._lost_reward_fn}, "
+            "which a file cannot hold; pass it to from_checkpoint(reward_fn=...)"
+        )

@@ -1,0 +1,142 @@
+"""An algorithm from outside: examples/reinforce installed as a package, on the command line and in the library."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlox
+from rlox.algorithms import ALGORITHMS
+from rlox.envs import registry
+from rlox.training import Learner
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "reinforce"
+SMALL = ["algo=reinforce", "env=CartPole-v1", "logger=none", "eval.n_points=1", "eval.n_episodes=3"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Where the example is installed, as `pip install --target` leaves it; no network is used."""
+    pytest.importorskip("setuptools")
+    tmp = tmp_path_factory.mktemp("reinforce")
+    shutil.copytree(EXAMPLE, tmp / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps"]
+    done = subprocess.run([*pip, "--target", tmp / "site", tmp / "source"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tmp / "site"
+
+
+@pytest.fixture
+def installed(site, monkeypatch):
+    """The same, for this process."""
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "rlox_reinforce", raising=False)
+    registry.offers.cache_clear()
+    yield
+    ALGORITHMS.pop("reinforce", None)
+    sys.modules.pop("rlox_reinforce", None)
+    registry.offers.cache_clear()
+
+
+def command(path, *args, cwd, code=(0,)):
+    done = subprocess.run(
+        [sys.executable, "-m", "rlox_cli.main", *args],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(path)},
+    )
+    assert done.returncode in code, done.stderr
+    return done
+
+
+def weights(folder):
+    (path,) = folder.rglob("last.safetensors")
+    return rlox.load_checkpoint(path).tensors
+
+
+def test_the_example_is_short_and_says_what_an_author_provides(installed):
+    module = importlib.import_module("rlox_reinforce")
+    assert len((EXAMPLE / "rlox_reinforce.py").read_text().splitlines()) <= 80
+    assert isinstance(module.Reinforce, type)
+    assert issubclass(module.Reinforce, rlox.training.OnPolicyAlgorithm)
+    made = module.Reinforce("CartPole-v1", n_envs=2)
+    assert isinstance(made, Learner)
+    body = ast.parse((EXAMPLE / "rlox_reinforce.py").read_text()).body
+    (cls,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == "Reinforce")
+    assert [node.name for node in cls.body if isinstance(node, ast.FunctionDef)] == ["update"]
+
+
+def test_by_name_in_the_library(installed, tmp_path):
+    trainer = rlox.Trainer("reinforce", env="CartPole-v1", config={"n_envs": 4, "seed": 1})
+    trainer.train(20_000)
+    assert trainer.evaluate(10).returns.mean() > 60  # a random policy has 22
+    trainer.save(tmp_path / "a.safetensors")
+    again = rlox.Trainer.load(tmp_path / "a.safetensors")
+    obs = np.zeros((5, 4), np.float32)
+    assert np.array_equal(again.predict(obs), trainer.predict(obs))
+    with pytest.raises(ValueError, match=r"gae_lambda must be 1, for REINFORCE learns from whole returns, got 0.9"):
+        rlox.Trainer("reinforce", env="CartPole-v1", config={"gae_lambda": 0.9})
+
+
+def test_the_command_line_checks_trains_resumes_and_evaluates(site, tmp_path):
+    checked = command(site, "train", *SMALL, "--check", "total_timesteps=4000", cwd=tmp_path)
+    assert "Reinforce has an update of its own" in checked.stdout
+    command(site, "train", *SMALL, "total_timesteps=4000", "output_dir=straight", cwd=tmp_path)
+    command(site, "train", *SMALL, "total_timesteps=2048", "schedule_timesteps=4000", "output_dir=parts", cwd=tmp_path)
+    command(site, "train", "resume=parts", "total_timesteps=4000", cwd=tmp_path)
+    straight, parts = weights(tmp_path / "straight"), weights(tmp_path / "parts")
+    for section in ("policy", "optimizer"):
+        for name, array in straight[section].items():
+            assert np.array_equal(array, parts[section][name]), name
+    scored = json.loads(command(site, "eval", "parts", "--json", cwd=tmp_path).stdout)
+    assert scored["n_episodes"] == 3
+    listed = command(site, "ls", "algos", cwd=tmp_path).stdout
+    assert "REINFORCE with a learned baseline" in listed
+    assert "use_baseline" in command(site, "show", "algo=reinforce", cwd=tmp_path).stdout
+    wrong = command(site, "train", *SMALL, "algo.use_baselin=false", cwd=tmp_path, code=(2,)).stderr
+    assert "did you mean 'use_baseline'" in wrong
+
+
+def test_verdicts_compare_it(site, tmp_path):
+    learn = ["bench", "learn", *SMALL, "total_timesteps=2000", "--seeds", "2"]
+    verdict = (0, 1, 3)  # two seeds say little
+    command(site, *learn, "--out", "before", cwd=tmp_path, code=verdict)
+    against = ["algo.use_baseline=false", "--against", "before/learn.json", "--out", "after"]
+    said = command(site, *learn, *against, cwd=tmp_path, code=verdict).stdout
+    assert "reinforce-CartPole-v1" in said
+    assert any(word in said for word in ("PASS", "FAIL", "NEED MORE SEEDS"))
+
+
+def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
+    broken = tmp_path / "site"
+    shutil.copytree(site, broken)
+    source = broken / "rlox_reinforce.py"
+    source.write_text(source.read_text().replace("batch.returns - values.detach()", "batch.returns - value.detach()"))
+    said = command(broken, "train", *SMALL, "total_timesteps=2000", cwd=tmp_path, code=(1,)).stderr
+    line = next(i for i, text in enumerate(source.read_text().splitlines(), 1) if "value.detach()" in text)
+    assert "name 'value' is not defined" in said
+    assert "rlox_reinforce.py" in said
+    assert str(line) in said
+
+
+def test_what_is_no_algorithm_is_refused(site, tmp_path):
+    broken = tmp_path / "site"
+    shutil.copytree(site, broken)
+    source = broken / "rlox_reinforce.py"
+    source.write_text(source.read_text().replace('name = "reinforce"', 'name = "other"'))
+    said = command(broken, "train", *SMALL, cwd=tmp_path, code=(2,)).stderr
+    assert "rlox.algorithms: reinforce (rlox_reinforce:Reinforce) must be a class with name = 'reinforce'" in said
+    gone = command("", "train", *SMALL, cwd=tmp_path, code=(2,)).stderr
+    assert "algo=reinforce" in gone
