@@ -133,7 +133,7 @@ class Algorithm:
         clock: str = "env_steps",
     ):
         where = type(self).__name__
-        self.config = self.Config.from_kwargs(where, **config)
+        self.config = self._configured(where, dict(config))
         self.env_id = env_id
         self.seed = integer(where, "seed", seed, 0)
         self.threads = integer(where, "threads", threads, 0, MOST_THREADS)
@@ -151,6 +151,17 @@ class Algorithm:
         self.parts: dict[str, Any] = {}
         self._optional: set[str] = set()
         self.optimizers: list[FlatOptimizer | NativeAdam] = []
+
+    def _configured(self, where: str, values: dict[str, Any]) -> Config:
+        """The configuration: what was given as ``config``, or one of single hyper-parameters."""
+        given = values.pop("config", None)
+        if given is None:
+            return self.Config.from_kwargs(where, **values)
+        if not isinstance(given, self.Config):
+            raise TypeError(f"{where}: config must be a {self.Config.__name__}, got {shown(given)}")
+        if values:
+            raise TypeError(f"{where}: {min(values)} must not be given beside config, which holds it")
+        return given
 
     def _assemble(self, policy: nn.Module | None, backend: str, device: str) -> None:
         """Choose the backend, then make networks and optimisers: what comes last in construction."""

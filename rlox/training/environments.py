@@ -51,8 +51,9 @@ def construct(
     usual_reward = usual.pop("reward_fn", None)
     if isinstance(reward_fn, str) and reward_fn == "auto":
         reward_fn = usual_reward
-    fields = algorithm.Config.__dataclass_fields__
-    config = {**{name: value for name, value in usual.items() if name in fields}, **config}
+    if config.get("config") is None:
+        fields = algorithm.Config.__dataclass_fields__
+        config = {**{name: value for name, value in usual.items() if name in fields}, **config}
     Algorithm.__init__(
         algorithm,
         env_id,

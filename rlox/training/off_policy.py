@@ -73,7 +73,7 @@ class OffPolicyAlgorithm(Algorithm):
     Parameters
     ----------
     env_id, n_envs, seed, policy, logger, callbacks, **arguments
-        As `rlox.training.on_policy.OnPolicyAlgorithm` takes them.
+        As `rlox.training.on_policy.OnPolicyAlgorithm` takes them, ``config`` among them.
     buffer : str, BufferConfig, mapping or Buffer, optional
         The replay memory: a name (``uniform``, ``prioritized``, ``mmap``, or a registered one), its configuration, the
         same as a mapping, or the memory itself. By default uniform.

@@ -82,8 +82,10 @@ class OfflineAlgorithm(Algorithm):
         What `evaluate` plays; nothing else needs an environment.
     env_kwargs, env_wrappers
         As `rlox.training.on_policy.OnPolicyAlgorithm` takes them.
-    **config
-        Any field of the algorithm's ``Config``.
+    config : Config, optional
+        All hyper-parameters, as the algorithm's ``Config``.
+    **hyper_parameters
+        In place of `config`: any field of it; the others have their defaults.
 
     Raises
     ------
@@ -122,19 +124,20 @@ class OfflineAlgorithm(Algorithm):
         env_id: str | Callable[[], Any] | None = None,
         env_kwargs: dict[str, Any] | None = None,
         env_wrappers: Sequence[Any] = (),
-        **config: Any,
+        config: OfflineConfig | None = None,
+        **hyper_parameters: Any,
     ):
         where = type(self).__name__
-        if hidden is not None and "hidden_sizes" in config:
+        if hidden is not None and "hidden_sizes" in hyper_parameters:
             raise TypeError(f"{where}: hidden must not stand beside hidden_sizes, which it is short for")
         if hidden is not None:
-            config["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
+            hyper_parameters["hidden_sizes"] = [integer(where, "hidden", hidden, 1, MOST_AT_ONCE)] * 2
         super().__init__(
             env_id,
             seed,
             logger,
             callbacks,
-            config,
+            {"config": config, **hyper_parameters},
             device=device,
             backend=backend,
             threads=threads,

@@ -12,6 +12,7 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.config import Config
 from rlox.kernels.nn.learner import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativePolicy, obstacle
@@ -72,8 +73,10 @@ class OnPolicyAlgorithm(Algorithm):
     env_backend : str
         ``gymnasium``, ``envpool``, or ``auto``: native where there is one, else gymnasium. Evaluation is on one
         environment of ``auto`` in any case, which must exist.
-    **config
-        Any field of the algorithm's ``Config``.
+    config : Config, optional
+        All hyper-parameters, as the algorithm's ``Config``.
+    **hyper_parameters
+        In place of `config`: any field of it; the others have their defaults.
 
     Raises
     ------
@@ -106,7 +109,8 @@ class OnPolicyAlgorithm(Algorithm):
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
         env_backend: str = "auto",
-        **config: Any,
+        config: Config | None = None,
+        **hyper_parameters: Any,
     ):
         environments.construct(
             self,
@@ -126,7 +130,8 @@ class OnPolicyAlgorithm(Algorithm):
             env_wrappers=env_wrappers,
             env_workers=env_workers,
             env_backend=env_backend,
-            **config,
+            config=config,
+            **hyper_parameters,
         )
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> RolloutCollector:

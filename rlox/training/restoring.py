@@ -64,7 +64,7 @@ def with_environments(
         "threads": header["threads"],
         "env_kwargs": env["kwargs"],
         "env_workers": env["workers"],
-        **header["config"],
+        **({} if "config" in arguments else header["config"]),
         **cls._saved_arguments(header, arguments),
     }
     given = {
@@ -112,8 +112,9 @@ def with_dataset(
     if spaces is None or (spaces["continuous"] and set(bounds) != {"low", "high"}):
         raise ValueError(f"{where}: {path} is damaged: it must say which actions its policy takes")
     typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
+    kept = {} if "config" in arguments else header["config"]
     try:
-        config = cls.Config.from_kwargs(cls.__name__, **{**header["config"], **typed})
+        config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
         # Before anything is made that the file decides the size of.
         shapes = [array.shape for array in tensors["policy"].values() if array.ndim == 2]
         require_widths(cls.__name__, frozenset(shapes), config.hidden_sizes, {spaces["obs_dim"]})
@@ -132,7 +133,7 @@ def with_dataset(
                 "env_id": env["id"] if env_id is None else env_id,
                 "env_kwargs": env["kwargs"],
                 "env_wrappers": env["wrappers"] if env_wrappers is None else env_wrappers,
-                **header["config"],
+                **kept,
                 **arguments,
             },
         )

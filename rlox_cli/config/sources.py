@@ -16,6 +16,7 @@ from rlox.config import DatasetConfig, OffPolicyConfig, OnPolicyConfig, usual_se
 from rlox.envs.registry import ENV_GROUP, offers
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
+from rlox_cli.config.shipped import shipped
 from rlox_cli.terminal.errors import UsageError
 
 # gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
@@ -110,7 +111,8 @@ class AlgorithmSource(ConfigSource):
         return config_path == "algo"
 
     def is_config(self, config_path: str) -> bool:
-        return self._named(config_path) in algorithm_names()
+        name = self._named(config_path)
+        return name is not None and name in algorithm_names()
 
     def load_config(self, config_path: str) -> ConfigResult:
         name = self._named(config_path)
@@ -133,7 +135,8 @@ class AlgorithmSource(ConfigSource):
     @staticmethod
     def _named(config_path: str) -> str | None:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        return name.removesuffix("_schema") if group == "algo" else None
+        name = name.removesuffix("_schema")
+        return name if group == "algo" and name not in shipped("algo") else None
 
 
 _GROUP = "dataset"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,7 +108,7 @@ def _offline_arguments(config: RunConfig) -> dict[str, Any]:
         "backend": config.backend,
         "threads": config.threads,
         "env_wrappers": config.env.wrappers,
-        **dataclasses.asdict(config.algo),
+        "config": config.algo,
     }
 
 
@@ -142,5 +141,5 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "reward_fn": resolve_reward(config.env.reward_fn, config.imports),
         **_memory(config.buffer, folder),
         **({} if config.dataset is None else {"dataset": open_dataset(config.dataset)}),
-        **dataclasses.asdict(config.algo),
+        "config": config.algo,
     }
