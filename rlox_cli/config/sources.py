@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from glob import glob
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class, buffer_names
@@ -20,160 +20,128 @@ from rlox_cli.config.shipped import shipped
 from rlox_cli.terminal.errors import UsageError
 
 # gymnasium's grammar: (namespace/)name(-vN). Without a version it is more likely a typing error than an id.
-_ID = re.compile(r"^env/(?P<id>(?:[\w:.-]+/)?[\w:.-]+-v\d+)$")
+_ENV_ID = re.compile(r"(?:[\w:.-]+/)?[\w:.-]+-v\d+")
 
 
-class GymEnvSource(ConfigSource):
-    """Serves ``env/<id>`` as ``{id: <id>}``, with what is usual for ``ALE/…`` ids; a YAML in conf/env goes before it.
+class _Choices(ConfigSource):
+    """Serves the choices of one group; a YAML of the same name in `conf/` or the folder of ``-cd`` overrides it."""
 
-    It lists what installed packages offer, so that completion and messages know them beside the built-in ids.
-    """
+    group: ClassVar[str]
+    name_of_scheme: ClassVar[str]  # as config.yaml has it
 
-    @staticmethod
-    def scheme() -> str:
-        return "gymenv"
+    @classmethod
+    def scheme(cls) -> str:
+        return cls.name_of_scheme
 
     def available(self) -> bool:
         return True
 
     def is_group(self, config_path: str) -> bool:
-        return config_path == "env"
+        return config_path == self.group
 
     def is_config(self, config_path: str) -> bool:
-        return _ID.match(config_path.removesuffix(".yaml")) is not None
+        name = self._name(config_path)
+        return name is not None and self.serves(name)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        match = _ID.match(config_path.removesuffix(".yaml"))
-        if match is None:
-            raise ConfigLoadError(f"no environment id: {config_path}")
-        found: dict[str, Any] = {"env": {"id": match["id"]}}
-        if usual := usual_settings(match["id"]):
+        name = self._name(config_path)
+        if name is None or not self.serves(name):
+            raise ConfigLoadError(f"no {self.group}: {config_path}")
+        config, package = self.config(name)
+        return ConfigResult(self.provider, f"{self.name_of_scheme}://", config, {"package": package})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return self.names() if config_path == self.group and results_filter != ObjectType.GROUP else []
+
+    def _name(self, config_path: str) -> str | None:
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        return name if group == self.group and name else None
+
+    def serves(self, name: str) -> bool:
+        """Whether there is such a choice."""
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        """The choices that completion and messages list."""
+        raise NotImplementedError
+
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        """What the choice stands for, and the package it belongs to; None: that of its group."""
+        raise NotImplementedError
+
+
+class GymEnvSource(_Choices):
+    """Any ``env=ID`` as ``{id: ID}``, with what is usual for ``ALE/…`` ids. It lists what installed packages offer."""
+
+    group, name_of_scheme = "env", "gymenv"
+
+    def serves(self, name: str) -> bool:
+        return _ENV_ID.fullmatch(name) is not None
+
+    def names(self) -> list[str]:
+        return [name for name in offers(ENV_GROUP) if self.serves(name)]
+
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        found: dict[str, Any] = {"env": {"id": name}}
+        if usual := usual_settings(name):
             # What is typed overrides it.
             found["env"]["reward_fn"] = usual.pop("reward_fn")
             found["algo"] = usual
-        return ConfigResult(
-            provider=self.provider, path="gymenv://", config=OmegaConf.create(found), header={"package": "_global_"}
-        )
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        configs = config_path == "env" and results_filter in (None, ObjectType.CONFIG)
-        return [name for name in offers(ENV_GROUP) if _ID.match(f"env/{name}")] if configs else []
+        return OmegaConf.create(found), "_global_"
 
 
-class BufferSource(ConfigSource):
-    """Serves ``buffer/<name>`` from its configuration's defaults; a YAML in conf/buffer goes before it."""
+class BufferSource(_Choices):
+    """``buffer=NAME`` of a replay memory that a package has registered, from its configuration's defaults."""
 
-    @staticmethod
-    def scheme() -> str:
-        return "buffers"
+    group, name_of_scheme = "buffer", "buffers"
 
-    def available(self) -> bool:
-        return True
+    def serves(self, name: str) -> bool:
+        return name in buffer_names()
 
-    def is_group(self, config_path: str) -> bool:
-        return config_path == "buffer"
+    def names(self) -> list[str]:
+        return buffer_names()
 
-    def is_config(self, config_path: str) -> bool:
-        # Hydra asks for every file of every group; the names of installed packages are read from the disk.
-        return (name := _name(config_path)) is not None and name in buffer_names()
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        name = _name(config_path)
-        if name is None:
-            raise ConfigLoadError(f"no buffer: {config_path}")
-        return ConfigResult(
-            provider=self.provider,
-            path="buffers://",
-            config=OmegaConf.structured(buffer_config_class(name)(name=name)),
-            header={"package": None},
-        )
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return buffer_names() if config_path == "buffer" and results_filter != ObjectType.GROUP else []
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        return OmegaConf.structured(buffer_config_class(name)(name=name)), None
 
 
-def _name(config_path: str) -> str | None:
-    group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-    return name if group == "buffer" else None
+class DatasetSource(_Choices):
+    """``dataset=SOURCE``. Whether the source exists is checked with everything else, where the message can say more."""
+
+    group, name_of_scheme = "dataset", "datasets"
+
+    def serves(self, name: str) -> bool:
+        return not name.endswith("_schema")
+
+    def names(self) -> list[str]:
+        return dataset_files()
+
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        return OmegaConf.structured(DatasetConfig(source=name)), None
 
 
-class AlgorithmSource(ConfigSource):
-    """Serves ``algo/<name>`` of an algorithm without a YAML file, and its schema: one that a package outside adds."""
+class AlgorithmSource(_Choices):
+    """``algo=NAME`` of an algorithm without a YAML file, which a package outside adds, and its ``NAME_schema``."""
 
-    @staticmethod
-    def scheme() -> str:
-        return "algorithms"
+    group, name_of_scheme = "algo", "algorithms"
 
-    def available(self) -> bool:
-        return True
+    def serves(self, name: str) -> bool:
+        name = name.removesuffix("_schema")
+        return name in algorithm_names() and name not in shipped("algo")
 
-    def is_group(self, config_path: str) -> bool:
-        return config_path == "algo"
+    def names(self) -> list[str]:
+        return algorithm_names()
 
-    def is_config(self, config_path: str) -> bool:
-        name = self._named(config_path)
-        return name is not None and name in algorithm_names()
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        name = self._named(config_path)
-        entry = None if name is None else entry_of(name)
-        if entry is None:
-            raise ConfigLoadError(f"no algorithm: {config_path}")
-        kind, path = resolve(entry.config), "algorithms://"
-        if config_path.removesuffix(".yaml").endswith("_schema"):
-            return ConfigResult(self.provider, path, OmegaConf.structured(kind), {"package": None})
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        kind = resolve(entry_of(name.removesuffix("_schema")).config)
+        if name.endswith("_schema"):
+            return OmegaConf.structured(kind), None
         found: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
         if not issubclass(kind, OnPolicyConfig):
             found["env"] = {"n_envs": 1}
         if issubclass(kind, OffPolicyConfig):
             found["defaults"].insert(1, {"override /buffer": "uniform"})
-        return ConfigResult(self.provider, path, OmegaConf.create(found), {"package": "_global_"})
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return algorithm_names() if config_path == "algo" and results_filter != ObjectType.GROUP else []
-
-    @staticmethod
-    def _named(config_path: str) -> str | None:
-        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        name = name.removesuffix("_schema")
-        return name if group == "algo" and name not in shipped("algo") else None
-
-
-_GROUP = "dataset"
-
-
-class DatasetSource(ConfigSource):
-    """Serves ``dataset/<source>`` as its configuration; a YAML in conf/dataset of ``-cd`` goes before it.
-
-    Whether the source exists is checked with everything else, where the message can say more.
-    """
-
-    @staticmethod
-    def scheme() -> str:
-        return "datasets"
-
-    def available(self) -> bool:
-        return True
-
-    def is_group(self, config_path: str) -> bool:
-        return config_path == _GROUP
-
-    def is_config(self, config_path: str) -> bool:
-        return _source(config_path) is not None
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        source = _source(config_path)
-        if source is None:
-            raise ConfigLoadError(f"no dataset: {config_path}")
-        return ConfigResult(
-            provider=self.provider,
-            path="datasets://",
-            config=OmegaConf.structured(DatasetConfig(source=source)),
-            header={"package": None},
-        )
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return dataset_files() if config_path == _GROUP and results_filter != ObjectType.GROUP else []
+        return OmegaConf.create(found), "_global_"
 
 
 def dataset_files(typed: str = "") -> list[str]:
@@ -185,7 +153,7 @@ def dataset_files(typed: str = "") -> list[str]:
 def with_env(overrides: list[str]) -> list[str]:
     """`overrides` with the environment that their dataset was gathered in, where they name none themselves."""
     typed = [override.partition("=") for override in overrides]
-    sources = [value for key, _, value in typed if key.lstrip("+") in (_GROUP, f"{_GROUP}.source")]
+    sources = [value for key, _, value in typed if key.lstrip("+") in ("dataset", "dataset.source")]
     if not sources or any(key.lstrip("+") in ("env", "env.id", "experiment") for key, _, _ in typed):
         return overrides
     try:
@@ -201,8 +169,3 @@ def with_env(overrides: list[str]) -> list[str]:
             f"env.kwargs={env.get('kwargs', {})}, env.wrappers={env.get('wrappers', [])}"
         )
     return [*overrides, f"env={env['id']}"] if env else overrides
-
-
-def _source(config_path: str) -> str | None:
-    group, _, name = config_path.removesuffix(".yaml").partition("/")
-    return name if group == _GROUP and name and not name.endswith("_schema") else None
