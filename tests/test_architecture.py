@@ -1,10 +1,12 @@
 """Imports point downwards, from the command line to the kernels, and no two files import each other."""
 
 import ast
+import inspect
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
 from pathlib import Path
 from unittest import mock
@@ -273,3 +275,30 @@ def test_the_public_names_are_those_that_were_recorded():
         assert found["rlox"].get(name) == kept["rlox"].get(name), name
     for module in kept["modules"].keys() | found["modules"].keys():
         assert found["modules"].get(module) == kept["modules"].get(module), module
+
+
+def test_algorithms_stand_on_a_family_and_write_their_update_out():
+    """Two steps of inheritance, and no helper of another class inside `update`."""
+    from rlox import algorithms
+    from rlox.training import Algorithm, Learner, OfflineAlgorithm, OffPolicyAlgorithm, OnPolicyAlgorithm
+
+    # Objects and functions of the algorithm, not steps of its mathematics.
+    allowed = {"compiled"}
+    for name, entry in algorithms.ALGORITHMS.items():
+        cls = algorithms.resolve(entry.cls)
+        family, base = cls.__mro__[1:3]
+        assert (family in (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm), base) == (True, Algorithm), name
+        assert all(hasattr(cls, member) for member in ("name", "Config", "update")), name
+        assert "update" in vars(cls), name
+        inherited = {key for kind in cls.__mro__[1:] for key, value in vars(kind).items() if inspect.isfunction(value)}
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls.update)))
+        called = {
+            node.func.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "self"
+        }
+        assert not called & (inherited - allowed), name
+    assert isinstance(rlox.PPO("CartPole-v1", n_envs=1), Learner)

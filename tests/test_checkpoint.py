@@ -354,3 +354,17 @@ def test_torchs_generator_is_saved_where_a_policy_samples_from_it(tmp_path):
     again = PPO.from_checkpoint(path, policy=OwnPolicy())
     again.train(until=64)
     assert torch.equal(ppo.policy.net.weight, again.policy.net.weight)
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_weight_that_was_fixed_may_be_learned_from_a_checkpoint_on(backend, tmp_path):
+    sac = rlox.SAC("Pendulum-v1", hidden_sizes=[8], auto_entropy=False, ent_coef=0.5, backend=backend)
+    sac.save(tmp_path / "fixed.safetensors")
+    again = rlox.SAC.from_checkpoint(tmp_path / "fixed.safetensors", auto_entropy=True)
+    assert again.log_alpha.item() == pytest.approx(np.log(0.5))
+    again.save(tmp_path / "learned.safetensors")
+    kept = load_checkpoint(tmp_path / "learned.safetensors")
+    del kept.tensors["temperature"], kept.header["sections"]
+    save_checkpoint(tmp_path / "cut.safetensors", kept)
+    with pytest.raises(ValueError, match="temperature does not fit the checkpoint"):
+        rlox.SAC.from_checkpoint(tmp_path / "cut.safetensors")

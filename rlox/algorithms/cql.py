@@ -62,21 +62,22 @@ class CQL(OfflineAlgorithm):
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self._backprop = _Backprop(self.critics, c.activation)
         self.target_entropy = -float(self.spec.act_dim) if c.target_entropy is None else c.target_entropy
-        self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, c.auto_entropy)
-        self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, c.auto_alpha)
+        self.log_alpha, self.alpha_optimizer = self._weight("alpha", c.ent_coef, "auto_entropy")
+        self.log_cql_alpha, self.cql_alpha_optimizer = self._weight("cql_alpha", c.cql_alpha, "auto_alpha")
         if self.backend == "native":
             self.use_kernel(partial(NativeCQL, n_random_actions=c.n_random_actions), policy=self.optimizer.flat,
                             critics=self.critic_optimizer.flat, target=self.target_block,
                             log_alpha=self.log_alpha.data.view(1),
                             log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
 
-    def _weight(self, name: str, start: float, learned: bool) -> tuple[nn.Parameter, FlatOptimizer | NativeAdam | None]:
-        """The logarithm of a weight, and its optimiser where it is learned."""
+    def _weight(self, name: str, start: float, switch: str) -> tuple[nn.Parameter, FlatOptimizer | NativeAdam | None]:
+        """The logarithm of a weight, and its optimiser where the hyper-parameter `switch` has it learned."""
+        learned = getattr(self.config, switch)
         log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
         if not learned:
             return log, None
-        optimizer = self.keep(f"{name}_optimizer", self.adam(f"log_{name}", [log]), optional=True)
-        self.keep(f"log_{name}", nn.ParameterDict({"log": log}), optional=True)
+        optimizer = self.keep(f"{name}_optimizer", self.adam(f"log_{name}", [log]), switch)
+        self.keep(f"log_{name}", nn.ParameterDict({"log": log}), switch)
         return log, optimizer
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:

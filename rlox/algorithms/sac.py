@@ -66,8 +66,9 @@ class SAC(OffPolicyAlgorithm):
         log_alpha = torch.tensor(math.log(c.ent_coef) if c.ent_coef > 0 else -math.inf, device=self.device)
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=c.auto_entropy)
         if c.auto_entropy:
-            self.alpha_optimizer = self.keep("alpha_optimizer", self.adam("log_alpha", [self.log_alpha]), optional=True)
-            self.keep("temperature", nn.ParameterDict({"log_alpha": self.log_alpha}), optional=True)
+            self.alpha_optimizer = self.adam("log_alpha", [self.log_alpha])
+            self.keep("alpha_optimizer", self.alpha_optimizer, switch="auto_entropy")
+            self.keep("temperature", nn.ParameterDict({"log_alpha": self.log_alpha}), switch="auto_entropy")
         if c.exploration_noise > 0:
             self.collector.action_noise = make_action_noise(self, self.n_envs)
         if self.native is not None:

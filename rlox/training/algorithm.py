@@ -149,7 +149,7 @@ class Algorithm:
         self.callbacks = callback_list(where, callbacks, logger)
         self.counters = Counters(clock=clock)
         self.parts: dict[str, Any] = {}
-        self._optional: set[str] = set()
+        self._switches: dict[str, str] = {}  # by part, the hyper-parameter that says whether there is one
         self.optimizers: list[FlatOptimizer | NativeAdam] = []
 
     def _configured(self, where: str, values: dict[str, Any]) -> Config:
@@ -204,12 +204,14 @@ class Algorithm:
 
     # ---- what `setup` and `update` are written with
 
-    def keep(self, name: str, part: Any, optional: bool = False) -> Any:
-        """Have checkpoints hold `part` in the section `name`; returns it. One that is `optional` may be missing from a
-        checkpoint, and then stays as it is."""
+    def keep(self, name: str, part: Any, switch: str | None = None) -> Any:
+        """Have checkpoints hold `part` in the section `name`; returns it.
+
+        Where a hyper-parameter is the `switch` that there is such a part, one of a checkpoint that had it off is new.
+        """
         self.parts[name] = part
-        if optional:
-            self._optional.add(name)
+        if switch is not None:
+            self._switches[name] = switch
         return part
 
     def adam(self, block: str, parameters: Iterable[nn.Parameter]) -> FlatOptimizer | NativeAdam:
@@ -607,7 +609,7 @@ class Algorithm:
         self._load_weights(tensors["policy"], "from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
         for name, part in self.parts.items():
-            if name not in tensors and name in self._optional:
+            if name in self._switches and not header["config"].get(self._switches[name]):
                 continue
             restoring.load_part(part, tensors.get(name, {}), f"{type(self).__name__}: from_checkpoint: {name}")
         self.counters.restore(header["counters"])
