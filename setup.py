@@ -141,11 +141,16 @@ def kernel_extensions() -> list[Extension]:
 
     modules = sorted(Path("kernels").rglob("*.pyx"))
     names = ["rlox." + ".".join(path.with_suffix("").parts) for path in modules]
+    # `from rlox.kernels.types cimport f64` reads build/names/rlox/kernels/types.pxd.
+    link = Path("build/names/rlox/kernels")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to("../../../kernels")
     build_dir = Path("build/cython-debug" if DEBUG else "build/cython")
     changed = Path(__file__).stat().st_mtime
     extensions = cythonize(
         [extension(n, str(p), BASELINE, False) for n, p in zip(names, modules, strict=True)],
-        include_path=["."],  # `from kernels.types cimport f64` finds kernels/types.pxd
+        include_path=["build/names"],
         build_dir=str(build_dir),
         # Cython looks at the sources' times only; this file holds the directives.
         force=any(c.stat().st_mtime < changed for c in build_dir.rglob("*.c")),

@@ -5,7 +5,7 @@ A .pxd has no module of its own, so `import numpy` stands where a slow path need
 
 cimport numpy as cnp
 
-from kernels.types cimport f32, f64, i64, real, u8, u64
+from rlox.kernels.types cimport f32, f64, i64, real, u8, u64
 
 
 cdef inline object as_index(object value, str where, str name):

@@ -8,7 +8,7 @@ every CPU level and on every IEEE machine, provided that the build contracts no 
 
 from libc.string cimport memcpy
 
-from kernels.types cimport f64, u64
+from rlox.kernels.types cimport f64, u64
 
 
 cdef inline u64 bits_of(f64 x) noexcept nogil:

@@ -7,8 +7,8 @@ half of the counter says who draws, so that equal keys in two places never share
 
 from libc.math cimport sqrt
 
-from kernels.fmath cimport log_positive, sincos
-from kernels.types cimport f32, f64, u32, u64
+from rlox.kernels.fmath cimport log_positive, sincos
+from rlox.kernels.types cimport f32, f64, i64, u32, u64
 
 
 cdef enum Domain:
@@ -139,7 +139,8 @@ cdef inline u64 below(u64 x, u64 high) noexcept nogil:
     return x1 * h1 + (middle >> 32) + (carry >> 32)
 
 
-# Each writes n numbers from `position` on and draws whole blocks, of which what is left is dropped: (n + 3) // 4.
+# Each writes n numbers from `position` on and draws whole blocks, of which what is left is dropped: (n + 3) // 4,
+# of integers (n + 1) // 2.
 
 cdef inline void fill_uniform_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
     cdef Py_ssize_t i
@@ -177,3 +178,32 @@ cdef inline void fill_normal_f32(f32* out, Py_ssize_t n, u64 key, u64 position) 
             out[i + 2] = <f32>r
         if i + 3 < n:
             out[i + 3] = <f32>s
+
+
+cdef inline void fill_integers(i64* out, Py_ssize_t n, u64 high, u64 key, u64 position) noexcept nogil:
+    """Numbers in [0, high)."""
+    cdef Py_ssize_t i
+    cdef Block x
+    for i in range(0, n, 2):
+        x = philox(key, position, DOMAIN_RNG)
+        position += 1
+        out[i] = <i64>below(join(x.a, x.b), high)
+        if i + 1 < n:
+            out[i + 1] = <i64>below(join(x.c, x.d), high)
+
+
+cdef inline void fill_permutation(i64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
+    """Fisher-Yates from the front, element i going to a place in [0, i] (the "inside-out" form)."""
+    cdef Py_ssize_t i, j
+    cdef Block x
+    cdef u64 word
+    for i in range(n):
+        if i & 1:
+            word = join(x.c, x.d)
+        else:
+            x = philox(key, position, DOMAIN_RNG)
+            position += 1
+            word = join(x.a, x.b)
+        j = <Py_ssize_t>below(word, <u64>i + 1)
+        out[i] = out[j]
+        out[j] = i

@@ -6,8 +6,8 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.stdint cimport int64_t, uint32_t
 
-from kernels.checks cimport check_out, describe
-from kernels.types cimport f32, f64
+from rlox.kernels.checks cimport check_out, describe
+from rlox.kernels.types cimport f32, f64
 
 cnp.import_array()
 

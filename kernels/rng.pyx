@@ -5,12 +5,12 @@ import numpy as np
 
 cimport numpy as cnp
 
-from kernels.checks cimport as_index, as_seed, check_out
-from kernels.philox cimport (
-    DOMAIN_RNG, Block, below, box_muller, derive_key, fill_normal_f32, fill_uniform_f32, gumbel, join, open_unit,
-    philox, unit_f64,
+from rlox.kernels.checks cimport as_index, as_seed, check_out
+from rlox.kernels.philox cimport (
+    DOMAIN_RNG, Block, box_muller, derive_key, fill_integers, fill_normal_f32, fill_permutation, fill_uniform_f32, gumbel,
+    join, philox, unit_f64,
 )
-from kernels.types cimport f32, f64, i64, u64
+from rlox.kernels.types cimport f32, f64, i64, u64
 
 cnp.import_array()
 
@@ -68,34 +68,6 @@ cdef void fill_gumbel_f32(f32* out, Py_ssize_t n, u64 key, u64 position) noexcep
             out[i + 2] = <f32>gumbel(x.c)
         if i + 3 < n:
             out[i + 3] = <f32>gumbel(x.d)
-
-
-cdef void fill_integers(i64* out, Py_ssize_t n, u64 high, u64 key, u64 position) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef Block x
-    for i in range(0, n, 2):
-        x = philox(key, position, DOMAIN_RNG)
-        position += 1
-        out[i] = <i64>below(join(x.a, x.b), high)
-        if i + 1 < n:
-            out[i + 1] = <i64>below(join(x.c, x.d), high)
-
-
-cdef void fill_permutation(i64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
-    """Fisher-Yates from the front, element i going to a place in [0, i] (the "inside-out" form)."""
-    cdef Py_ssize_t i, j
-    cdef Block x
-    cdef u64 word
-    for i in range(n):
-        if i & 1:
-            word = join(x.c, x.d)
-        else:
-            x = philox(key, position, DOMAIN_RNG)
-            position += 1
-            word = join(x.a, x.b)
-        j = <Py_ssize_t>below(word, <u64>i + 1)
-        out[i] = out[j]
-        out[j] = i
 
 
 cdef class Rng:

@@ -2,7 +2,7 @@
 
 from cpython.exc cimport PyErr_CheckSignals
 
-from kernels.types cimport f64, i64
+from rlox.kernels.types cimport f64, i64
 
 cdef extern from "<time.h>":
     cdef struct timespec:

@@ -12,10 +12,10 @@ cimport numpy as cnp
 from libc.math cimport isfinite, sqrt
 from libc.string cimport memcpy, memset
 
-from kernels.checks cimport as_index, as_number, as_real, as_seed
-from kernels.fmath cimport bits_of
-from kernels.outputs cimport fresh
-from kernels.types cimport cf64_r, f64, f64_r, i64, u64
+from rlox.kernels.checks cimport as_index, as_number, as_real, as_seed
+from rlox.kernels.fmath cimport bits_of
+from rlox.kernels.outputs cimport fresh
+from rlox.kernels.types cimport cf64_r, f64, f64_r, i64, u64
 
 cnp.import_array()
 

@@ -12,7 +12,7 @@ The vectors are as wide as the CPU level's registers: of longer ones compilers s
 are fused where the level has them, so levels differ in last bits.
 """
 
-from kernels.types cimport f32, f64
+from rlox.kernels.types cimport f32, f64
 
 cdef extern from *:
     """

@@ -20,9 +20,9 @@ COMPARED: dict[str, str] = {
 '''
 # Those that hold a kernel's numbers against PyTorch's, or its rounds against the loop's.
 TESTS = (
-    "tests/kernels/test_learner.py",
-    "tests/kernels/test_q_learner.py",
-    "tests/kernels/test_ac_learner.py",
+    "tests/kernels/test_policy_gradient.py",
+    "tests/kernels/test_native_dqn.py",
+    "tests/kernels/test_twin_critics.py",
     "tests/algorithms/test_native_offline.py",
     "tests/test_backends.py",
 )

@@ -10,7 +10,7 @@ import torch
 import rlox
 from rlox.algorithms import PPO
 from rlox.callbacks import Callback
-from rlox.kernels.nn.learner import NativeActorCritic
+from rlox.kernels.nn.policy_gradient import NativeActorCritic
 from rlox.nn.policies import DiscretePolicy
 
 

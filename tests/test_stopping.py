@@ -13,8 +13,8 @@ import pytest
 
 from rlox import PPO, TD3
 from rlox.checkpoint import load_checkpoint
-from rlox.kernels.nn.ac_learner import NativeBC
-from rlox.kernels.nn.learner import NativeActorCritic, n_parameters
+from rlox.kernels.nn.bc import NativeBC
+from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 DEADLINE = 60  # seconds; all of it is over in two or three where the machine is not busy

@@ -12,12 +12,12 @@ from rlox.kernels.memory import empty
 
 cimport numpy as cnp
 
-from kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
-from kernels.checks cimport (
+from rlox.kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
+from rlox.kernels.checks cimport (
     as_flags, as_fraction, as_index, as_number, as_real, check_apart, check_out, same_shape, to_flags,
 )
-from kernels.outputs cimport fresh
-from kernels.types cimport f32, f64, real, u8
+from rlox.kernels.outputs cimport fresh
+from rlox.kernels.types cimport f32, f64, real, u8
 
 cnp.import_array()
 

@@ -8,7 +8,7 @@ needs no intrinsics. `RLOX_SUFFIX` is 0 where the registers are shorter (their s
 they save) or the compiler has no `__builtin_shufflevector`; kernels then take their scalar loops.
 """
 
-from kernels.types cimport f32, f64, u8
+from rlox.kernels.types cimport f32, f64, u8
 
 cdef extern from *:
     """

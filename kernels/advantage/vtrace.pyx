@@ -13,11 +13,11 @@ from rlox.kernels.memory import empty
 
 cimport numpy as cnp
 
-from kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
-from kernels.checks cimport as_flags, as_fraction, as_number, as_real, check_apart, check_out, same_shape
-from kernels.outputs cimport fresh
-from kernels.types cimport f32, f64, real, u8
-cimport kernels.vexp
+from rlox.kernels.advantage.suffix cimport RLOX_LANES_F32, RLOX_LANES_F64, RLOX_SUFFIX
+from rlox.kernels.checks cimport as_flags, as_fraction, as_number, as_real, check_apart, check_out, same_shape
+from rlox.kernels.outputs cimport fresh
+from rlox.kernels.types cimport f32, f64, real, u8
+cimport rlox.kernels.vexp
 
 cnp.import_array()
 

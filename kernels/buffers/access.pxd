@@ -1,6 +1,6 @@
 """The capsule by which one kernel fills and samples the replay memory of another."""
 
-from kernels.types cimport f32, i64, u8, u64
+from rlox.kernels.types cimport f32, i64, u8, u64
 
 cdef extern from "replay_access.h":
     const char* RLOX_REPLAY_CAPSULE

@@ -2,9 +2,9 @@
 
 from libc.string cimport memcpy
 
-from kernels.philox cimport below, join, philox, philox_lanes
-from kernels.prefetch cimport prefetch
-from kernels.types cimport i64, u32, u64
+from rlox.kernels.philox cimport below, join, philox, philox_lanes
+from rlox.kernels.prefetch cimport prefetch
+from rlox.kernels.types cimport i64, u32, u64
 
 cdef enum:
     LANES = 32             # Philox blocks side by side, two indices each; GCC unrolls 16 and vectorises nothing

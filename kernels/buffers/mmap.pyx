@@ -17,12 +17,12 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from rlox.kernels.buffers.batch import Batch
 from rlox.kernels.buffers.cold_file import ColdFile
 
-from kernels.buffers.rows cimport as_values, batch_flags, seed_key
-from kernels.buffers.seams cimport as_seams, next_seam, no_seams, with_seam
-from kernels.buffers.store cimport CHUNK, DOMAIN_REPLAY, draw_below
-from kernels.checks cimport as_flag, as_fraction, as_index, as_number, as_real
-from kernels.prefetch cimport prefetch
-from kernels.types cimport f32, f64, i64, u8, u64
+from rlox.kernels.buffers.rows cimport as_values, batch_flags, seed_key
+from rlox.kernels.buffers.seams cimport as_seams, next_seam, no_seams, with_seam
+from rlox.kernels.buffers.store cimport CHUNK, DOMAIN_REPLAY, draw_below
+from rlox.kernels.checks cimport as_flag, as_fraction, as_index, as_number, as_real
+from rlox.kernels.prefetch cimport prefetch
+from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 cnp.import_array()
 

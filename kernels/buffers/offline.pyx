@@ -9,12 +9,12 @@ from rlox.kernels.buffers.batch import Batch
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
-from kernels.buffers.gather cimport CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two
-from kernels.buffers.rows cimport as_size, first_not_finite, read_only, real_array, seed_key
-from kernels.checks cimport as_flags, as_index
-from kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS
-from kernels.prefetch cimport prefetch
-from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
+from rlox.kernels.buffers.gather cimport CHUNK, PREFETCH_AHEAD, draw_indices, draw_one, gather_two
+from rlox.kernels.buffers.rows cimport as_size, first_not_finite, read_only, real_array, seed_key
+from rlox.kernels.checks cimport as_flags, as_index
+from rlox.kernels.philox cimport DOMAIN_OFFLINE_TRAJECTORIES, DOMAIN_OFFLINE_TRANSITIONS
+from rlox.kernels.prefetch cimport prefetch
+from rlox.kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
 
 cnp.import_array()
 

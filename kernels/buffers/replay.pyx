@@ -7,21 +7,21 @@ from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact
 from cpython.pycapsule cimport PyCapsule_New
 from libc.string cimport memcpy, memset
 
-from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
-from kernels.buffers.rows cimport as_values, batch_flags, seed_key
-from kernels.buffers.seams cimport as_seams, no_seams, with_seam
-from kernels.buffers.store cimport (
+from rlox.kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
+from rlox.kernels.buffers.rows cimport as_values, batch_flags, seed_key
+from rlox.kernels.buffers.seams cimport as_seams, no_seams, with_seam
+from rlox.kernels.buffers.store cimport (
     CHUNK, DOMAIN_PRIORITY, DOMAIN_REPLAY, Dest, Layout, copy, draw_below, draw_words, encode, gather_any,
     gather_rows, gather_words, record,
 )
-from kernels.buffers.sumtree cimport (
+from rlox.kernels.buffers.sumtree cimport (
     MAX_LEVELS, SumTree, find_leaf, importance, inside, leaf_value, sum_above, sum_range,
 )
-from kernels.checks cimport as_flag, as_fraction, as_index, as_number, check_out
-from kernels.fmath cimport log_positive
-from kernels.philox cimport derive_key, join, unit_f64
-from kernels.prefetch cimport prefetch
-from kernels.types cimport f32, f64, i64, u8, u32, u64
+from rlox.kernels.checks cimport as_flag, as_fraction, as_index, as_number, check_out
+from rlox.kernels.fmath cimport log_positive
+from rlox.kernels.philox cimport derive_key, join, unit_f64
+from rlox.kernels.prefetch cimport prefetch
+from rlox.kernels.types cimport f32, f64, i64, u8, u32, u64
 
 from rlox.kernels.buffers.batch import Batch
 

@@ -7,9 +7,9 @@ from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
-from kernels.checks cimport as_flags, as_index, as_real, as_seed
-from kernels.philox cimport derive_key
-from kernels.types cimport f32, f64, u8, u32, u64
+from rlox.kernels.checks cimport as_flags, as_index, as_real, as_seed
+from rlox.kernels.philox cimport derive_key
+from rlox.kernels.types cimport f32, f64, u8, u32, u64
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1

@@ -3,7 +3,7 @@
 import numpy as np
 
 cimport numpy as cnp
-from kernels.types cimport i64
+from rlox.kernels.types cimport i64
 
 
 cdef inline i64 next_seam(const i64* seams, Py_ssize_t n, i64 number, i64 head) noexcept nogil:

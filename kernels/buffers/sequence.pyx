@@ -7,13 +7,13 @@ from rlox.kernels.buffers.batch import Batch
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
-from kernels.buffers.gather cimport CHUNK, draw_indices
-from kernels.buffers.rows cimport (
+from rlox.kernels.buffers.gather cimport CHUNK, draw_indices
+from rlox.kernels.buffers.rows cimport (
     as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
 )
-from kernels.checks cimport as_flag, as_index
-from kernels.philox cimport DOMAIN_SEQUENCES
-from kernels.types cimport f32, i64, u8, u64
+from rlox.kernels.checks cimport as_flag, as_index
+from rlox.kernels.philox cimport DOMAIN_SEQUENCES
+from rlox.kernels.types cimport f32, i64, u8, u64
 
 cnp.import_array()
 

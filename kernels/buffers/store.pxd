@@ -10,10 +10,10 @@ Everything after the observations is float32, flags included (0 or 1). The base 
 
 from libc.string cimport memcmp, memcpy
 
-from kernels.buffers.seams cimport next_seam
-from kernels.philox cimport Block, below, join, philox, philox_lanes
-from kernels.prefetch cimport prefetch
-from kernels.types cimport f32, f64, i64, u8, u32, u64
+from rlox.kernels.buffers.seams cimport next_seam
+from rlox.kernels.philox cimport Block, below, join, philox, philox_lanes
+from rlox.kernels.prefetch cimport prefetch
+from rlox.kernels.types cimport f32, f64, i64, u8, u32, u64
 
 cdef enum:
     CHUNK = 512  # indices drawn at a time, on the stack

@@ -11,8 +11,8 @@ a pure function of its leaves. A leaf of 0 is never drawn and does not count for
 
 from libc.string cimport memcpy, memset
 
-from kernels.fmath cimport bits_of, from_bits, log_positive
-from kernels.types cimport f32, f64, i64, u32, u64
+from rlox.kernels.fmath cimport bits_of, from_bits, log_positive
+from rlox.kernels.types cimport f32, f64, i64, u32, u64
 
 cdef enum:
     MAX_LEVELS = 12  # 16**13 leaves

@@ -6,9 +6,9 @@ cimport numpy as cnp
 from cpython.ref cimport Py_REFCNT
 from libc.string cimport memcpy
 
-from kernels.buffers.rows cimport as_reward, as_size, batch_flags, batch_rows, put_row, state_array
-from kernels.checks cimport as_flag
-from kernels.types cimport f32, u8
+from rlox.kernels.buffers.rows cimport as_reward, as_size, batch_flags, batch_rows, put_row, state_array
+from rlox.kernels.checks cimport as_flag
+from rlox.kernels.types cimport f32, u8
 
 cnp.import_array()
 

@@ -6,8 +6,8 @@ cimport numpy as cnp
 from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
-from kernels.checks cimport as_index
-from kernels.types cimport i64, u8, u64
+from rlox.kernels.checks cimport as_index
+from rlox.kernels.types cimport i64, u8, u64
 
 cnp.import_array()
 

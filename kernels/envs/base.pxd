@@ -6,8 +6,8 @@ costs nothing per environment. State is float64 in structure-of-arrays form: com
 n is ``state[s * n + i]``. Observations are float32 rows.
 """
 
-from kernels.philox cimport DOMAIN_ENV_RESET, Block, philox
-from kernels.types cimport f32, f64, i64, u8, u32, u64
+from rlox.kernels.philox cimport DOMAIN_ENV_RESET, Block, philox
+from rlox.kernels.types cimport f32, f64, i64, u8, u32, u64
 
 
 cdef extern from "rlox_native.h":

@@ -14,10 +14,10 @@ Truncated    after 500 steps.
 
 from libc.math cimport fabs
 
-from kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
-from kernels.fmath cimport sincos
-from kernels.philox cimport Block, open_unit
-from kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
+from rlox.kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
+from rlox.kernels.fmath cimport sincos
+from rlox.kernels.philox cimport Block, open_unit
+from rlox.kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 
 cdef inline void step_one(f64* x, f64* x_dot, f64* theta, f64* theta_dot, i64 action) noexcept nogil:

@@ -9,9 +9,9 @@ Terminated   in the last row of the last column.
 Truncated    after 4 * rows * columns steps.
 """
 
-from kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
-from kernels.philox cimport Block, below, join
-from kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r, u64
+from rlox.kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
+from rlox.kernels.philox cimport Block, below, join
+from rlox.kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r, u64
 
 
 cdef struct Params:

@@ -12,10 +12,10 @@ Terminated   position >= 0.5 (with velocity >= 0).
 Truncated    after 200 steps.
 """
 
-from kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
-from kernels.fmath cimport sincos
-from kernels.philox cimport open_unit
-from kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
+from rlox.kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
+from rlox.kernels.fmath cimport sincos
+from rlox.kernels.philox cimport open_unit
+from rlox.kernels.types cimport cf64_r, ci64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 
 cdef inline f64 clip(f64 x, f64 low, f64 high) noexcept nogil:

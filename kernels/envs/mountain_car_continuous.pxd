@@ -12,9 +12,9 @@ Terminated   position >= 0.45 (with velocity >= 0).
 Truncated    after 999 steps.
 """
 
-from kernels.envs.base cimport rlox_batch_v1, rlox_env_v1
-from kernels.envs.mountain_car cimport clip, observe_all, observe_n, reset_n, roll
-from kernels.types cimport cf32_r, cf64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
+from rlox.kernels.envs.base cimport rlox_batch_v1, rlox_env_v1
+from rlox.kernels.envs.mountain_car cimport clip, observe_all, observe_n, reset_n, roll
+from rlox.kernels.types cimport cf32_r, cf64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 cdef extern from *:
     """

@@ -13,10 +13,10 @@ Truncated    after 200 steps.
 
 from libc.math cimport floor
 
-from kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
-from kernels.fmath cimport sincos
-from kernels.philox cimport Block, open_unit
-from kernels.types cimport cf32_r, cf64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
+from rlox.kernels.envs.base cimport reset_block, rlox_batch_v1, rlox_env_v1
+from rlox.kernels.fmath cimport sincos
+from rlox.kernels.philox cimport Block, open_unit
+from rlox.kernels.types cimport cf32_r, cf64_r, f32, f32_r, f64, f64_r, i64, u8, u8_r
 
 cdef extern from *:
     """

@@ -1,6 +1,6 @@
 """The capsule by which one kernel steps the environments of another."""
 
-from kernels.types cimport f32, f64, i64, u8
+from rlox.kernels.types cimport f32, f64, i64, u8
 
 cdef extern from "stepper.h":
     const char* RLOX_STEPPER_CAPSULE

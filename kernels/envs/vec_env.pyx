@@ -16,17 +16,17 @@ from cpython.pycapsule cimport (
 from libc.stdint cimport INT64_MAX
 from libc.string cimport memcpy
 
-from kernels.checks cimport as_index, as_seed, check_out
-from kernels.envs.acrobot cimport spec as acrobot
-from kernels.envs.base cimport RLOX_ENV_CAPSULE, rlox_batch_v1, rlox_env_v1
-from kernels.envs.cartpole cimport spec as cartpole
-from kernels.envs.gridworld cimport Params as Grid, spec as gridworld
-from kernels.envs.mountain_car cimport spec as mountain_car
-from kernels.envs.mountain_car_continuous cimport spec as mountain_car_continuous
-from kernels.envs.pendulum cimport spec as pendulum
-from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
-from kernels.philox cimport derive_key
-from kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
+from rlox.kernels.checks cimport as_index, as_seed, check_out
+from rlox.kernels.envs.acrobot cimport spec as acrobot
+from rlox.kernels.envs.base cimport RLOX_ENV_CAPSULE, rlox_batch_v1, rlox_env_v1
+from rlox.kernels.envs.cartpole cimport spec as cartpole
+from rlox.kernels.envs.gridworld cimport Params as Grid, spec as gridworld
+from rlox.kernels.envs.mountain_car cimport spec as mountain_car
+from rlox.kernels.envs.mountain_car_continuous cimport spec as mountain_car_continuous
+from rlox.kernels.envs.pendulum cimport spec as pendulum
+from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
+from rlox.kernels.philox cimport derive_key
+from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
 
 cnp.import_array()
 

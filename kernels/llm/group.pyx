@@ -7,9 +7,9 @@ from rlox.kernels.memory import empty
 
 cimport numpy as cnp
 
-from kernels.checks cimport as_index, as_real
-from kernels.outputs cimport fresh
-from kernels.types cimport f32, f64
+from rlox.kernels.checks cimport as_index, as_real
+from rlox.kernels.outputs cimport fresh
+from rlox.kernels.types cimport f32, f64
 
 cnp.import_array()
 

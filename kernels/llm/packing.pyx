@@ -5,8 +5,8 @@ import numpy as np
 cimport numpy as cnp
 from libc.string cimport memcpy, memset
 
-from kernels.checks cimport as_index
-from kernels.types cimport i64, u8, u32, u64
+from rlox.kernels.checks cimport as_index
+from rlox.kernels.types cimport i64, u8, u32, u64
 
 cnp.import_array()
 

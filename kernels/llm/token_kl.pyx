@@ -9,9 +9,9 @@ http://joschu.net/blog/kl-approx.html
 
 cimport numpy as cnp
 
-from kernels.checks cimport as_index, as_real, same_shape
-from kernels.types cimport f32, f64, i64
-cimport kernels.vexp
+from rlox.kernels.checks cimport as_index, as_real, same_shape
+from rlox.kernels.types cimport f32, f64, i64
+cimport rlox.kernels.vexp
 
 cnp.import_array()
 

@@ -8,8 +8,7 @@ cimport numpy as cnp
 from libc.math cimport fabsf, isfinite, sqrt, sqrtf
 from libc.string cimport memcpy, memset
 
-from kernels.checks cimport as_index
-from kernels.types cimport cf32_r, f32, f32_r, f64, i64
+from rlox.kernels.types cimport cf32_r, f32, f32_r, f64
 
 cdef extern from "gemm.h":
     enum:
@@ -253,6 +252,15 @@ cdef inline void adam(f32_r p, cf32_r g, f32_r m, f32_r v, Py_ssize_t n, f32 cli
         p[i] = p[i] - step_size * m[i] / (sqrtf(v[i]) / root2 + eps)
 
 
+cdef inline void rmsprop(f32_r p, cf32_r g, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 eps) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef f32 gradient
+    for i in range(n):
+        gradient = g[i] * clip
+        v[i] = <f32>0.99 * v[i] + <f32>0.01 * gradient * gradient
+        p[i] = p[i] - step_size * gradient / (sqrtf(v[i]) + eps)
+
+
 cdef inline void lerp(f32_r to, cf32_r source, Py_ssize_t n, f32 tau) noexcept nogil:
     """Move `to` by the share tau of the way, from the nearer end, as torch.lerp does."""
     cdef Py_ssize_t i
@@ -294,20 +302,9 @@ cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
     return x
 
 
-cdef inline list widths_of(object hidden_sizes, str where):
-    """Widths of the hidden layers after their checks."""
-    cdef list hidden = [as_index(width, where, "hidden_sizes") for width in hidden_sizes]
-    if min(hidden, default=1) < 1:
-        raise ValueError(f"{where}: hidden_sizes must be >= 1, got {hidden}")
-    if len(hidden) > MAX_LAYERS - 1:
-        raise ValueError(f"{where}: hidden_sizes must hold at most {MAX_LAYERS - 1} widths, got {len(hidden)}")
-    return hidden
-
-
-cdef inline bint is_tanh(object activation, str where) except -1:
-    if activation not in ("tanh", "relu"):
-        raise ValueError(f"{where}: activation must be tanh or relu, got {activation!r}")
-    return activation == "tanh"
+cdef inline object size_of(list widths):
+    """How many parameters a perceptron has."""
+    return sum([(n_in + 1) * n_out for n_in, n_out in zip(widths, widths[1:])])
 
 
 cdef inline f32* scratch(list held, Py_ssize_t n):
@@ -346,33 +343,3 @@ cdef inline Py_ssize_t build(Net* net, list sizes, bint tanh, f32* block, f32* g
         if layer.out_pad != layer.n_out if by_input else layer.in_pad != layer.n_in:
             layer.d_padded = scratch(held, padded_size(net, layer))
     return at
-
-
-cdef inline dict moments_out(dict moments, i64 step):
-    """Copies of an optimiser's moments (P,) and its step count (), as `FlatOptimizer.state` returns them."""
-    import numpy as np
-
-    return {**{name: array.copy() for name, array in moments.items()}, "step": np.float32(step)}
-
-
-cdef inline i64 moments_fit(dict moments, object state, str where) except -1:
-    """Raise unless `state` is what `moments_out` returns for these; returns the step count."""
-    import numpy as np
-
-    if set(state) != {*moments, "step"}:
-        raise ValueError(f"{where}: state must hold {', '.join(moments)} and step, got {sorted(state)}")
-    for name, array in moments.items():
-        if np.shape(state[name]) != array.shape:
-            raise ValueError(
-                f"{where}: {name} must have shape {array.shape}, got {np.shape(state[name])}; "
-                "the policy differs from the one that was saved"
-            )
-    return int(state["step"])
-
-
-cdef inline i64 moments_in(dict moments, object state, str where) except -1:
-    """Put in what `moments_out` returned; returns the step count."""
-    cdef i64 step = moments_fit(moments, state, where)
-    for name, array in moments.items():
-        array[:] = state[name]
-    return step

@@ -4,13 +4,13 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.string cimport memcpy
 
-from kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
-from kernels.checks cimport as_index, check_out
-from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
-from kernels.nn.layers cimport bounded, number
-from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
-from kernels.signals cimport now
-from kernels.types cimport f32, f64, i64, u8, u64
+from rlox.kernels.buffers.access cimport RLOX_REPLAY_CAPSULE, rlox_replay_access
+from rlox.kernels.checks cimport as_index, check_out
+from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
+from rlox.kernels.nn.layers cimport bounded, number
+from rlox.kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
+from rlox.kernels.signals cimport now
+from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 # N environments, the memory behind them, and a batch of B from it.
 cdef struct Loop:

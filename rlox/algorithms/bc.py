@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rlox.config import BCConfig
-from rlox.kernels.nn.ac_learner import NativeBC
+from rlox.kernels.nn.bc import NativeBC
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import cloning_loss, label_loss

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from rlox.config import CQLConfig
-from rlox.kernels.nn.ac_learner import NativeCQL
+from rlox.kernels.nn.cql import NativeCQL
 from rlox.kernels.rng import Rng
 from rlox.native import NativeAdam
 from rlox.nn.batch import TransitionBatch

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.checkpoint import Checkpoint
 from rlox.config import DQNConfig
-from rlox.kernels.nn.q_learner import METRICS, n_parameters
+from rlox.kernels.nn.dqn import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.nn.batch import TransitionBatch

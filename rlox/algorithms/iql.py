@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rlox.config import IQLConfig
-from rlox.kernels.nn.ac_learner import NativeIQL
+from rlox.kernels.nn.iql import NativeIQL
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import expectile_loss, twin_q_loss, weighted_cloning_loss

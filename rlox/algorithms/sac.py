@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rlox.config import SACConfig
-from rlox.kernels.nn.ac_learner import NativeSAC
+from rlox.kernels.nn.sac import NativeSAC
 from rlox.kernels.rng import Rng
 from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch

@@ -13,7 +13,7 @@ import torch
 
 from rlox.collectors.exploration import ActionNoise
 from rlox.config import TD3Config, require
-from rlox.kernels.nn.ac_learner import NativeTD3
+from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch

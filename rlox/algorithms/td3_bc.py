@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlox.config import TD3BCConfig
-from rlox.kernels.nn.ac_learner import NativeTD3
+from rlox.kernels.nn.td3 import NativeTD3
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import regularised_policy_loss, smoothed_targets, twin_q_loss

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlox.config import DQNConfig, OnPolicyConfig, TwinCriticConfig
 from rlox.envs import EnvSpec
-from rlox.kernels.nn.learner import MAX_HIDDEN
+from rlox.kernels.nn.core import MAX_HIDDEN
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.kernels.nn.learner import NativeActorCritic
-from rlox.kernels.nn.q_learner import NativeQ
+from rlox.kernels.nn.dqn import NativeQ
+from rlox.kernels.nn.policy_gradient import NativeActorCritic
 from rlox.native.policies import NativeActor
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.kernels.nn.ac_learner import NativeSAC, NativeTD3
+    from rlox.kernels.nn.sac import NativeSAC
+    from rlox.kernels.nn.td3 import NativeTD3
 
 
 class NativeAdam:

@@ -14,8 +14,8 @@ import numpy as np
 
 from rlox.config import DQNConfig, OnPolicyConfig
 from rlox.envs import EnvSpec
-from rlox.kernels.nn.learner import NativeActorCritic
-from rlox.kernels.nn.q_learner import NativeQ
+from rlox.kernels.nn.dqn import NativeQ
+from rlox.kernels.nn.policy_gradient import NativeActorCritic
 from rlox.kernels.rng import Rng
 from rlox.native.blocks import _attach, _attach_gradients, _fill, _size, _views
 from rlox.native.obstacles import (
@@ -33,7 +33,8 @@ from rlox.nn.initial import mlp_weights
 if TYPE_CHECKING:
     from torch import nn
 
-    from rlox.kernels.nn.ac_learner import NativeSAC, NativeTD3
+    from rlox.kernels.nn.sac import NativeSAC
+    from rlox.kernels.nn.td3 import NativeTD3
     from rlox.nn.policies import ActorCritic, BoundedPolicy, QPolicy
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.exploration import ActionNoise
-from rlox.kernels.nn.ac_learner import METRICS, n_parameters
+from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeBoundedPolicy
 from rlox.training.loops import Rounds

@@ -18,7 +18,7 @@ from rlox.checkpoint import load_checkpoint
 from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
-from rlox.kernels.nn.learner import MAX_HIDDEN
+from rlox.kernels.nn.core import MAX_HIDDEN
 from rlox.native import NativeAdam
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.networks import TwinQNetwork

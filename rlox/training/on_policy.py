@@ -13,7 +13,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.config import Config
-from rlox.kernels.nn.learner import n_parameters
+from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativePolicy, obstacle
 from rlox.native.shadows import difference

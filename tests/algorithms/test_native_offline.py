@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlox.algorithms import BC, CQL, IQL, TD3BC
-from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL
+from rlox.kernels.nn.cql import NativeCQL
+from rlox.kernels.nn.iql import NativeIQL
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.optimizers import flatten_
 

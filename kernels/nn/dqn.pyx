@@ -4,24 +4,22 @@ Two perceptrons on flat blocks of parameters, online and target (see layers.pxd)
 at a time, which with the states they led to are one product per layer.
 """
 
-import threading
-
 import numpy as np
 
-cimport cython
 cimport numpy as cnp
-from libc.math cimport fabs, sqrt
+from libc.math cimport fabs
 from libc.string cimport memcpy, memset
 
-from kernels.checks cimport as_index, check_out, share_memory
-from kernels.nn.layers cimport (
-    CHUNK, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, input_gradient, is_tanh,
-    last_of, lerp, moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
+from rlox.kernels.checks cimport check_out, share_memory
+from rlox.kernels.nn.layers cimport (
+    CHUNK, PAD, Layer, Net, backward, bounded, build, clear_padded, forward, given, input_gradient, last_of, lerp,
+    number, pack, padded, scratch, size_of, unpad,
 )
-from kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
-from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox, unit_f32
-from kernels.signals cimport Watch, look, now, watching
-from kernels.types cimport f32, f64, i64, u64
+from rlox.kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
+from rlox.kernels.philox cimport DOMAIN_RNG, Block, fill_integers, philox, unit_f32
+from rlox.kernels.signals cimport look, now, watching
+from rlox.kernels.types cimport f32, f64, i64, u64
+from rlox.kernels.nn.core cimport FlatLearner, clear, move
 
 cnp.import_array()
 
@@ -124,7 +122,7 @@ cdef f64 as_share(object tau, str where) except? -1.0:
 def n_parameters(obs_dim: int, n_actions: int, hidden_sizes, dueling: bool = False) -> int:
     """How many numbers the block of `NativeQ` holds."""
     trunk, rest = _shared([obs_dim, *hidden_sizes], dueling)
-    return sum(_count(widths) for widths in (trunk, [*rest, n_actions], [*rest, 1] if dueling else []))
+    return sum([size_of(widths) for widths in (trunk, [*rest, n_actions], [*rest, 1] if dueling else [])])
 
 
 def _shared(widths, dueling):
@@ -133,11 +131,7 @@ def _shared(widths, dueling):
     return widths[:layers + 1], widths[layers:]
 
 
-def _count(widths):
-    return sum((a + 1) * b for a, b in zip(widths, widths[1:]))
-
-
-cdef class NativeQ:
+cdef class NativeQ(FlatLearner):
     """Values of all actions by a perceptron on a flat block, its target network, and Adam.
 
     Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
@@ -158,12 +152,8 @@ cdef class NativeQ:
 
     Attributes
     ----------
-    gradient
-        (P,) float32: of the last batch, not clipped.
-    moments
-        Adam's (P,) float32 arrays by PyTorch's names; betas 0.9 and 0.999, eps 1e-8.
-    step
-        Optimiser steps taken.
+    gradient, moments, step
+        Of the last batch, and of Adam: betas 0.9 and 0.999, eps 1e-8. See `FlatLearner`.
 
     Raises
     ------
@@ -174,92 +164,50 @@ cdef class NativeQ:
         and writeable.
     """
 
-    cdef readonly cnp.ndarray parameters
     cdef readonly cnp.ndarray target
-    cdef readonly cnp.ndarray gradient
-    cdef readonly dict moments
-    cdef readonly i64 step
-    cdef readonly Py_ssize_t obs_dim
     cdef readonly Py_ssize_t n_outputs
     cdef Values online
     cdef Values aim
-    cdef Py_ssize_t size
-    cdef Py_ssize_t obs_pad
-    cdef f32* p
     cdef f32* t
-    cdef f32* g
-    cdef f32* m
-    cdef f32* v
     cdef f32* x             # (CHUNK, obs_pad): states, then those they led to
     cdef f32* ahead         # (HALF): values of those
     cdef f32* next_values   # (HALF, A) of the target network
     cdef f32* from_value    # (CHUNK, out_pad of the trunk)
-    cdef list held
-    cdef object lock
-    cdef Watch watch
 
     def __cinit__(self, parameters, target, obs_dim, n_actions, hidden_sizes, activation: str = "relu",
                   dueling: bool = False):
         cdef str where = "NativeQ"
-        obs_dim, n_actions = as_index(obs_dim, where, "obs_dim"), as_index(n_actions, where, "n_actions")
-        hidden, tanh = widths_of(hidden_sizes, where), is_tanh(activation, where)
-        if obs_dim < 1 or n_actions < 1:
-            raise ValueError(f"{where}: obs_dim and n_actions must be >= 1, got {obs_dim} and {n_actions}")
-        self.size = n_parameters(obs_dim, n_actions, hidden, dueling)
-        for name, block in (("parameters", parameters), ("target", target)):
-            check_out(block, cnp.NPY_FLOAT32, "float32", (self.size,), where, name)
+        self.n_outputs = self.begin(where, obs_dim, n_actions, "n_actions", hidden_sizes, activation)
+        size = n_parameters(self.obs_dim, self.n_outputs, self.hidden, dueling)
+        self.hold(parameters, size, where, 1e-8)
+        check_out(target, cnp.NPY_FLOAT32, "float32", (size,), where, "target")
         if share_memory(parameters, target):
             raise ValueError(f"{where}: parameters and target must share no memory")
-        self.parameters, self.target, self.gradient = parameters, target, np.zeros_like(parameters)
-        self.moments = {name: np.zeros_like(parameters) for name in ("exp_avg", "exp_avg_sq")}
-        self.p = <f32*>cnp.PyArray_DATA(self.parameters)
+        self.target = target
         self.t = <f32*>cnp.PyArray_DATA(self.target)
-        self.g = <f32*>cnp.PyArray_DATA(self.gradient)
-        self.m = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments["exp_avg"])
-        self.v = <f32*>cnp.PyArray_DATA(<cnp.ndarray>self.moments["exp_avg_sq"])
-        self.step = 0
-        self.obs_dim, self.n_outputs, self.obs_pad = obs_dim, n_actions, padded(obs_dim)
-        self.held = []
-        self.lock = threading.Lock()
-        self.make(&self.online, self.p, [obs_dim, *hidden], tanh, dueling)
-        self.make(&self.aim, self.t, [obs_dim, *hidden], tanh, dueling)
+        self.make(&self.online, self.weights.p, dueling)
+        self.make(&self.aim, self.t, dueling)
         self.x = scratch(self.held, CHUNK * self.obs_pad)
         self.ahead = scratch(self.held, HALF)
         self.next_values = scratch(self.held, HALF * self.n_outputs)
         if self.online.trunk.n_layers:
             self.from_value = scratch(self.held, CHUNK * last_of(&self.online.trunk).out_pad)
 
-    cdef int make(self, Values* q, f32* block, list widths, bint tanh, bint dueling) except -1:
+    cdef int make(self, Values* q, f32* block, bint dueling) except -1:
         cdef Py_ssize_t at = 0
-        trunk, rest = _shared(widths, dueling)
+        trunk, rest = _shared([self.obs_dim, *self.hidden], dueling)
         q.dueling = dueling
-        at = build(&q.trunk, trunk, tanh, block, self.g, at, self.held)
+        at = build(&q.trunk, trunk, self.tanh, block, self.weights.g, at, self.held)
         q.trunk.activated = True
         cdef bint inner = q.trunk.n_layers > 0
-        at = build(&q.head, [*rest, self.n_outputs], tanh, block, self.g, at, self.held, inner)
+        at = build(&q.head, [*rest, self.n_outputs], self.tanh, block, self.weights.g, at, self.held, inner)
         if dueling:
-            build(&q.value, [*rest, 1], tanh, block, self.g, at, self.held, inner)
+            build(&q.value, [*rest, 1], self.tanh, block, self.weights.g, at, self.held, inner)
         return 0
-
-    def get_state(self) -> dict:
-        """Copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
-        with self.lock:
-            return moments_out(self.moments, self.step)
-
-    def set_state(self, state) -> None:
-        """Restore what `get_state` returned; a ValueError where kind or size differ."""
-        with self.lock:
-            self.step = moments_in(self.moments, state, "NativeQ.set_state")
-
-    cdef object rows_of(self, object obs, str where, str name):
-        """`obs` after its checks: (B, D) float32."""
-        shape = np.shape(obs)
-        n = shape[0] if len(shape) == 2 else "B"
-        return given(obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, name)
 
     def values(self, obs):
         """Values (B, A) float32 of all actions for observations (B, D) float32."""
-        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeQ.values", "obs")
+        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeQ.values")
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), start = 0, rows, i, a = self.n_outputs
         cdef cnp.ndarray out = np.empty((n, a), np.float32)
         cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
@@ -275,18 +223,6 @@ cdef class NativeQ:
                         memcpy(out_ + (start + i) * a, q + i * padded(a), a * sizeof(f32))
                     start += rows
         return out
-
-    cdef u64 wander(self, i64* actions, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
-        """Random actions, as ``Rng.integers(A, n)`` draws them; returns the generator's position after that."""
-        cdef Py_ssize_t i
-        cdef Block x
-        for i in range(0, n, 2):
-            x = philox(key, position, DOMAIN_RNG)
-            position += 1
-            actions[i] = <i64>below(join(x.a, x.b), <u64>self.n_outputs)
-            if i + 1 < n:
-                actions[i + 1] = <i64>below(join(x.c, x.d), <u64>self.n_outputs)
-        return position
 
     cdef u64 choose(self, const f32* obs, i64* actions, Py_ssize_t n, f64 epsilon, u64 key,
                     u64 position) noexcept nogil:
@@ -322,7 +258,7 @@ cdef class NativeQ:
         """Actions (B,) int64 for observations (B, D): random ones with probability `epsilon`, by uniform `noise`
         (B, 2) float32, whose columns decide whether and which; else those of the highest value."""
         cdef str where = "NativeQ.act"
-        cdef cnp.ndarray obs_ = self.rows_of(obs, where, "obs")
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
         cdef cnp.ndarray noise_ = given(noise, cnp.NPY_FLOAT32, "float32", (n, 2), where, "noise")
         cdef f64 chance = number(epsilon, 0.0, where, "epsilon")
@@ -354,8 +290,7 @@ cdef class NativeQ:
         cdef Layer* head = last_of(&self.online.head)
         cdef Layer* value
         cdef Layer* below_
-        memset(self.g, 0, self.size * sizeof(f32))
-        clear_padded(&self.online.trunk)
+        clear(&self.weights, &self.online.trunk, 1)
         clear_padded(&self.online.head)
         clear_padded(&self.online.value)
         while start < n:
@@ -417,16 +352,6 @@ cdef class NativeQ:
         unpad(&self.online.value)
         return 0
 
-    @cython.nonecheck(False)  # the check of `self` at an assignment would need the GIL
-    cdef f64 take_step(self, f64 rate, f64 limit) noexcept nogil:
-        cdef f64 norm = norm_of(self.g, self.size), clip = 1.0
-        if limit > 0.0:
-            clip = bounded(limit / (norm + 1e-6), 0.0, 1.0)
-        self.step += 1
-        adam(self.p, self.g, self.m, self.v, self.size, <f32>clip, <f32>(rate / (1.0 - 0.9 ** <f64>self.step)),
-             <f32>sqrt(1.0 - 0.999 ** <f64>self.step), <f32>1e-8)
-        return norm
-
     cdef int learn(self, const Rows* rows, Py_ssize_t n, const Options* options, f64 rate, f32* td_errors,
                    f64* metrics) except -1 nogil:
         """One gradient step, its `METRICS` into `metrics`; the weights are packed before, and not after."""
@@ -434,23 +359,14 @@ cdef class NativeQ:
         memset(&sums, 0, sizeof(sums))
         self.gradients(rows, n, options, td_errors, &sums)
         metrics[0], metrics[1], metrics[2] = sums.loss / n, sums.value / n, sums.td_error / n
-        metrics[3] = self.take_step(rate, options.max_grad_norm)
+        metrics[3] = move(&self.weights, rate, options.max_grad_norm)
         return 0
-
-    def apply(self, learning_rate, max_grad_norm=None) -> float:
-        """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
-        cdef f64 rate = number(learning_rate, 0.0, "NativeQ.apply", "learning_rate")
-        cdef f64 limit = 0.0
-        if max_grad_norm is not None:
-            limit = number(max_grad_norm, 0.0, "NativeQ.apply", "max_grad_norm")
-        with self.lock:
-            return self.take_step(rate, limit)
 
     def move_target(self, tau) -> None:
         """Move the target network by the share tau in (0, 1] of the way to the online one; 1 copies it."""
         cdef f64 share = as_share(tau, "NativeQ.move_target")
         with self.lock:
-            lerp(self.t, self.p, self.size, <f32>share)
+            lerp(self.t, self.weights.p, self.weights.size, <f32>share)
 
     cdef Options options(self, double_dqn, loss, max_grad_norm, str where) except *:
         cdef Options found
@@ -486,7 +402,7 @@ cdef class NativeQ:
         cdef str where = "NativeQ.update"
         cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
         cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate")
-        cdef cnp.ndarray obs_ = self.rows_of(obs, where, "obs")
+        cdef cnp.ndarray obs_ = self.rows_of(obs, where)
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
         if n < 1:
             raise ValueError(f"{where}: obs must hold at least one row, got none")
@@ -605,7 +521,8 @@ cdef class NativeQ:
                         round_start = loop.env_steps
                         for k in range(loop.steps_per_round):
                             if loop.env_steps < loop.learning_starts:
-                                position = self.wander(choices, n, key, position)
+                                fill_integers(choices, n, self.n_outputs, key, position)
+                                position += <u64>(n + 1) // 2
                             else:
                                 chance = interpolated(first, last, progress_of(&loop, loop.env_steps), fraction)
                                 position = self.choose(loop.here, choices, n, chance, key, position)
@@ -616,7 +533,7 @@ cdef class NativeQ:
                         if loop.env_steps >= loop.update_from:
                             progress = progress_of(&loop, round_start)
                             if loop.env_steps // period != moved:
-                                lerp(self.t, self.p, self.size, <f32>share)
+                                lerp(self.t, self.weights.p, self.weights.size, <f32>share)
                                 pack_all(&self.aim, False)
                                 moved = loop.env_steps // period
                             for k in range(loop.updates_per_round):

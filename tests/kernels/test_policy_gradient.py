@@ -9,7 +9,7 @@ from gradients import PERCEPTRONS, NearestKink, assert_equal_gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlox.kernels.nn.learner import NativeActorCritic, n_parameters
+from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import RolloutBatch
 from rlox.nn.losses import PPOLoss, normalized, policy_gradient, value_loss

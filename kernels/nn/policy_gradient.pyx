@@ -5,33 +5,29 @@ it, so that a module whose parameters are views of the block and this code alway
 worked through `CHUNK` rows at a time, so that activations stay in the cache whatever the batch size; gradients add up.
 """
 
-import threading
-
 import numpy as np
 
-cimport cython
 cimport numpy as cnp
-from libc.math cimport NAN, exp, expf, fabs, log, sqrt, sqrtf
+from libc.math cimport NAN, exp, expf, fabs, log, sqrt
 from libc.string cimport memcpy, memset
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 
-from kernels.checks cimport as_index, check_out
-from kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
-from kernels.nn.layers cimport (
-    CHUNK, MAX_LAYERS, PAD, Layer, Net, adam, backward, bounded, build, clear_padded, forward, given, is_tanh,
-    moments_in, moments_out, norm_of, number, pack, padded, scratch, unpad, widths_of,
+from rlox.kernels.checks cimport as_index, check_out
+from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
+from rlox.kernels.nn.layers cimport (
+    CHUNK, PAD, Layer, Net, backward, bounded, build, clear_padded, forward, given, last_of, number, pack, scratch,
+    size_of, unpad,
 )
-from kernels.philox cimport DOMAIN_RNG, Block, below, join, philox
-from kernels.signals cimport Watch, look, watching
-from kernels.types cimport cf32_r, f32, f32_r, f64, i64, u8, u64
+from rlox.kernels.philox cimport fill_permutation
+from rlox.kernels.signals cimport Watch, look, watching
+from rlox.kernels.types cimport cf32_r, f32, f64, i64, u8, u64
+from rlox.kernels.nn.core cimport FlatLearner, clear, move
 
 cnp.import_array()
 
 cdef enum Head:
     CATEGORICAL
     GAUSSIAN
-
-MAX_HIDDEN = MAX_LAYERS - 1  # hidden layers that NativeActorCritic takes at most
 
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
 
@@ -154,15 +150,6 @@ cdef void value_loss(const Loss* loss, const f32* values, Py_ssize_t ld, Py_ssiz
         d_values[i * ld] = <f32>(scale * loss.vf_coef * 2.0 * error) if inside else 0.0
 
 
-cdef void rmsprop(f32_r p, cf32_r g, f32_r v, Py_ssize_t n, f32 clip, f32 step_size, f32 eps) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef f32 gradient
-    for i in range(n):
-        gradient = g[i] * clip
-        v[i] = <f32>0.99 * v[i] + <f32>0.01 * gradient * gradient
-        p[i] = p[i] - step_size * gradient / (sqrtf(v[i]) + eps)
-
-
 cdef f64 explained_variance(cf32_r returns, cf32_r values, Py_ssize_t n) noexcept nogil:
     """Share of the returns' variance that the values explain; NaN where all returns are equal."""
     cdef Py_ssize_t i
@@ -182,33 +169,13 @@ cdef f64 explained_variance(cf32_r returns, cf32_r values, Py_ssize_t n) noexcep
     return 1.0 - left / total
 
 
-cdef void shuffle(i64* out, Py_ssize_t n, u64 key, u64 position) noexcept nogil:
-    """The permutation that `Rng.permutation` gives at this key and position."""
-    cdef Py_ssize_t i, j
-    cdef Block x
-    cdef u64 word
-    for i in range(n):
-        if i & 1:
-            word = join(x.c, x.d)
-        else:
-            x = philox(key, position, DOMAIN_RNG)
-            position += 1
-            word = join(x.a, x.b)
-        j = <Py_ssize_t>below(word, <u64>i + 1)
-        out[i] = out[j]
-        out[j] = i
-
-
 def n_parameters(obs_dim: int, n_outputs: int, hidden_sizes, gaussian: bool = False) -> int:
     """How many numbers the block of `NativeActorCritic` holds."""
-    total = n_outputs if gaussian else 0
-    for last in (n_outputs, 1):
-        widths = [obs_dim, *hidden_sizes, last]
-        total += sum((a + 1) * b for a, b in zip(widths, widths[1:]))
-    return total
+    actor, critic = ([obs_dim, *hidden_sizes, n] for n in (n_outputs, 1))
+    return (n_outputs if gaussian else 0) + size_of(actor) + size_of(critic)
 
 
-cdef class NativeActorCritic:
+cdef class NativeActorCritic(FlatLearner):
     """A perceptron actor and a perceptron critic on one flat block of parameters, and their optimiser.
 
     Calls from several threads wait for each other. Nothing that is given in is kept, but for the block.
@@ -232,12 +199,8 @@ cdef class NativeActorCritic:
 
     Attributes
     ----------
-    parameters, gradient
-        (P,) float32: the block, and the gradient of the last minibatch in the same order, not clipped.
-    moments
-        The optimiser's (P,) float32 arrays by PyTorch's names.
-    step
-        Optimiser steps taken.
+    parameters, gradient, moments, step
+        Of the last minibatch, and of the optimiser; see `FlatLearner`.
 
     Raises
     ------
@@ -248,19 +211,10 @@ cdef class NativeActorCritic:
         C-contiguous and writeable.
     """
 
-    cdef readonly cnp.ndarray parameters
-    cdef readonly cnp.ndarray gradient
-    cdef readonly dict moments
-    cdef readonly i64 step
-    cdef readonly Py_ssize_t obs_dim
     cdef readonly Py_ssize_t n_outputs
     cdef readonly bint gaussian
-    cdef bint use_adam
     cdef Net actor
     cdef Net critic
-    cdef Py_ssize_t obs_pad
-    cdef list held
-    cdef object lock
     cdef f32* x
     cdef f32* gathered
     cdef f64* d_log_std
@@ -269,49 +223,21 @@ cdef class NativeActorCritic:
                   gaussian: bool = False, optimizer: str = "adam"):
         cdef Py_ssize_t at = 0
         cdef str where = "NativeActorCritic"
-        obs_dim, n_outputs = as_index(obs_dim, where, "obs_dim"), as_index(n_outputs, where, "n_outputs")
-        hidden, tanh = widths_of(hidden_sizes, where), is_tanh(activation, where)
-        if obs_dim < 1 or n_outputs < 1:
-            raise ValueError(f"{where}: obs_dim and n_outputs must be >= 1, got {obs_dim} and {n_outputs}")
+        self.n_outputs = n_outputs = self.begin(where, obs_dim, n_outputs, "n_outputs", hidden_sizes, activation)
+        obs_dim = self.obs_dim
         if optimizer not in ("adam", "rmsprop"):
             raise ValueError(f"{where}: optimizer must be adam or rmsprop, got {optimizer!r}")
-        size = n_parameters(obs_dim, n_outputs, hidden, gaussian)
-        check_out(parameters, cnp.NPY_FLOAT32, "float32", (size,), where, "parameters")
-        self.parameters = parameters
-        self.gradient = np.zeros_like(parameters)
-        self.obs_dim, self.n_outputs, self.gaussian = obs_dim, n_outputs, gaussian
-        self.use_adam = optimizer == "adam"
-        names = ("exp_avg", "exp_avg_sq") if self.use_adam else ("square_avg",)
-        self.moments = {name: np.zeros_like(parameters) for name in names}
-        self.step = 0
-        self.held = []
-        self.lock = threading.Lock()
-        self.obs_pad = padded(obs_dim)
+        self.gaussian = gaussian
+        self.hold(parameters, n_parameters(obs_dim, n_outputs, self.hidden, gaussian), where, 1e-5, optimizer == "adam")
         self.x = scratch(self.held, CHUNK * self.obs_pad)
         self.gathered = scratch(self.held, CHUNK * (4 + 2 * self.n_outputs))
         self.d_log_std = <f64*>scratch(self.held, 2 * self.n_outputs)
-        cdef f32* block = <f32*>cnp.PyArray_DATA(self.parameters)
-        cdef f32* d_block = <f32*>cnp.PyArray_DATA(self.gradient)
+        cdef f32* block = self.weights.p
+        cdef f32* d_block = self.weights.g
         if gaussian:
             at = n_outputs
-        at = build(&self.actor, [obs_dim, *hidden, n_outputs], tanh, block, d_block, at, self.held)
-        build(&self.critic, [obs_dim, *hidden, 1], tanh, block, d_block, at, self.held)
-
-    def get_state(self) -> dict:
-        """Copies of the optimiser's moments (P,) and step count (), as `FlatOptimizer.state` returns them."""
-        with self.lock:
-            return moments_out(self.moments, self.step)
-
-    def set_state(self, state) -> None:
-        """Restore what `get_state` returned; a ValueError where kind or size differ."""
-        with self.lock:
-            self.step = moments_in(self.moments, state, "NativeActorCritic.set_state")
-
-    cdef object rows_of(self, object obs, str where):
-        """`obs` after its checks: (B, D) float32."""
-        shape = np.shape(obs)
-        n = shape[0] if len(shape) == 2 else "B"
-        return given(obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "obs")
+        at = build(&self.actor, [obs_dim, *self.hidden, n_outputs], self.tanh, block, d_block, at, self.held)
+        build(&self.critic, [obs_dim, *self.hidden, 1], self.tanh, block, d_block, at, self.held)
 
     cdef object actions_of(self, object actions, Py_ssize_t n, str where):
         """`actions` after their checks: (n,) int64 in range, or (n, A) float32."""
@@ -360,7 +286,7 @@ cdef class NativeActorCritic:
     cdef void run(self, const f32* obs, Py_ssize_t n, f32* out, f32* values) noexcept nogil:
         cdef Py_ssize_t start, i, rows
         cdef const f32* y
-        cdef Py_ssize_t ld = self.actor.layers[self.actor.n_layers - 1].out_pad
+        cdef Py_ssize_t ld = last_of(&self.actor).out_pad
         start = 0
         while start < n:
             rows = min(CHUNK, n - start)
@@ -386,10 +312,9 @@ cdef class NativeActorCritic:
         cdef i64* choices_ = <i64*>(self.gathered + 4 * CHUNK)
         cdef f32* actions_ = self.gathered + 4 * CHUNK
         cdef Rows held
-        cdef Layer* head = &self.actor.layers[self.actor.n_layers - 1]
-        cdef Layer* value = &self.critic.layers[self.critic.n_layers - 1]
-        memset(cnp.PyArray_DATA(self.gradient), 0, cnp.PyArray_NBYTES(self.gradient))
-        clear_padded(&self.actor)
+        cdef Layer* head = last_of(&self.actor)
+        cdef Layer* value = last_of(&self.critic)
+        clear(&self.weights, &self.actor, 1)
         clear_padded(&self.critic)
         for k in range(a):
             self.d_log_std[k] = 0.0
@@ -421,8 +346,8 @@ cdef class NativeActorCritic:
             forward(&self.actor, self.x, self.obs_pad, rows)
             forward(&self.critic, self.x, self.obs_pad, rows)
             if self.gaussian:
-                gaussian_loss(loss, head.out, head.out_pad, rows, a, <f32*>cnp.PyArray_DATA(self.parameters),
-                              &held, scale, head.d_out, self.d_log_std, sums)
+                gaussian_loss(loss, head.out, head.out_pad, rows, a, self.weights.p, &held, scale, head.d_out,
+                              self.d_log_std, sums)
             else:
                 categorical_loss(loss, head.out, head.out_pad, rows, a, &held, scale, head.d_out, sums)
             value_loss(loss, value.out, value.out_pad, rows, &held, scale, value.d_out, sums)
@@ -433,16 +358,16 @@ cdef class NativeActorCritic:
         unpad(&self.critic)
         if self.gaussian:
             for k in range(a):
-                (<f32*>cnp.PyArray_DATA(self.gradient))[k] = <f32>self.d_log_std[k]
+                self.weights.g[k] = <f32>self.d_log_std[k]
         return 0
 
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, i64* choices, f32* actions) noexcept nogil:
         """Sample actions: argmax(logits + Gumbel noise), or mean + noise * std. The actor must be packed."""
         cdef Py_ssize_t start = 0, rows, i, j, best, a = self.n_outputs
         cdef const f32* y
-        cdef const f32* log_std = <const f32*>cnp.PyArray_DATA(self.parameters)
+        cdef const f32* log_std = self.weights.p
         cdef const f32* z
-        cdef Py_ssize_t ld = self.actor.layers[self.actor.n_layers - 1].out_pad
+        cdef Py_ssize_t ld = last_of(&self.actor).out_pad
         while start < n:
             rows = min(CHUNK, n - start)
             y = forward(&self.actor, obs + start * self.obs_dim, self.obs_dim, rows)
@@ -586,7 +511,7 @@ cdef class NativeActorCritic:
         cdef cnp.ndarray out = np.empty(n, np.float32)
         cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
         cdef const f32* x
-        cdef const f32* log_std = <const f32*>cnp.PyArray_DATA(self.parameters)
+        cdef const f32* log_std = self.weights.p
         cdef const i64* choices = <const i64*>cnp.PyArray_DATA(<cnp.ndarray>actions)
         cdef const f32* continuous = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>actions)
         cdef f32 top
@@ -609,37 +534,6 @@ cdef class NativeActorCritic:
                         total += expf(x[j] - top)
                     out_[i] = <f32>(x[choices[i]] - top - log(total))
         return out, values
-
-    def apply(self, learning_rate, max_grad_norm=None) -> float:
-        """One optimiser step from what is in `gradient`, clipped to the global norm; returns the norm before that."""
-        cdef f64 rate = number(learning_rate, 0.0, "NativeActorCritic.apply", "learning_rate")
-        cdef f64 limit = 0.0
-        if max_grad_norm is not None:
-            limit = number(max_grad_norm, 0.0, "NativeActorCritic.apply", "max_grad_norm")
-        with self.lock:
-            return self.take_step(rate, limit, self.data("exp_avg"), self.data("exp_avg_sq", "square_avg"))
-
-    cdef f32* data(self, str name, str other=""):
-        """The moments of one of these names, or NULL."""
-        found = self.moments.get(name, self.moments.get(other))
-        return NULL if found is None else <f32*>cnp.PyArray_DATA(<cnp.ndarray>found)
-
-    @cython.nonecheck(False)  # the check of `self` at an assignment would need the GIL
-    cdef f64 take_step(self, f64 rate, f64 limit, f32* m, f32* v) noexcept nogil:
-        cdef Py_ssize_t n = cnp.PyArray_SIZE(self.parameters)
-        cdef f32* p = <f32*>cnp.PyArray_DATA(self.parameters)
-        cdef f32* g = <f32*>cnp.PyArray_DATA(self.gradient)
-        cdef f64 norm = norm_of(g, n), clip = 1.0
-        if limit > 0.0:
-            clip = limit / (norm + 1e-6)
-            clip = 1.0 if clip > 1.0 else clip
-        self.step += 1
-        if self.use_adam:
-            adam(p, g, m, v, n, <f32>clip, <f32>(rate / (1.0 - 0.9 ** <f64>self.step)),
-                 <f32>sqrt(1.0 - 0.999 ** <f64>self.step), <f32>1e-5)
-        else:
-            rmsprop(p, g, v, n, <f32>clip, <f32>rate, <f32>1e-5)
-        return norm
 
     def ppo(self, obs, actions, log_probs, advantages, returns, values, rng, *, n_epochs, batch_size, learning_rate,
             clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True):
@@ -720,8 +614,6 @@ cdef class NativeActorCritic:
         cdef u64 key = 0 if rng is None else rng.key
         cdef u64 position = 0 if rng is None else rng.position
         cdef u64 begun = position
-        cdef f32* m
-        cdef f32* v
         cdef Sums sums
         cdef f64[6] totals
         cdef f64 norm, explained = 0.0
@@ -731,12 +623,11 @@ cdef class NativeActorCritic:
         memset(totals, 0, sizeof(totals))
         try:
             with self.lock:
-                m, v = self.data("exp_avg"), self.data("exp_avg_sq", "square_avg")
                 with nogil:
                     explained = explained_variance(returns_, values_, n)
                     for epoch in range(epochs):
                         if at != NULL:
-                            shuffle(at, n, key, position)
+                            fill_permutation(at, n, key, position)
                             position += <u64>(n + 1) // 2
                         start = 0
                         while start < n:
@@ -751,7 +642,7 @@ cdef class NativeActorCritic:
                             if target_kl > 0.0 and count and sums.approx_kl / rows > 1.5 * target_kl:
                                 stop = True
                                 break
-                            norm = self.take_step(rate, limit, m, v)
+                            norm = move(&self.weights, rate, limit)
                             totals[0] += sums.policy_loss / rows
                             totals[1] += sums.value_loss / rows
                             totals[2] += sums.entropy / rows

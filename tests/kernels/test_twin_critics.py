@@ -19,7 +19,9 @@ from torch import nn
 
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.envs.vec_env import VecEnv
-from rlox.kernels.nn.ac_learner import METRICS, NativeSAC, NativeTD3, n_parameters
+from rlox.kernels.nn.sac import NativeSAC
+from rlox.kernels.nn.td3 import NativeTD3
+from rlox.kernels.nn.twin_critics import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 
 SAC = {"learning_rate": 3e-4, "tau": 0.005, "target_entropy": -2.0}
@@ -278,7 +280,11 @@ def test_actions_are_pytorchs(sac):
 LEVEL = """
 import pickle, sys
 import numpy as np
-from rlox.kernels.nn.ac_learner import NativeCQL, NativeIQL, NativeSAC, NativeTD3, n_parameters
+from rlox.kernels.nn.cql import NativeCQL
+from rlox.kernels.nn.iql import NativeIQL
+from rlox.kernels.nn.sac import NativeSAC
+from rlox.kernels.nn.td3 import NativeTD3
+from rlox.kernels.nn.twin_critics import n_parameters
 out = []
 for obs_dim, act_dim, hidden, n in ((3, 1, [256, 256], 64), (17, 6, [40, 7], 300), (20, 12, [100], 5), (4, 4, [], 17)):
     for sac in (True, False):

@@ -1,0 +1,305 @@
+"""The native update of SAC, as `rlox.algorithms.SAC.update` defines it."""
+
+cimport numpy as cnp
+from libc.math cimport INFINITY, copysign, exp, fabs, log1p
+from libc.stdint cimport int32_t as i32
+from libc.string cimport memcpy, memset
+
+from rlox.kernels.nn.layers cimport (
+    CHUNK, Layer, Net, backward, backward_to_input, bounded, forward, last_of, number, unpad,
+)
+from rlox.kernels.signals cimport look
+from rlox.kernels.types cimport f32, f64
+from rlox.kernels.nn.core cimport clear, move, move_number
+from rlox.kernels.nn.twin_critics cimport Batch, Options, Squashed, Sums, TwinCritics, options_of, smaller
+
+from rlox.kernels.nn.twin_critics import METRICS
+
+cnp.import_array()
+
+cdef f64 LOG_2 = 0.69314718055994530942
+cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
+cdef f64 LOG_STD_MIN = -20.0
+cdef f64 LOG_STD_MAX = 2.0
+
+
+cdef void squash(const f32* y, Py_ssize_t ld, Py_ssize_t rows, Py_ssize_t a, const f32* noise,
+                 Squashed* to) noexcept nogil:
+    """Actions tanh(u), u = mean + sigma * noise, of outputs (rows, ld): means, then log sigmas.
+
+    The density of tanh(u) divides that of u by 1 - tanh^2 u, whose logarithm is 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
+    without a cancellation (Haarnoja et al. 2018, arXiv:1812.05905, appendix C, has the change of variables).
+    """
+    cdef Py_ssize_t i, j
+    cdef f64 log_std, eps, shift, u, t, log_prob
+    for i in range(rows):
+        log_prob = 0.0
+        for j in range(a):
+            log_std = bounded(y[i * ld + a + j], LOG_STD_MIN, LOG_STD_MAX)
+            eps = noise[i * a + j]
+            shift = exp(log_std) * eps
+            u = y[i * ld + j] + shift
+            t = exp(-2.0 * fabs(u))
+            to.actions[i * a + j] = <f32>copysign((1.0 - t) / (1.0 + t), u)
+            to.slopes[i * a + j] = <f32>(4.0 * t / ((1.0 + t) * (1.0 + t)))
+            to.shifts[i * a + j] = <f32>shift
+            log_prob -= 0.5 * eps * eps + log_std + LOG_SQRT_2PI + 2.0 * (LOG_2 - fabs(u) - log1p(t))
+        to.log_probs[i] = <f32>log_prob
+
+
+cdef class SoftCritics(TwinCritics):
+    """What SAC and CQL share: a squashed Gaussian policy, a temperature, and but for the penalty the update."""
+
+    cdef dict steps(self):
+        return {**TwinCritics.steps(self), "log_alpha": self.temperature.step}
+
+    cdef void set_steps(self, dict steps):
+        TwinCritics.set_steps(self, steps)
+        self.temperature.step = steps["log_alpha"]
+
+    def act(self, obs, noise):
+        """Actions (B, A) float32 in [-1, 1] for observations (B, D) and standard normal noise (B, A), float32."""
+        return self.actions_of(obs, noise, 0.0, f"{type(self).__name__}.act")
+
+    cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, f64 noise_std, f32* actions) noexcept nogil:
+        cdef Py_ssize_t start = 0, rows, d = self.obs_dim, a = self.act_dim
+        cdef const f32* y
+        while start < n:
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            y = forward(&self.actor, obs + start * d, d, rows)
+            squash(y, last_of(&self.actor).out_pad, rows, a, noise + start * a, &self.pi)
+            memcpy(actions + start * a, self.pi.actions, rows * a * sizeof(f32))
+            start += rows
+
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
+        cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, ahead = 0
+        cdef Py_ssize_t ld = last_of(&self.actor).out_pad
+        cdef f64 alpha = exp(self.temperature.p[0])
+        # If so, one product for both states of a transition, and outputs that are still there at the policy's own turn.
+        cdef bint whole = n <= CHUNK
+        cdef const f32* y
+        clear(&self.critic_weights, self.critics, 2)
+        while start < n:
+            look(&self.watch)
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            if whole or self.n_random:
+                self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
+                ahead = rows
+            self.fill(self.x + ahead * self.obs_pad, self.obs_pad, batch.next_obs + start * d, NULL, rows)
+            y = forward(&self.actor, self.x, self.obs_pad, ahead + rows)
+            squash(y + ahead * ld, ld, rows, a, batch.noise + (n + start) * a, &self.pi)
+            # With the penalty, the targets have no entropy.
+            self.aim(batch, start, rows, 0.0 if self.n_random else alpha)
+            self.criticise(batch, start, rows, self.conservatism, td_errors, sums)
+            if self.n_random:
+                self.conserve(batch, start, rows, sums)
+            start += rows
+        self.move_critics(options, self.critic_targets, sums)
+        clear(&self.policy_weights, &self.actor, 1)
+        start = 0
+        while start < n:
+            look(&self.watch)
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            if not whole:
+                self.fill(self.x, self.obs_pad, batch.obs + start * d, NULL, rows)
+                forward(&self.actor, self.x, self.obs_pad, rows)
+            self.improve(batch, start, rows, alpha, sums)
+            start += rows
+        unpad(&self.actor)
+        sums.policy_norm = move(&self.policy_weights, options.rate, options.limit)
+        sums.own[0], sums.own[1] = sums.own[0] / n, alpha
+        if options.tune:
+            # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
+            move_number(&self.temperature, sums.own[0] - options.target_entropy, options.rate)
+        return 0
+
+    cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+        """Add the critics' gradient of the penalty's soft maxima, from the policy's last `forward`."""
+
+    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
+                      Sums* sums) noexcept nogil:
+        """Add the policy's gradient of alpha log pi - min Q, from its last `forward`."""
+        cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
+        cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
+        cdef const f32* y = last_of(&self.actor).out
+        cdef f32* d_y = last_of(&self.actor).d_out
+        cdef const f32* values[2]
+        cdef f64 scale = 1.0 / batch.n, share, d_u, log_std
+        cdef int k
+        squash(y, ld, rows, a, batch.noise + start * a, &self.pi)
+        self.fill(self.pairs, self.in_pad, batch.obs + start * d, self.pi.actions, rows)
+        for k in range(2):
+            values[k] = forward(&self.critics[k], self.pairs, self.in_pad, rows)
+        for i in range(rows):
+            sums.policy_loss += alpha * self.pi.log_probs[i] - smaller(values[0][i * ldq], values[1][i * ldq])
+            sums.own[0] -= self.pi.log_probs[i]
+            # Between equal ones the gradient is shared, as in PyTorch.
+            share = 0.5 if values[0][i * ldq] == values[1][i * ldq] else <f64>(values[0][i * ldq] < values[1][i * ldq])
+            self.goals[i] = <f32>share
+        memset(self.d_actions, 0, rows * a * sizeof(f32))
+        for k in range(2):
+            self.blame(&self.critics[k], rows, k == 1, <f32>-scale)
+        for i in range(rows):
+            for j in range(a):
+                d_u = self.d_actions[i * a + j] * self.pi.slopes[i * a + j]
+                d_u += 2.0 * alpha * scale * self.pi.actions[i * a + j]
+                d_y[i * ld + j] = <f32>d_u
+                log_std = y[i * ld + a + j]
+                d_y[i * ld + a + j] = 0.0
+                if LOG_STD_MIN <= log_std <= LOG_STD_MAX:
+                    d_y[i * ld + a + j] = <f32>(d_u * self.pi.shifts[i * a + j] - alpha * scale)
+        backward(&self.actor, self.x, self.obs_pad, rows)
+
+    cdef void blame(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil:
+        """Add to `d_actions` what one critic's value, times `scale`, says of those rows where it is the smaller one.
+
+        On average these are half of the rows: what the last `forward` left of them moves together first.
+        """
+        cdef Py_ssize_t i, j, m = 0, d = self.obs_dim, a = self.act_dim
+        cdef int l
+        cdef f32 share
+        cdef f32* to = self.d_actions
+        cdef Layer* layer
+        for i in range(rows):
+            share = <f32>1.0 - self.goals[i] if second else self.goals[i]
+            if share != 0.0:
+                last_of(critic).d_out[m * last_of(critic).out_pad] = share * scale
+                self.chosen[m] = <i32>i
+                m += 1
+        for l in range(critic.n_layers - 1):
+            layer = &critic.layers[l]
+            for j in range(m):
+                if self.chosen[j] != j:
+                    memcpy(layer.out + j * layer.out_pad, layer.out + self.chosen[j] * layer.out_pad,
+                           layer.out_pad * sizeof(f32))
+        backward_to_input(critic, m, self.d_pairs)
+        for j in range(m):
+            i = self.chosen[j]
+            for l in range(a):
+                to[i * a + l] += self.d_pairs[j * self.in_pad + d + l]
+
+    cdef Options options(self, target_entropy, learning_rate, tau, max_grad_norm, str where) except *:
+        cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)
+        found.tune = target_entropy is not None
+        if found.tune:
+            found.target_entropy = number(target_entropy, -INFINITY, where, "target_entropy")
+        return found
+
+
+cdef class NativeSAC(SoftCritics):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905): a squashed Gaussian policy, two critics, temperature.
+
+    Calls from several threads wait for each other. Nothing that is given in is kept, but for the blocks.
+
+    Parameters
+    ----------
+    policy
+        (P,) float32, C-contiguous and writeable like all blocks, which are kept and changed in place: a perceptron with
+        2 A outputs, means and then log standard deviations, which are held to [-20, 2].
+    critics, target
+        (Q,) float32: the critics and their target.
+    log_alpha
+        (1,) float32: the temperature's logarithm.
+    obs_dim, act_dim
+        D and A.
+    hidden_sizes
+        Widths of the hidden layers, at most 8, of policy and critics alike.
+    activation
+        ``relu`` or ``tanh``.
+
+    Raises
+    ------
+    TypeError
+        A block is no float32 array, or a size no integer.
+    ValueError
+        A size below 1, more than 8 hidden layers, an unknown activation, a block of another length, not C-contiguous
+        and writeable, or one that overlaps another.
+    """
+
+    def __cinit__(self, policy, critics, target, log_alpha, obs_dim, act_dim, hidden_sizes, activation: str = "relu"):
+        self.make("NativeSAC", {"policy": policy, "critics": critics, "log_alpha": log_alpha}, {"target": target},
+                  obs_dim, act_dim, hidden_sizes, activation, True)
+        self.temperature = self.weights_of("log_alpha")
+
+    def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, learning_rate, tau,
+               target_entropy=None, max_grad_norm=None):
+        """One update of critics, policy, temperature and target, what `rlox.algorithms.SAC.update` defines.
+
+        Parameters
+        ----------
+        obs, next_obs
+            (B, D) float32.
+        actions
+            (B, A) float32, scaled to [-1, 1].
+        rewards, discounts, weights
+            (B,) float32; a discount is the factor of the value of `next_obs`, 0 where the episode terminated. Weights
+            are of the critics' loss; without them all rows count alike.
+        noise
+            (2, B, A) float32, standard normal: for the actions at `obs`, and for those at `next_obs`.
+        target_entropy
+            Nats that the temperature is tuned to; None leaves it as it is.
+        learning_rate, tau, max_grad_norm
+            Of `rlox.config.SACConfig`, schedules resolved; None where it is off.
+
+        Returns
+        -------
+        metrics, td_errors
+            ``q_loss q_value td_error grad_norm policy_loss policy_grad_norm entropy alpha``; and (B,) float32, how far
+            the values were from their target, mean of both critics. NaN in the data or the weights makes them NaN.
+        """
+        cdef str where = "NativeSAC.update"
+        cdef Options options = self.options(target_entropy, learning_rate, tau, max_grad_norm, where)
+        return self.learn_from(where, options, METRICS, obs, actions, rewards, next_obs, discounts, noise, weights)
+
+    def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
+               env_steps, horizon_start, horizon_steps, learning_starts, update_from, annealed, gamma, learning_rate,
+               tau, target_entropy, max_grad_norm, seconds=0.2):
+        """Rounds of acting, stepping, remembering and learning, without Python in between.
+
+        Takes the numbers from the generators, and changes everything, as `rlox.training.loops.off_policy` does step by
+        step; how they are cut into calls changes nothing. The memory holds actions in the environment's units.
+
+        Parameters
+        ----------
+        stepper, memory
+            What ``VecEnv.stepper()`` and ``ReplayBuffer.access()`` return; no other thread may use them meanwhile.
+        action_rng, replay_rng
+            `Rng` of the actions, and of what the updates draw: transitions from the memory, and noise.
+        obs
+            (N, D) float32, where the environments are; in place, where they are afterwards.
+        n_rounds
+            How many rounds at most.
+        env_steps, horizon_start, horizon_steps
+            Of `rlox.checkpoint.Counters`, as they stand before.
+        update_from
+            Environment steps from which on there are updates.
+        annealed
+            Whether the learning rate goes linearly to 0 at the horizon.
+        target_entropy
+            As `update` takes it.
+        seconds
+            No round begins after this time, so that a signal is seen; nor after an update whose gradients were not
+            finite.
+        train_freq, gradient_steps, batch_size, learning_starts, learning_rate, gamma, tau, max_grad_norm
+            Of `rlox.config.SACConfig`.
+
+        Returns
+        -------
+        n_steps
+            Environment steps taken.
+        metrics
+            (U, 8) float64, a row for each of the U updates: `METRICS`.
+        update_s
+            Seconds of the updates.
+        episode_returns, episode_lengths
+            (E,) float64 and int64 of the episodes that ended.
+        """
+        cdef str where = "NativeSAC.rounds"
+        counts = {
+            "n_rounds": n_rounds, "train_freq": train_freq, "gradient_steps": gradient_steps, "batch_size": batch_size,
+            "env_steps": env_steps, "horizon_start": horizon_start, "horizon_steps": horizon_steps,
+            "learning_starts": learning_starts, "update_from": update_from, "updates": 0, "gamma": gamma,
+            "seconds": seconds,
+        }
+        return self.train(where, self.options(target_entropy, learning_rate, tau, max_grad_norm, where), 1, 0.0,
+                          annealed, stepper, memory, action_rng, replay_rng, obs, counts)

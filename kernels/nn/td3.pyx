@@ -1,0 +1,200 @@
+"""The native update of TD3 and TD3+BC, as `rlox.algorithms.TD3.update` and `rlox.algorithms.TD3BC.update` define it."""
+
+cimport numpy as cnp
+from libc.math cimport fabs
+
+from rlox.kernels.checks cimport as_flag
+from rlox.kernels.nn.layers cimport (
+    CHUNK, Net, backward, backward_to_input, bounded, build, forward, last_of, number, pack, unpad,
+)
+from rlox.kernels.nn.off_policy cimport whole
+from rlox.kernels.signals cimport look
+from rlox.kernels.types cimport f32, f64
+from rlox.kernels.nn.core cimport clear, move
+from rlox.kernels.nn.twin_critics cimport N_COMMON, Batch, Options, Sums, TwinCritics, options_of
+
+from rlox.kernels.nn.twin_critics import METRICS
+
+cnp.import_array()
+
+
+cdef class NativeTD3(TwinCritics):
+    """Twin delayed DDPG (Fujimoto et al. 2018, arXiv:1802.09477): a deterministic policy, two critics, delayed targets.
+
+    Parameters and errors as of `NativeSAC`, but there is no temperature, and
+
+    Parameters
+    ----------
+    policy, target_policy
+        (P,) float32: a perceptron with A outputs, whose tanh is the action, and its target.
+    """
+
+    cdef f32* policy_target
+    cdef Net aim_actor
+
+    def __cinit__(self, policy, critics, target_policy, target, obs_dim, act_dim, hidden_sizes,
+                  activation: str = "relu"):
+        self.make("NativeTD3", {"policy": policy, "critics": critics},
+                  {"target_policy": target_policy, "target": target}, obs_dim, act_dim, hidden_sizes, activation, False)
+        self.policy_target = <f32*>cnp.PyArray_DATA(<cnp.ndarray>target_policy)
+        build(&self.aim_actor, [obs_dim, *self.hidden, act_dim], self.tanh, self.policy_target,
+              self.policy_weights.g, 0, self.held)
+
+    def act(self, obs, noise, noise_std):
+        """Actions (B, A) float32 in [-1, 1] for observations (B, D) float32: `noise_std` times the standard normal
+        `noise` (B, A) float32 is added to them, and they are clipped."""
+        cdef str where = "NativeTD3.act"
+        return self.actions_of(obs, noise, number(noise_std, 0.0, where, "noise_std"), where)
+
+    cdef void pack_moved(self) noexcept nogil:
+        TwinCritics.pack_moved(self)
+        pack(&self.aim_actor, False)
+
+    cdef int learn(self, const Batch* batch, const Options* options, f32* td_errors, Sums* sums) except -1 nogil:
+        cdef Py_ssize_t n = batch.n, d = self.obs_dim, a = self.act_dim, start = 0, rows, i
+        cdef Py_ssize_t ldq = last_of(&self.critics[0]).out_pad
+        cdef const f32* q
+        cdef f64 noise, weight = 1.0
+        cdef const f32* draws
+        clear(&self.critic_weights, self.critics, 2)
+        while start < n:
+            look(&self.watch)
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            self.decide(&self.aim_actor, batch.next_obs + start * d, d, rows, self.pi.actions)
+            draws = batch.noise + start * a
+            for i in range(rows * a):
+                # Smoothing of the target, section 5.3.
+                noise = bounded(options.target_noise * draws[i], -options.noise_clip, options.noise_clip)
+                self.pi.actions[i] = <f32>bounded(self.pi.actions[i] + noise, -1.0, 1.0)
+            self.aim(batch, start, rows, 0.0)
+            self.criticise(batch, start, rows, 0.0, td_errors, sums)
+            start += rows
+        self.move_critics(options, self.critic_targets if options.move_policy else NULL, sums)
+        if not options.move_policy:
+            return 0
+        clear(&self.policy_weights, &self.actor, 1)
+        if options.clone:
+            # The values' weight is known once all of them are.
+            weight = 0.0
+            start = 0
+            while start < n:
+                look(&self.watch)
+                rows = min(<Py_ssize_t>CHUNK, n - start)
+                q = self.judge(batch, start, rows)
+                for i in range(rows):
+                    weight += fabs(q[i * ldq])
+                start += rows
+            weight = options.alpha * n / weight
+        start = 0
+        while start < n:
+            look(&self.watch)
+            rows = min(<Py_ssize_t>CHUNK, n - start)
+            if not options.clone or n > CHUNK:
+                self.judge(batch, start, rows)
+            self.improve(batch, start, rows, weight, options.clone, sums)
+            start += rows
+        unpad(&self.actor)
+        sums.policy_norm = move(&self.policy_weights, options.rate, options.limit, self.policy_target, options.tau)
+        return 0
+
+    cdef const f32* judge(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows) noexcept nogil:
+        """What the first critic says of the policy's actions, which `pi` holds then."""
+        self.fill(self.x, self.obs_pad, batch.obs + start * self.obs_dim, NULL, rows)
+        self.decide(&self.actor, self.x, self.obs_pad, rows, self.pi.actions)
+        self.fill(self.pairs, self.in_pad, batch.obs + start * self.obs_dim, self.pi.actions, rows)
+        return forward(&self.critics[0], self.pairs, self.in_pad, rows)
+
+    cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 weight, bint clone,
+                      Sums* sums) noexcept nogil:
+        """Add the policy's gradient of -`weight` Q, as `judge` has just left it, and of the squared distance to the
+        batch's actions where it is to `clone` them."""
+        cdef Py_ssize_t i, j, d = self.obs_dim, a = self.act_dim
+        cdef Py_ssize_t ld = last_of(&self.actor).out_pad, ldq = last_of(&self.critics[0]).out_pad
+        cdef f32* d_y = last_of(&self.actor).d_out
+        cdef f32* d_q = last_of(&self.critics[0]).d_out
+        cdef const f32* q = last_of(&self.critics[0]).out
+        cdef f64 action, error, slope
+        for i in range(rows):
+            sums.policy_loss -= weight * q[i * ldq]
+            d_q[i * ldq] = <f32>(-weight / batch.n)
+        backward_to_input(&self.critics[0], rows, self.d_pairs)
+        for i in range(rows):
+            for j in range(a):
+                action = self.pi.actions[i * a + j]
+                slope = self.d_pairs[i * self.in_pad + d + j]
+                if clone:
+                    error = action - batch.actions[(start + i) * a + j]
+                    slope += 2.0 * error / (batch.n * a)
+                    sums.policy_loss += error * error / a
+                    sums.own[0] += error * error / (a * batch.n)
+                d_y[i * ld + j] = <f32>(slope * (1.0 - action * action))
+        backward(&self.actor, self.x, self.obs_pad, rows)
+
+    def update(self, obs, actions, rewards, next_obs, discounts, noise, weights=None, *, move_policy, learning_rate,
+               tau, target_noise, noise_clip, max_grad_norm=None, alpha=None):
+        """One update of the critics, and of policy and all targets too, what `rlox.algorithms.TD3.update` defines; with
+        `alpha` what `rlox.algorithms.TD3BC.update` does.
+
+        Parameters
+        ----------
+        obs, actions, rewards, next_obs, discounts, weights
+            As `NativeSAC.update` takes them.
+        noise
+            (B, A) float32, standard normal: for the actions at `next_obs`.
+        move_policy
+            Whether it is the turn of policy and targets: ``(updates + 1) % policy_delay == 0``.
+        learning_rate, tau, target_noise, noise_clip, max_grad_norm
+            Of `rlox.config.TD3Config`, schedules resolved; None where it is off.
+        alpha
+            Of `rlox.config.TD3BCConfig`: the policy is held to `actions`, too (arXiv:2106.06860, eq. 3 to 5).
+
+        Returns
+        -------
+        metrics, td_errors
+            ``q_loss q_value td_error grad_norm``, and where the policy moved ``policy_loss policy_grad_norm`` (with
+            `alpha` also ``bc_loss``); and as `NativeSAC.update`.
+        """
+        cdef str where = "NativeTD3.update"
+        cdef Options options = self.options(target_noise, noise_clip, learning_rate, tau, max_grad_norm, where)
+        options.clone = alpha is not None
+        if options.clone:
+            options.alpha = number(alpha, 0.0, where, "alpha")
+        options.move_policy = as_flag(move_policy, where, "move_policy")
+        names = (*METRICS[:N_COMMON], "bc_loss") if options.clone else METRICS[:N_COMMON]
+        return self.learn_from(where, options, names, obs, actions, rewards, next_obs, discounts, noise, weights)
+
+    def rounds(self, stepper, memory, action_rng, replay_rng, obs, n_rounds, *, train_freq, gradient_steps, batch_size,
+               env_steps, horizon_start, horizon_steps, learning_starts, update_from, updates, annealed, gamma,
+               learning_rate, tau, policy_delay, target_noise, noise_clip, exploration_noise, max_grad_norm,
+               seconds=0.2):
+        """As `NativeSAC.rounds`, but for
+
+        Parameters
+        ----------
+        updates
+            Of `rlox.checkpoint.Counters`, as they stand before.
+        policy_delay, target_noise, noise_clip, exploration_noise
+            Of `rlox.config.TD3Config`.
+
+        Returns
+        -------
+        metrics
+            (U, 6) float64: the first of `METRICS`, those of the policy NaN where it did not move.
+        """
+        cdef str where = "NativeTD3.rounds"
+        counts = {
+            "n_rounds": n_rounds, "train_freq": train_freq, "gradient_steps": gradient_steps, "batch_size": batch_size,
+            "env_steps": env_steps, "horizon_start": horizon_start, "horizon_steps": horizon_steps,
+            "learning_starts": learning_starts, "update_from": update_from, "updates": updates, "gamma": gamma,
+            "seconds": seconds,
+        }
+        return self.train(where, self.options(target_noise, noise_clip, learning_rate, tau, max_grad_norm, where),
+                          whole(policy_delay, 1, where, "policy_delay"),
+                          number(exploration_noise, 0.0, where, "exploration_noise"), annealed, stepper, memory,
+                          action_rng, replay_rng, obs, counts)
+
+    cdef Options options(self, target_noise, noise_clip, learning_rate, tau, max_grad_norm, str where) except *:
+        cdef Options found = options_of(learning_rate, tau, max_grad_norm, where)
+        found.target_noise = number(target_noise, 0.0, where, "target_noise")
+        found.noise_clip = number(noise_clip, 0.0, where, "noise_clip")
+        return found
