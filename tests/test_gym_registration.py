@@ -14,7 +14,7 @@ from gymnasium.wrappers.vector import ClipReward, RecordEpisodeStatistics
 
 import rlox.envs.gym  # noqa: F401 (it registers the ids)
 from rlox.envs.gymnasium_envs import NativeVectorEnv
-from rlox.kernels.envs.vec_env import NATIVE_ENVS, VecEnv
+from rlox.kernels.envs import NATIVE_ENVS, VecEnv
 
 
 def make_vec(env_id, n, **kwargs):

@@ -53,6 +53,17 @@ cdef inline cnp.ndarray as_values(object value, int type_num, str where, str nam
     return np.asarray(value, order="C")
 
 
+cdef inline object as_obs_dtype(object value, str where):
+    """Return the NumPy dtype that observations are stored in, float32 or uint8."""
+    try:
+        dtype = np.dtype(value)
+    except TypeError as e:
+        raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {value!r}") from e
+    if dtype not in (np.float32, np.uint8):
+        raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {dtype}")
+    return dtype
+
+
 cdef inline Py_ssize_t as_size(object value, str where, str name) except -1:
     """Return an integer that is at least 1 and no larger than an array can be long."""
     cdef int overflow = 0

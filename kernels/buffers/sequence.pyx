@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from rlox.kernels.buffers.gather cimport CHUNK, draw_indices
 from rlox.kernels.buffers.rows cimport (
-    as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
+    as_obs_dtype, as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
 )
 from rlox.kernels.checks cimport as_flag, as_index
 from rlox.kernels.philox cimport DOMAIN_SEQUENCES
@@ -217,9 +217,7 @@ cdef class SequenceReplayBuffer:
         if number:
             as_size(number, where, "state_dim")
         self.state_dim = number
-        if obs_dtype not in (np.float32, np.uint8, "float32", "uint8"):
-            raise TypeError(f"{where}: obs_dtype must be float32 or uint8, got {obs_dtype!r}")
-        self.obs_dtype = np.dtype(obs_dtype)
+        self.obs_dtype = as_obs_dtype(obs_dtype, where)
         self.images = self.obs_dtype == np.uint8
         cdef Py_ssize_t held = capacity_ // self.n_envs
         if seq_len is not None and as_size(seq_len, where, "seq_len") > held:

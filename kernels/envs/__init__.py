@@ -4,8 +4,8 @@ from rlox.kernels import prefer_level
 
 prefer_level(__path__, "envs")
 
-from rlox.kernels.envs.vec_env import (  # noqa: E402 - found only once the level is on the path
-    NATIVE_ENVS,
+# Found only once the level is on the path.
+from rlox.kernels.envs.env import (  # noqa: E402
     Acrobot,
     CartPole,
     Env,
@@ -13,10 +13,9 @@ from rlox.kernels.envs.vec_env import (  # noqa: E402 - found only once the leve
     MountainCar,
     MountainCarContinuous,
     Pendulum,
-    VecEnv,
-    native_ids,
-    register_native,
 )
+from rlox.kernels.envs.native_env import NATIVE_ENVS, native_ids, register_native  # noqa: E402
+from rlox.kernels.envs.vec_env import VecEnv  # noqa: E402
 
 __all__ = [
     "NATIVE_ENVS",

@@ -1,7 +1,7 @@
 """What the vectorised loop knows about an environment: the C struct that environments from outside fill too.
 
 An environment's .pxd fills one `rlox_env_v1` in ``spec()`` (kernels/include/rlox_native.h says what its fields and
-functions mean). The loop in vec_env.pyx calls the functions once for a block of environments, so the indirection
+functions mean). The loop in episodes.pxd calls the functions once for a block of environments, so the indirection
 costs nothing per environment. State is float64 in structure-of-arrays form: component s of environment i of a batch of
 n is ``state[s * n + i]``. Observations are float32 rows.
 """

@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 BUFFERS: dict[str, Entry] = {
     "uniform": Entry("rlox.kernels.buffers.replay:ReplayBuffer", "rlox.config.data:BufferConfig"),
     "prioritized": Entry(
-        "rlox.kernels.buffers.replay:PrioritizedReplayBuffer", "rlox.config.data:PrioritizedBufferConfig"
+        "rlox.kernels.buffers.prioritized:PrioritizedReplayBuffer", "rlox.config.data:PrioritizedBufferConfig"
     ),
     "mmap": Entry("rlox.kernels.buffers.mmap:MmapReplayBuffer", "rlox.config.data:MmapBufferConfig"),
 }

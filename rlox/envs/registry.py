@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.kernels.envs import NATIVE_ENVS
-from rlox.kernels.envs.vec_env import native_ids, register_native
+from rlox.kernels.envs.native_env import native_ids, register_native
 
 ENV_GROUP = "rlox.envs"
 REWARD_GROUP = "rlox.rewards"
@@ -52,7 +52,7 @@ def register_offered(env_id: str) -> bool:
     ImportError
         If the package's code fails.
     """
-    from rlox.kernels.envs.vec_env import native_ids, register_native
+    from rlox.kernels.envs.native_env import native_ids, register_native
 
     if env_id not in offers(ENV_GROUP):
         return False

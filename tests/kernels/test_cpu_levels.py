@@ -15,7 +15,7 @@ import hashlib, json, sys
 import numpy as np
 import rlox.kernels
 from rlox.kernels.advantage import gae
-from rlox.kernels.envs import vec_env
+from rlox.kernels.envs import NATIVE_ENVS, vec_env
 from rlox.kernels import rng
 
 def digest(*arrays):
@@ -27,7 +27,7 @@ def digest(*arrays):
 result = {"level": rlox.kernels.CPU_LEVEL,
           "files": [m.__file__ for m in (gae, vec_env, rng)]}
 r = rng.Rng(7)
-for env_id in vec_env.NATIVE_ENVS:
+for env_id in NATIVE_ENVS:
     env = vec_env.VecEnv(67, 3, env_id)
     seen = [env.reset_all()]
     for _ in range(300 if env.max_episode_steps < 300 else env.max_episode_steps + 20):

@@ -540,6 +540,14 @@ def test_two_threads_do_not_step_at_once():
 SINGLE = [CartPole, Pendulum, MountainCar, MountainCarContinuous, Acrobot, GridWorld]
 
 
+def test_a_pickle_that_names_the_former_module_loads():
+    env = Env("CartPole-v1", 3)
+    env.reset()
+    former = pickle.dumps(env, 0).replace(b"rlox.kernels.envs.env", b"rlox.kernels.envs.vec_env")
+    assert b"vec_env" in former
+    np.testing.assert_array_equal(pickle.loads(former).step(1)["obs"], env.step(1)["obs"])
+
+
 @pytest.mark.parametrize(("make", "env_id"), list(zip(SINGLE, NATIVE_ENVS, strict=True)))
 def test_single_environments_play_the_episodes_of_vec_env(make, env_id):
     single, vec = make(seed=42), VecEnv(1, seed=42, env_id=env_id)

@@ -12,7 +12,7 @@ import pytest
 
 import rlox
 from rlox.kernels.envs import NATIVE_ENVS, Env, VecEnv, native_ids, register_native
-from rlox.kernels.envs.vec_env import REGISTERED
+from rlox.kernels.envs.native_env import REGISTERED
 
 NAME = b"rlox.env.v1"
 NEVER = 2**63 - 1

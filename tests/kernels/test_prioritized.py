@@ -211,6 +211,13 @@ def test_what_weights_are_divided_by(norm):
     assert pickle.loads(pickle.dumps(buffer)).sample(32, 1).weights.tolist() == buffer.sample(32, 1).weights.tolist()
 
 
+def test_a_pickle_that_names_the_former_module_loads():
+    buffer = make([1.0, 2.0, 3.0])
+    former = pickle.dumps(buffer, 0).replace(b"rlox.kernels.buffers.prioritized", b"rlox.kernels.buffers.replay")
+    assert b"prioritized" not in former
+    assert pickle.loads(former).sample(32, 1).indices.tolist() == buffer.sample(32, 1).indices.tolist()
+
+
 def test_memories_of_before_eps_go_on():
     """A state of rlox 0.6.0 names neither eps nor weight_norm, and may hold zeros, which are drawn again."""
     now = make([1.0, 2.0, 3.0, 4.0], alpha=1.0, eps=0.5, weight_norm="batch")

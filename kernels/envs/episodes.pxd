@@ -1,0 +1,140 @@
+"""The loop that all native environments share: auto-reset, time limit and statistics."""
+
+from libc.stdint cimport INT64_MAX
+from libc.string cimport memcpy
+
+from rlox.kernels.envs.base cimport rlox_batch_v1, rlox_env_v1
+from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
+
+# Environments are stepped in blocks, each with its own (S, block) state, so that the passes over a block (step,
+# statistics, copies, resets) find it in the first-level cache.
+cdef enum:
+    BLOCK = 256
+
+
+cdef struct Outputs:
+    f32* obs
+    f64* rewards
+    u8* terminated
+    u8* truncated
+    f32* final_obs       # the last three may be NULL: not wanted
+    f64* episode_return
+    i64* episode_length
+
+
+cdef struct Envs:
+    Py_ssize_t n
+    f64* state     # block after block, component after component within a block
+    u64* keys
+    u64* episodes  # number of the running episode; 2**64 - 1 before the first
+    i64* steps
+    f64* returns
+
+
+cdef inline Py_ssize_t n_blocks(Py_ssize_t n) noexcept nogil:
+    return (n + BLOCK - 1) // BLOCK
+
+
+cdef inline rlox_batch_v1 block_of(const rlox_env_v1* spec, Envs* envs, Py_ssize_t start) noexcept nogil:
+    """The block of environments that begins with number `start`, a multiple of BLOCK."""
+    cdef rlox_batch_v1 batch
+    batch.n = min(<Py_ssize_t>BLOCK, envs.n - start)
+    batch.state = envs.state + start * spec.state_size
+    batch.keys = envs.keys + start
+    batch.episodes = envs.episodes + start
+    batch.steps = envs.steps + start
+    return batch
+
+
+cdef inline void start_episodes(const rlox_env_v1* spec, Envs* envs, Py_ssize_t start, const rlox_batch_v1* batch,
+                                i64 m, const i64* index, f32* obs) noexcept nogil:
+    """Start the next episodes of the environments index[0..m) of a block, whose observations `obs` is."""
+    cdef i64 j
+    for j in range(m):
+        envs.episodes[start + index[j]] += 1
+        envs.steps[start + index[j]] = 0
+        envs.returns[start + index[j]] = 0.0
+    spec.reset_n(spec.params, batch, m, index, obs)
+
+
+cdef inline void start_all(const rlox_env_v1* spec, Envs* envs, f32* obs) noexcept nogil:
+    cdef i64[BLOCK] index
+    cdef i64 i
+    cdef Py_ssize_t k, start
+    cdef rlox_batch_v1 batch
+    for i in range(BLOCK):
+        index[i] = i
+    for k in range(n_blocks(envs.n)):
+        start = k * BLOCK
+        batch = block_of(spec, envs, start)
+        start_episodes(spec, envs, start, &batch, batch.n, &index[0], obs + start * spec.obs_dim)
+
+
+cdef inline void observe_all(const rlox_env_v1* spec, Envs* envs, f32* obs) noexcept nogil:
+    cdef Py_ssize_t k, start
+    cdef rlox_batch_v1 batch
+    for k in range(n_blocks(envs.n)):
+        start = k * BLOCK
+        batch = block_of(spec, envs, start)
+        spec.observe_n(spec.params, &batch, obs + start * spec.obs_dim)
+
+
+cdef inline int count(Py_ssize_t n, i64 limit, cf64_r rewards, u8_r terminated, u8_r truncated, i64_r steps,
+                      f64_r returns) noexcept nogil:
+    """Advance the statistics and apply the time limit; nonzero if an episode ended."""
+    cdef Py_ssize_t i
+    cdef u8 ended = 0
+    for i in range(n):
+        returns[i] += rewards[i]
+    for i in range(n):
+        steps[i] += 1
+        truncated[i] = steps[i] >= limit
+    for i in range(n):
+        terminated[i] = terminated[i] != 0  # a byte of 2 from outside would be no bool
+        ended |= terminated[i] | truncated[i]
+    return ended
+
+
+cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outputs* out) noexcept nogil:
+    """One step of every environment, with same-step auto-reset."""
+    cdef Py_ssize_t action_size = sizeof(i64) if spec.n_actions else spec.act_dim * sizeof(f32)
+    cdef Py_ssize_t row = spec.obs_dim
+    cdef i64 limit = spec.max_episode_steps or INT64_MAX
+    cdef i64[BLOCK] index
+    cdef rlox_batch_v1 batch
+    cdef Py_ssize_t k, start, n
+    cdef i64 i, j, m
+    cdef u64 some, more
+    cdef f32* obs
+    cdef u8* terminated
+    cdef u8* truncated
+    for k in range(n_blocks(envs.n)):
+        start = k * BLOCK
+        batch = block_of(spec, envs, start)
+        n = batch.n
+        obs = out.obs + start * row
+        terminated = out.terminated + start
+        truncated = out.truncated + start
+        spec.step_n(spec.params, &batch, <const char*>actions + start * action_size, obs, out.rewards + start,
+                    terminated)
+        m = count(n, limit, out.rewards + start, terminated, truncated, envs.steps + start, envs.returns + start)
+        if out.final_obs != NULL:
+            memcpy(out.final_obs + start * row, obs, n * row * sizeof(f32))
+        if out.episode_return != NULL:
+            memcpy(out.episode_return + start, envs.returns + start, n * sizeof(f64))
+        if out.episode_length != NULL:
+            memcpy(out.episode_length + start, envs.steps + start, n * sizeof(i64))
+        if m:
+            m = 0
+            # Eight flags at a time, for most of them are 0.
+            for i in range(0, n - 7, 8):
+                memcpy(&some, terminated + i, 8)
+                memcpy(&more, truncated + i, 8)
+                if some | more:
+                    for j in range(i, i + 8):
+                        index[m] = j
+                        m += terminated[j] | truncated[j]
+            for j in range(n & ~7, n):
+                index[m] = j
+                m += terminated[j] | truncated[j]
+            start_episodes(spec, envs, start, &batch, m, &index[0], obs)

@@ -1,0 +1,185 @@
+"""The native environments there are: the built-in ones, and those that are registered from outside."""
+
+import numpy as np
+
+from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid
+
+from rlox.kernels.envs.acrobot cimport spec as acrobot
+from rlox.kernels.envs.base cimport RLOX_ENV_CAPSULE, rlox_env_v1
+from rlox.kernels.envs.cartpole cimport spec as cartpole
+from rlox.kernels.envs.gridworld cimport Params as Grid, spec as gridworld
+from rlox.kernels.envs.mountain_car cimport spec as mountain_car
+from rlox.kernels.envs.mountain_car_continuous cimport spec as mountain_car_continuous
+from rlox.kernels.envs.pendulum cimport spec as pendulum
+from rlox.kernels.types cimport i64
+
+# A new environment is one .pxd file and one line here (and one more of N_SPECS).
+cdef enum:
+    N_SPECS = 6
+cdef Grid GRID_5X5 = Grid(rows=5, columns=5)
+cdef rlox_env_v1[N_SPECS] SPECS
+SPECS[0] = cartpole()
+SPECS[1] = pendulum()
+SPECS[2] = mountain_car()
+SPECS[3] = mountain_car_continuous()
+SPECS[4] = acrobot()
+SPECS[5] = gridworld(&GRID_5X5)
+
+NATIVE_ENVS: tuple[str, ...] = tuple([SPECS[k].env_id.decode() for k in range(N_SPECS)])
+
+REGISTERED = {}  # env_id -> capsule, of environments from outside
+
+
+def native_ids() -> tuple[str, ...]:
+    """Return every id that `VecEnv` takes: `NATIVE_ENVS`, then those that `register_native` added."""
+    return NATIVE_ENVS + tuple(REGISTERED)
+
+
+def register_native(capsule) -> str:
+    """Let an environment from outside be known by its id, as the built-in ones are.
+
+    Parameters
+    ----------
+    capsule
+        A PyCapsule named ``rlox.env.v1`` that holds the address of an ``rlox_env_v1`` (see ``rlox_native.h``).
+        It is kept for the life of the process.
+
+    Returns
+    -------
+    env_id
+        The id inside the capsule. Registering the same environment again changes nothing.
+
+    Raises
+    ------
+    TypeError
+        `capsule` is no PyCapsule.
+    ValueError
+        A capsule of another name, a field that breaks a rule of ``rlox_native.h``, or an id that another
+        environment has.
+    """
+    env_id = env_of(capsule, "register_native").env_id.decode()
+    REGISTERED.setdefault(env_id, capsule)
+    return env_id
+
+
+cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
+    """Return the struct in `capsule` once every field has been found in order."""
+    if not PyCapsule_CheckExact(capsule):
+        raise TypeError(
+            f"{where}: capsule must be a PyCapsule named {RLOX_ENV_CAPSULE.decode()!r}, got "
+            f"{type(capsule).__name__}"
+        )
+    cdef const char* name = PyCapsule_GetName(capsule)
+    if not PyCapsule_IsValid(capsule, RLOX_ENV_CAPSULE):
+        got = "one without a name" if name == NULL else repr(name.decode(errors="replace"))
+        raise ValueError(f"{where}: capsule must be named {RLOX_ENV_CAPSULE.decode()!r}, got {got}")
+    cdef const rlox_env_v1* env = <const rlox_env_v1*>PyCapsule_GetPointer(capsule, RLOX_ENV_CAPSULE)
+    if env.struct_size < sizeof(rlox_env_v1):
+        raise ValueError(
+            f"{where}: struct_size must be at least {sizeof(rlox_env_v1)}, got {env.struct_size}; set it to "
+            "sizeof(rlox_env_v1) and build against this rlox's rlox_native.h"
+        )
+    if env.flags != 0:
+        raise ValueError(f"{where}: flags must be 0, got {env.flags}")
+    if env.env_id == NULL or env.env_id[0] == 0:
+        raise ValueError(f"{where}: env_id must be a name, got {'NULL' if env.env_id == NULL else 'an empty one'}")
+    try:
+        env_id = env.env_id.decode()
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{where}: env_id must be UTF-8, got {bytes(env.env_id)!r}") from e
+    where = f"{where}: {env_id}"
+    for field, value, least in (("state_size", env.state_size, 1), ("obs_dim", env.obs_dim, 1),
+                                ("act_dim", env.act_dim, 1), ("n_actions", env.n_actions, 0),
+                                ("max_episode_steps", env.max_episode_steps, 0)):
+        if not least <= value <= 1 << 40:
+            raise ValueError(f"{where}: {field} must be at least {least} and at most 2**40, got {value}")
+    cdef bint bounds = env.act_low != NULL and env.act_high != NULL
+    cdef i64 k
+    if env.n_actions:
+        if env.act_dim != 1:
+            raise ValueError(f"{where}: act_dim must be 1 where n_actions is not 0, got {env.act_dim}")
+        if env.act_low != NULL or env.act_high != NULL:
+            raise ValueError(f"{where}: act_low and act_high must be NULL where n_actions is not 0, got bounds")
+    elif not bounds:
+        raise ValueError(f"{where}: act_low and act_high must hold bounds where n_actions is 0, got NULL")
+    else:
+        for k in range(env.act_dim):
+            if not env.act_low[k] < env.act_high[k]:
+                raise ValueError(
+                    f"{where}: act_low must be below act_high, got {env.act_low[k]} and {env.act_high[k]} at {k}"
+                )
+    for field, missing in (("reset_n", env.reset_n == NULL), ("step_n", env.step_n == NULL),
+                           ("observe_n", env.observe_n == NULL)):
+        if missing:
+            raise ValueError(f"{where}: {field} must be a function, got NULL")
+    if env_id in NATIVE_ENVS:
+        raise ValueError(f"{where}: env_id must not be that of a built-in environment; choose another id")
+    known = REGISTERED.get(env_id)
+    if known is not None and env != <const rlox_env_v1*>PyCapsule_GetPointer(known, RLOX_ENV_CAPSULE):
+        raise ValueError(f"{where}: env_id must be new, got one that is registered with another environment")
+    return env
+
+
+cdef class NativeEnv:
+    """What `VecEnv` and `Env` say of the environment they play."""
+
+    def __cinit__(self, *args, **kwargs) -> None:
+        self.spec = SPECS[0]  # so that nothing is NULL before `choose`
+
+    cdef int choose(self, object env_id, str where) except -1:
+        """Take the environment that `env_id`, an id or a capsule, stands for."""
+        cdef const rlox_env_v1* found
+        if isinstance(env_id, str):
+            if env_id in NATIVE_ENVS:
+                self.spec = SPECS[NATIVE_ENVS.index(env_id)]
+                return 0
+            if env_id not in REGISTERED:
+                from rlox.envs.registry import register_offered
+
+                register_offered(env_id)
+            self.capsule = REGISTERED.get(env_id)
+            if self.capsule is None:
+                raise ValueError(
+                    f"{where}: env_id must be a native environment, got {env_id!r}; try one of "
+                    f"{', '.join(native_ids())}, or rlox.GymVecEnv, which serves every other gymnasium id; "
+                    "register_native comes first for one from outside"
+                )
+        elif PyCapsule_CheckExact(env_id):
+            self.capsule = env_id
+        else:
+            raise TypeError(f"{where}: env_id must be an id or a PyCapsule, got {type(env_id).__name__}")
+        found = env_of(self.capsule, where)
+        self.spec = found[0]
+        return 0
+
+    @property
+    def env_id(self) -> str:
+        return self.spec.env_id.decode()
+
+    @property
+    def obs_dim(self) -> int:
+        return self.spec.obs_dim
+
+    @property
+    def discrete(self) -> bool:
+        return self.spec.n_actions > 0
+
+    @property
+    def n_actions(self) -> int | None:
+        return self.spec.n_actions or None
+
+    @property
+    def act_dim(self) -> int:
+        return self.spec.act_dim
+
+    @property
+    def act_low(self) -> np.ndarray | None:
+        return None if self.discrete else np.array([self.spec.act_low[k] for k in range(self.spec.act_dim)], np.float32)
+
+    @property
+    def act_high(self) -> np.ndarray | None:
+        return None if self.discrete else np.array([self.spec.act_high[k] for k in range(self.spec.act_dim)], np.float32)
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        return self.spec.max_episode_steps or None
