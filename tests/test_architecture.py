@@ -15,6 +15,7 @@ import pytest
 import record_public_names
 
 import rlox
+import rlox.kernels
 import rlox_cli
 
 ROOTS = {"rlox": Path(rlox.__file__).parent, "rlox_cli": Path(rlox_cli.__file__).parent}
@@ -45,6 +46,7 @@ ROWS = (
 FLOORS = {package: floor for floor, row in enumerate(ROWS) for package in row}
 CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
 MOST_ENTRIES = 12  # of a package: modules and packages, without __init__ and __main__
+MOST_LINES = 700  # of a kernel's file
 
 
 def module_of(root, path):
@@ -139,6 +141,12 @@ def test_a_package_says_what_it_answers_and_stays_small(package):
     entries = [entry.name for entry in entries if not entry.name.startswith("__")]
     assert 1 < len(entries) <= MOST_ENTRIES, entries
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_no_kernel_file_is_too_long_to_read():
+    lines = {path: path.read_text().count("\n") for path in Path(rlox.kernels.__file__).parent.rglob("*.p[yx][xd]")}
+    assert len(lines) > 50
+    assert {path.name: n for path, n in lines.items() if n > MOST_LINES} == {}
 
 
 def test_only_the_command_line_imports_what_the_command_line_needs():
