@@ -153,7 +153,7 @@ class _Alias(ModuleType):
         return next((module for module in self._modules() if hasattr(module, name)), self._modules()[0])
 
     @property
-    def __dict__(self):
+    def __dict__(self):  # type: ignore[override]
         # Who patches a name, as tests do, looks here for what to restore.
         return {name: value for module in reversed(self._modules()) for name, value in vars(module).items()}
 

@@ -31,11 +31,14 @@ app = typer.Typer(
 )
 app.command(context_settings=PASS_ON)(train)
 app.command("eval")(eval_)
-for command in (collect, ls, show, cp, sync):
-    app.command()(command)
+app.command()(collect)
+app.command()(ls)
+app.command()(show)
+app.command()(cp)
+app.command()(sync)
 app.command(context_settings=PASS_ON)(ui)
-for command in (plot, compare):
-    app.command()(command)
+app.command()(plot)
+app.command()(compare)
 app.add_typer(sweep, name="sweep")
 app.add_typer(bench, name="bench")
 

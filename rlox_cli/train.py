@@ -23,7 +23,7 @@ from rlox_cli.records.folders import require_new
 from rlox_cli.run import job
 from rlox_cli.run.limits import require_folder
 from rlox_cli.run.mirrors import finish_mirrors
-from rlox_cli.run.runner import resume
+from rlox_cli.run.runner import Outcome, resume
 from rlox_cli.terminal.account import account
 from rlox_cli.terminal.console import make_console, make_table, print_table
 from rlox_cli.terminal.errors import UsageError
@@ -91,11 +91,11 @@ def main(args: list[str]) -> None:
     finally:
         if job.OUTCOMES:
             if multirun:
-                _table(console)
+                _table(job.OUTCOMES, console)
             finish_mirrors([outcome.folder for outcome in job.OUTCOMES], console)
     if job.FAILURES:
-        *others, last = job.FAILURES
-        for e in others:
+        *before, last = job.FAILURES
+        for e in before:
             print(f"rlox train: {account(e)}", file=sys.stderr)
         raise last
 
@@ -125,9 +125,9 @@ def _announce(jobs: list[Job], console: Console) -> None:
         )
 
 
-def _table(console: Console) -> None:
+def _table(outcomes: list[Outcome], console: Console) -> None:
     table = make_table("run", "steps", "seconds", "final", "best")
-    for o in job.OUTCOMES:
+    for o in outcomes:
         best = "" if o.best is None else f"{o.best:.1f}"
         final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
         table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)

@@ -134,6 +134,11 @@ def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, told):
         compose_jobs(["-m"], [*OPTUNA[1:], *arguments])
 
 
+def test_a_range_without_a_search_is_told():
+    with pytest.raises(UsageError, match=r"algo.gamma=interval\(0.9,1.0\) must list its values, as algo.gamma=1,2"):
+        compose_jobs(["-m"], ["algo=ppo", "algo.gamma=interval(0.9,1.0)"])
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A search of eight trials that nothing disturbed."""

@@ -24,6 +24,7 @@ from rlox.tracking import (
     Record,
     durable_rows,
     is_alive,
+    lock,
     mirrors,
     mlflow_sqlite,
     read_rows,
@@ -358,6 +359,25 @@ ROWS = {
     "params": "key, value",
     "tags": "key, value",
 }
+
+
+@needs_mlflow
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_record_without_a_row_yet_is_waited_for_and_is_an_error_once_its_trainer_is_gone(tmp_path, alive):
+    run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)})
+    (run / "mirrors").mkdir()
+    (run / FILE).touch()
+    held = lock.acquire(run / LOCK)
+    if not alive:
+        os.close(held)
+    answer, state = Job(run, "mlflow").round(Logger("mlflow")), stores.read_state(run, "mlflow")
+    if alive:
+        os.close(held)
+        assert (answer, state.error, state.remote_id) == ("idle", None, None)
+    else:
+        assert answer == "done"
+        assert state.remote_id is None
+        assert f"{run / FILE} must begin with a start row" in state.error
 
 
 @needs_mlflow

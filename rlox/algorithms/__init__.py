@@ -4,7 +4,7 @@ Adding one: a Config in `rlox.config`, a file here, a line in `rlox.training.tab
 """
 
 from rlox import lazy
-from rlox.training.table import ALGORITHMS
+from rlox.training.table import ALGORITHMS as ALGORITHMS
 
 _EXPORTS = dict.fromkeys(("ALGORITHMS", "Entry", "algorithm_names", "entry_of", "resolve"), "rlox.training.table")
 for _entry in ALGORITHMS.values():

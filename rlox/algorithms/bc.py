@@ -36,7 +36,7 @@ class BC(OfflineAlgorithm):
             spec, c, block = self.spec, self.config, self.optimizer.flat.detach().numpy()
             n_outputs = spec.n_actions if spec.discrete else spec.act_dim
             self.net = NativeBC(block, spec.obs_dim, n_outputs, c.hidden_sizes, c.activation, spec.discrete)
-            self.optimizer.net = self.net
+            self.optimizer.net = self.net  # type: ignore[union-attr]  # a NativeAdam
 
     def update(self, batch: TransitionBatch) -> dict[str, torch.Tensor]:
         """One step of the policy; metrics as tensors ()."""

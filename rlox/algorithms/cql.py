@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,11 +22,10 @@ from torch import nn
 from rlox.config import CQLConfig
 from rlox.kernels.nn.cql import NativeCQL
 from rlox.kernels.rng import Rng
-from rlox.native import NativeAdam
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import conservative_q_loss, soft_policy_loss
 from rlox.nn.networks import TwinQNetwork
-from rlox.nn.optimizers import FlatOptimizer, flat_copy
+from rlox.nn.optimizers import flat_copy
 from rlox.nn.policies import SquashedGaussianPolicy
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
@@ -47,6 +47,8 @@ class CQL(OfflineAlgorithm):
 
     name = "cql"
     Config = CQLConfig
+
+    critics: TwinQNetwork
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         self.policy = SquashedGaussianPolicy(**self._policy_arguments(), rng=rng)
@@ -70,8 +72,8 @@ class CQL(OfflineAlgorithm):
                             log_alpha=self.log_alpha.data.view(1),
                             log_cql_alpha=self.log_cql_alpha.data.view(1))  # fmt: skip
 
-    def _weight(self, name: str, start: float, switch: str) -> tuple[nn.Parameter, FlatOptimizer | NativeAdam | None]:
-        """The logarithm of a weight, and its optimiser where the hyper-parameter `switch` has it learned."""
+    def _weight(self, name: str, start: float, switch: str) -> tuple[nn.Parameter, Any]:
+        """The logarithm of a weight, and its optimiser; None unless the hyper-parameter `switch` has it learned."""
         learned = getattr(self.config, switch)
         log = nn.Parameter(torch.tensor(math.log(start) if start > 0 else -math.inf, device=self.device), learned)
         if not learned:

@@ -40,8 +40,6 @@ class DQN(OffPolicyAlgorithm):
     Config = DQNConfig
     actions = ("discrete",)
 
-    native: NativeQPolicy | None = None
-
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
         return q_obstacle(self.spec, self.config, policy)
 

@@ -76,8 +76,9 @@ class HybridPPO:
     ):
         self._timing = TimingCallback()
         watching = [self._timing, *(callbacks or ())]
-        sizes = {"hidden_sizes": [hidden, hidden]}
-        self.algorithm = PPO(env_id, n_envs, seed, None, logger, watching, backend="native", **sizes, **config)
+        self.algorithm = PPO(
+            env_id, n_envs, seed, None, logger, watching, backend="native", hidden_sizes=[hidden, hidden], **config
+        )
         c = self.algorithm.config
         if self.algorithm.normalizer is not None:
             raise ValueError("HybridPPO: normalize_obs and normalize_rewards must be off; PPO has them")
@@ -89,7 +90,7 @@ class HybridPPO:
         """Train for `total_timesteps` environment steps; returns the last metrics (see `PPO.train`)."""
         return self.algorithm.train(total_timesteps)
 
-    def predict(self, obs: np.ndarray, deterministic: bool = True) -> int:
+    def predict(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray | int:
         """Action for an observation (see `PPO.predict`)."""
         return self.algorithm.predict(obs, deterministic)
 

@@ -43,6 +43,8 @@ class IQL(OfflineAlgorithm):
     name = "iql"
     Config = IQLConfig
 
+    critics: TwinQNetwork
+
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         self.policy = TanhMeanPolicy(**self._policy_arguments(), rng=rng)
 

@@ -6,7 +6,7 @@ Departures: time limits bootstrap and are no terminations; the critics' loss has
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -123,11 +123,11 @@ class TD3(OffPolicyAlgorithm):
         """As `Algorithm.predict`; always without noise, whatever `deterministic` says (`evaluate` and `rlox
         collect` add it)."""
         require("TD3.predict", "deterministic", deterministic, bool)
-        return super().predict(obs)
+        return cast(np.ndarray, super().predict(obs))
 
     def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
         # Independent noise is the policy's own, which its samples have.
-        actions = super().predict(obs, deterministic=False)
+        actions = cast(np.ndarray, super().predict(obs, deterministic=False))
         return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:

@@ -36,6 +36,8 @@ class TD3BC(OfflineAlgorithm):
     name = "td3_bc"
     Config = TD3BCConfig
 
+    critics: TwinQNetwork
+
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng)
 

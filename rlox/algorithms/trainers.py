@@ -130,7 +130,7 @@ class Trainer:
         self.algorithm.save(path, **options)
 
 
-def _class_of(algorithm: str | type) -> type:
+def _class_of(algorithm: str | type) -> type[Any]:
     """The class of an algorithm by its name, or itself."""
     from rlox.training.table import algorithm_names, entry_of, resolve
 

@@ -57,13 +57,20 @@ class ReplayFiles:
         What a `Taken` has written in another process, with the memory that `load` made of it: to go on with its files.
     """
 
+    _files: list[dict[str, Any]]  # oldest first; those of a save that is being written among them
+
     def __init__(self, folder: str | os.PathLike, entry: dict[str, Any] | None = None, buffer: Buffer | None = None):
         self.folder = Path(folder)
         self._run = secrets.token_hex(4)
         self._lock = threading.Lock()  # of the disk: a checkpoint may be written while another is asked for
         self._begin_anew()
-        known = entry is not None and entry["files"] and all("joined" in file for file in entry["files"])
-        if known and isinstance(buffer, ReplayBuffer) and len(buffer):
+        if (
+            entry is not None
+            and entry["files"]
+            and all("joined" in file for file in entry["files"])
+            and isinstance(buffer, ReplayBuffer)
+            and len(buffer)
+        ):
             # The newest row alone, and no frames.
             saved = entry["values"]
             values, arrays = _split(buffer.get_state(saved["count"] - 1, saved.get("next_frame", 0)))
@@ -72,7 +79,7 @@ class ReplayFiles:
             self._newest = arrays["rows"][-1].tobytes()
 
     def _begin_anew(self) -> None:
-        self._files: list[dict[str, Any]] = []  # oldest first; those of a save that is being written among them
+        self._files = []
         self._upto = (0, 0)  # transitions and frames that they hold
         self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
 
@@ -99,15 +106,14 @@ class ReplayFiles:
         news = {name: arrays.pop(name) for name in _BIG if name in arrays}
         gone = (now[0] - buffer.capacity, now[1] - getattr(buffer, "frame_slots", 0))
         files = [file for file in self._files if file["count"] > gone[0] or file["next_frame"] > gone[1]]
-        if not len(news["rows"]):
-            news = None
-        else:
+        grown = len(news["rows"]) > 0
+        if grown:
             size = sum(x.nbytes for x in news.values())
             entry = {**self._named(f"{count:012d}-{now[0]:012d}"), "count": now[0], "next_frame": now[1]}
             files.append({**entry, "bytes": size, "joined": 0})
             self._newest = news["rows"][-1].tobytes()
         self._upto = now
-        return self._taken_of(files, values, arrays, news)
+        return self._taken_of(files, values, arrays, news if grown else None)
 
     def _named(self, stem: str) -> dict[str, Any]:
         return {"name": f"{stem}-{self._run}.safetensors"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlox.buffers.table import buffer_class, make_buffer
 from rlox.config import BufferConfig, MmapBufferConfig
@@ -38,15 +39,20 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
     if isinstance(config, MmapBufferConfig):
         with tempfile.TemporaryDirectory(prefix="rlox-replay-") as folder:
             # Without an older part there is no table of its blocks either, and all that is left are the rows.
-            mini = make_buffer(replace(config, size=least, hot_size=least, folder=folder), spec, n_envs, gamma)
+            mini: Any = make_buffer(replace(config, size=least, hot_size=least, folder=folder), spec, n_envs, gamma)
             row = mini.ram_budget // least
             mini.close()
         hot = config.n_hot * row
         return Footprint(hot, min(n_pushed, config.n_hot) * row, max(0, min(n_pushed, config.size) * row - hot), row)
     if not hasattr(buffer_class(config.name), "nbytes"):
         return None
+
+    def nbytes(size: int) -> int:
+        memory: Any = make_buffer(replace(config, size=size), spec, n_envs, gamma)
+        return memory.nbytes
+
     try:
-        small, large = (make_buffer(replace(config, size=n), spec, n_envs, gamma).nbytes for n in (least, 2 * least))
+        small, large = nbytes(least), nbytes(2 * least)
     except ValueError:
         return None  # a configuration from outside, whose rules forbid so small a memory
     reserved = small + (large - small) * (config.size - least) // least

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,14 @@ from rlox.config import shown
 from rlox.envs import env_name
 from rlox.envs.failures import blame
 
+_Answer = TypeVar("_Answer")
+
 SECTIONS = ("evaluate", "log", "checkpoint")  # of callbacks' time; what is none of them is "other"
+
+
+def _hook(method: Callable[..., _Answer]) -> Callable[..., _Answer]:
+    """For type checkers: an override may name those of the keyword arguments that it takes."""
+    return method
 
 
 class Callback:
@@ -55,38 +62,47 @@ class Callback:
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned. Called before `on_training_start`."""
 
+    @_hook
     def on_training_start(self, **info: Any) -> bool | None:
         """Before the first rollout. info: algorithm. Return False to train nothing."""
 
+    @_hook
     def on_rollout_end(self, **info: Any) -> None:
         """After each rollout, or each round of off-policy collection, before the update. info: algorithm, batch (what
         was collected: `rlox.nn.batch.RolloutBatch` or `rlox.training.loops.Episodes`)."""
 
+    @_hook
     def on_step(self, **info: Any) -> bool:
         """After each update; off-policy, where these are many, a hundred times in a training and every 1,000 steps in a
         long one; offline likewise. info: step (environment steps so far; offline: updates), reward (mean return of the
         last 100 episodes, NaN before the first), metrics (dict of float), algorithm. Return False to stop training."""
         return True
 
+    @_hook
     def on_evaluation_start(self, **info: Any) -> None:
         """When an evaluation begins beside training (see `EvalCallback`), which goes on. info: step, algorithm."""
 
+    @_hook
     def on_evaluation(self, **info: Any) -> None:
         """After each evaluation. info: step, evaluation (`rlox.collectors.evaluation.Evaluation`), algorithm.
 
         Beside training the algorithm may be some updates further than `step`.
         """
 
+    @_hook
     def on_checkpoint(self, **info: Any) -> None:
         """After a checkpoint is safely on disk. info: step, kind ("last" or "best"), path, algorithm."""
 
+    @_hook
     def on_collection_error(self, **info: Any) -> None:
         """When an environment raised while experience was gathered, before training ends. info: algorithm, error."""
 
+    @_hook
     def on_training_error(self, **info: Any) -> None:
         """When an exception (no interrupt) has ended the training, in place of `on_training_end`. info: algorithm,
         error."""
 
+    @_hook
     def on_training_end(self, **info: Any) -> None:
         """After the last update, also when a callback stopped training; not after an exception. info: algorithm."""
 
@@ -201,7 +217,7 @@ class CallbackList(Callback):
                 raise
             finally:
                 took = time.perf_counter() - started
-                self.seconds[callback.section] += took - self._inner
+                self.seconds[callback.section] += took - self._inner  # type: ignore[assignment]  # of seconds, not whole
                 self._inner = outer + took
         return answers
 

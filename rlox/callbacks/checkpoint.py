@@ -116,14 +116,15 @@ class CheckpointCallback(Callback):
 
     def on_evaluation(self, *, evaluation, step: int | None = None, algorithm=None, **info: Any) -> None:
         algorithm = _algorithm(self, algorithm, **info)
-        write, states = self._copies.pop(step, (None, {}))
+        copied = None if step is None else self._copies.pop(step, None)
         summary = evaluation.summary()
         if self.best < summary["mean_return"] < math.inf:
             self.best = summary["mean_return"]
             kept = {**summary, "seed": evaluation.seed, "deterministic": evaluation.deterministic}
-            if write is None:
+            if step is None or copied is None:
                 self._save(algorithm, "best", evaluation=kept)
                 return
+            write, states = copied
             # As of that step, but for those that the evaluation itself changes.
             now, named = algorithm.callbacks.state(), algorithm.callbacks.by_name()
             scored = [name for name, callback in named.items() if isinstance(callback, (EvalCallback, type(self)))]

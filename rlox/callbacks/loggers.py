@@ -74,8 +74,8 @@ class LoggerCallback(Callback):
             return
         _, began, _ = self._held.popleft()
         self._log_held(step, found, began)
-        while self._held and self._held[0][2] is not None:
-            then, at, metrics = self._held.popleft()
+        while self._held and (metrics := self._held[0][2]) is not None:
+            then, at, _ = self._held.popleft()
             self._log_held(then, metrics, at)
 
     def _log_held(self, step: int, metrics: dict[str, float], at: float) -> None:

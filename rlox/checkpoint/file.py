@@ -82,7 +82,7 @@ def _digest(header: str, flat: dict[str, np.ndarray]) -> str:
     for name in sorted(flat):
         array = flat[name]
         digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-        digest.update(memoryview(array).cast("B") if array.size else b"")
+        digest.update(array.data.cast("B") if array.size else b"")
     return digest.hexdigest()
 
 
@@ -143,7 +143,7 @@ def save_checkpoint(path: str | os.PathLike, checkpoint: Checkpoint, **header: A
         with open(partial, "wb") as file:
             file.write(len(head).to_bytes(8, "little") + head)
             for _, array in ordered:
-                file.write(memoryview(array).cast("B") if array.size else b"")
+                file.write(array.data.cast("B") if array.size else b"")
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -229,7 +229,7 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS) 
         section, _, rest = name.partition("/")
         tensors.setdefault(section, {})[rest] = array
     found = {section: sorted(arrays) for section, arrays in tensors.items() if arrays}
-    sections = header.get("sections")
+    sections: Any = header.get("sections")
     if not _is_object(sections) or {name: x for name, x in sections.items() if x} != found:
         raise ValueError(f"load_checkpoint: {path} is damaged: sections in its header must be those of its tensors")
     tensors |= {section: {} for section in sections if section not in tensors}

@@ -97,19 +97,22 @@ class _Collector:
         self.device = device
         self.rng = Rng(seed, Stream.ACTION)
         self._name = env_name(env_id)
-        # (N, *obs_shape), where the next step starts, as the environment says it.
-        self._raw: np.ndarray | None = None
+        # (N, *obs_shape), where the next step starts, as the environment says it; None before the first.
+        self._raw: Any = None
         self._lost: str | None = None  # why a checkpoint's episodes did not go on here, though such ones can
         self.env_steps = 0  # over all environments together; a training sets it to its own count
 
     def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
+        reward_fn = self.reward_fn
+        if reward_fn is None:
+            return raw
         obs, actions = obs.view(), actions.view()
         # What is learned from must not be changed under way.
         obs.flags.writeable = actions.flags.writeable = False
         try:
-            shaped = np.asarray(self.reward_fn(obs, actions, raw))
+            shaped = np.asarray(reward_fn(obs, actions, raw))
         except Exception as e:
-            blame(e, f"reward_fn {reward_name(self.reward_fn)} on {self._name}")
+            blame(e, f"reward_fn {reward_name(reward_fn)} on {self._name}")
             raise
         if shaped.dtype.kind not in "fiub":
             raise TypeError(f"{self._where}: reward_fn must return numbers, got an array of dtype {shaped.dtype}")

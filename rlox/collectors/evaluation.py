@@ -64,7 +64,7 @@ def torch_threads(n: int) -> Iterator[None]:
     One is the default for training: a network this small gains nothing from a second thread and loses severalfold as
     soon as the other core is busy.
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     before = torch.get_num_threads() if torch is not None else n
     if n in (0, before):
         yield
@@ -279,7 +279,7 @@ def _play_gym(
             over = False
             while not over:
                 # A copy, whose rows the policy may keep; an environment may use its array again.
-                obs = np.array(adapter.row(raw), spec.obs_dtype, order="C")[None]
+                obs: np.ndarray = np.array(adapter.row(raw), spec.obs_dtype, order="C")[None]
                 if not all_finite(obs):
                     at = spec.part(int(np.argmin(np.isfinite(obs).ravel())))
                     raise FloatingPointError(

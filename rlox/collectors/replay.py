@@ -160,7 +160,7 @@ class ReplayCollector(_Collector):
 
     def position(self) -> str | None:
         """A digest of where the environments are; None before they have started."""
-        return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()
+        return None if self._raw is None else hashlib.sha256(np.ascontiguousarray(self._raw)).hexdigest()  # type: ignore[arg-type]
 
     def observe(self) -> np.ndarray:
         """Where the environments are, ``(N, *obs_shape)``; they start when this is first asked for. Not a copy."""

@@ -40,7 +40,7 @@ class _NativeRollout:
     def place(self, column: np.ndarray) -> np.ndarray:
         return column
 
-    def judge(self, seen: np.ndarray, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+    def judge(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
         net = self.policy.net
         return seen, actions, *net.log_probs(seen, actions), net.values(after)
 
@@ -122,7 +122,6 @@ class RolloutCollector(_Collector):
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
         native = isinstance(policy, NativePolicy)
-        normalize_obs = normalizer is not None and normalizer.obs
         stacked = spec.n_stacked > 1
         # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
         kept = 2 if stacked else n_steps + 1
@@ -146,18 +145,19 @@ class RolloutCollector(_Collector):
                 self._refuse_numbers("observations", self._raw, self.env_steps)
             if normalizer is not None:
                 normalizer.update(self._raw)
-        obs[0] = normalizer.normalize(self._raw) if normalize_obs else self._raw
+        obs[0] = self._raw if normalizer is None or not normalizer.obs else normalizer.normalize(self._raw)
         frames = _FrameStore(n_steps, obs[0], spec.n_stacked) if stacked else None
         results = (rewards, terminated, truncated, episode_return, episode_length)
         compiled = self.reward_fn is None or isinstance(self.reward_fn, NativeReward)
-        if native and self.native and compiled and normalizer is None:
+        if isinstance(acting, _NativeRollout) and self.native and compiled and normalizer is None:
             try:
-                limits, reached = policy.net.rollout(self.env.stepper(), n_steps, acting.noise, obs, actions, *results)
+                net, noise = acting.policy.net, acting.noise
+                limits, reached = net.rollout(self.env.stepper(), n_steps, noise, obs, actions, *results)
             except BaseException:
                 self._raw = self.env.observe()  # stopped in the middle, the environments have moved on
                 raise
             self._raw = obs[n_steps].copy()
-            if self.reward_fn is not None:
+            if isinstance(self.reward_fn, NativeReward):
                 for t in range(n_steps):
                     self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
         else:
@@ -173,7 +173,7 @@ class RolloutCollector(_Collector):
         seen, flat_actions, log_probs, values, after_values = columns
         next_values = np.zeros((n_steps, n), np.float32)
         next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
-        values_np = values if native else values.cpu().numpy()
+        values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
         advantages, returns = compute_gae_batched_f32(
             rewards_f32,
             values_np.reshape(n_steps, n),
@@ -290,7 +290,7 @@ class RolloutCollector(_Collector):
                         which = np.flatnonzero(truncated[t])
                         states = final_obs[which]
                         limits.append(np.stack([np.full_like(which, t), which], 1))
-                        reached.append(normalizer.normalize(states) if normalize_obs else states)
+                        reached.append(normalizer.normalize(states) if normalize_obs else states)  # type: ignore[union-attr]
         except (RuntimeError, ValueError) as e:
             # Such observations make such actions.
             if normalizer is None:

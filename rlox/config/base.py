@@ -114,10 +114,11 @@ def integer(where: str, name: str, value: Any, least: int, most: int = 2**63 - 1
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{where}: {name} must be an integer, got {shown(value)}")
-    if not least <= value <= most:
-        bounds = f"be >= {least}" if value < least else f"be at most {most}"
+    number = int(value)
+    if not least <= number <= most:
+        bounds = f"be >= {least}" if number < least else f"be at most {most}"
         raise ValueError(f"{where}: {name} must {bounds}, got {shown(value)}")
-    return int(value)
+    return number
 
 
 def choice(where: str, name: str, value: Any, choices: Sequence[str]) -> str:

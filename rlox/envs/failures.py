@@ -68,7 +68,7 @@ def add_note(e: BaseException, note: str) -> None:
     if sys.version_info >= (3, 11):
         e.add_note(note)
     else:
-        e.__notes__ = [*getattr(e, "__notes__", []), note]
+        e.__notes__ = [*getattr(e, "__notes__", []), note]  # type: ignore[attr-defined]
 
 
 def frames_of(trace: TracebackType | None) -> list[Frame]:
@@ -183,9 +183,9 @@ def blame_env(
             answer = bare.reset(seed=None) if hook == "reset" else bare.step(action)
     what_and_when = f"{what} {when}".strip()
     if isinstance(e, SystemExit):
-        error = RuntimeError(f"{where}: it must not end the process, got {e!r}")
-        blame(error, what_and_when)
-        raise error from e
+        ended = RuntimeError(f"{where}: it must not end the process, got {e!r}")
+        blame(ended, what_and_when)
+        raise ended from e
     if answer is UNANSWERED:
         blame(e, what_and_when)
         return
@@ -198,7 +198,7 @@ def blame_env(
 
 def _place(env: Any, hook: str) -> str:
     """Where the innermost environment defines ``reset`` or ``step``; empty where nothing says so."""
-    method = getattr(type(env.unwrapped), hook, None)
+    method: Any = getattr(type(env.unwrapped), hook, None)
     try:
         return f" at {inspect.getsourcefile(method)}, line {inspect.getsourcelines(method)[1]}"
     except (OSError, TypeError):

@@ -205,7 +205,8 @@ def _wrapper_class(name: str) -> Callable[..., Any]:
             )
         return getattr(wrappers, name)
     try:
-        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        found: Any = importlib.import_module(module)
+        return functools.reduce(getattr, attribute.split("."), found)
     except ImportError as e:
         raise ImportError(f"make_gym_env: wrapper {name!r} cannot be imported: {e}") from e
     except AttributeError as e:

@@ -210,6 +210,12 @@ class ForeignVecEnv:
     spec: EnvSpec
     why_not: str | None
     _stacks: list[list[str]]
+    # What each kind does itself; the two for states where `why_not` is None.
+    _reset: Callable[[list[int | None], np.ndarray], None]
+    _step: Callable[[np.ndarray, dict[str, np.ndarray]], None]
+    _get_state: Callable[[], tuple[list[Any], bytes] | None]
+    _set_state: Callable[[list[Any]], None]
+    _close: Callable[[], None]
 
     def __init__(self, env_id: Any, n_envs: int, seed: int):
         if n_envs < 1:
@@ -268,7 +274,7 @@ class ForeignVecEnv:
         seeds: list[int | None] = [None] * self.n_envs
         if seed is not None or not self._started:
             seeds = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs).tolist()
-        obs = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+        obs: np.ndarray = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
         self._at_rest = False
         self._reset(seeds, obs)
         self._started = self._at_rest = True
@@ -387,7 +393,7 @@ class GymVecEnv(ForeignVecEnv):
 
     def __init__(
         self,
-        env_id: str | Callable[..., Any],
+        env_id: Any,
         n_envs: int = 1,
         seed: int = 0,
         kwargs: dict[str, Any] | None = None,

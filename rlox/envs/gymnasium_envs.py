@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -38,9 +37,8 @@ _BOUNDS: dict[str, tuple[list[float], list[float]]] = {
 
 def native_spaces(env_id: str, spec: EnvSpec) -> tuple[spaces.Box, spaces.Space]:
     """gymnasium's spaces of one environment: observations and actions."""
-    low, high = _BOUNDS.get(env_id, (-math.inf, math.inf))
-    shape = spec.obs_shape
-    low, high = (np.broadcast_to(np.float32(bound), shape).copy() for bound in (low, high))
+    bounds = _BOUNDS.get(env_id, (-math.inf, math.inf))
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), spec.obs_shape).copy() for bound in bounds)
     observed = spaces.Box(low, high, dtype=np.float32)
     if spec.discrete:
         return observed, spaces.Discrete(spec.n_actions)
@@ -105,7 +103,10 @@ class NativeVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | list[int | None] | tuple[int | None, ...] | np.ndarray | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode everywhere, or where ``options["reset_mask"]``, (N,) bool, says so.
 
@@ -129,7 +130,7 @@ class NativeVectorEnv(VectorEnv):
             For seeds out of range, a list of another length, unknown options, or a mask that is none.
         """
         mask = self._mask(options)
-        before = None if mask is None else self._env.get_state()
+        before = {} if mask is None else self._env.get_state()
         if isinstance(seed, (list, tuple, np.ndarray)):
             self._rekey(list(seed))
             obs = self._env.reset_all()

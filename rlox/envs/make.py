@@ -67,7 +67,7 @@ def make_vec_env(
             )
         from rlox.envs.envpool_env import EnvPoolVecEnv
 
-        return EnvPoolVecEnv(env, n_envs, seed, kwargs)
+        return EnvPoolVecEnv(env, n_envs, seed, kwargs)  # type: ignore[arg-type]  # it says what it does not take
     if backend == "auto" and not (kwargs or wrappers or workers) and is_native(env):
         from rlox.kernels.envs.vec_env import VecEnv
 

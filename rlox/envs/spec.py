@@ -69,7 +69,7 @@ class EnvSpec:
         """Shape of one action: () for Discrete, (K,) for MultiDiscrete, (A,) for Box."""
         if self.n_choices is not None:
             return (len(self.n_choices),)
-        return (self.act_dim,) if self.continuous else ()
+        return () if self.act_dim is None else (self.act_dim,)
 
     @property
     def action_dtype(self) -> type:
@@ -90,7 +90,7 @@ class EnvSpec:
     def to_unit(self, actions: np.ndarray) -> np.ndarray:
         """Continuous actions (B, A) within finite bounds as numbers in [-1, 1]."""
         low, high = self.act_low, self.act_high
-        return (actions - (high + low) / 2) / ((high - low) / 2)
+        return (actions - (high + low) / 2) / ((high - low) / 2)  # type: ignore[operator]  # there where continuous
 
     def random_actions(self, rng: Rng, n: int) -> np.ndarray:
         """`n` uniformly random actions; continuous ones must be bounded."""
@@ -98,7 +98,8 @@ class EnvSpec:
             return rng.integers(self.n_actions, n)
         if self.n_choices is not None:
             return (rng.uniform((n, len(self.n_choices)), dtype=np.float64) * self.n_choices).astype(np.int64)
-        return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))
+        # Continuous: there are bounds.
+        return self.act_low + (self.act_high - self.act_low) * rng.uniform((n, self.act_dim))  # type: ignore[operator]
 
 
 def spec_of(vec) -> EnvSpec:

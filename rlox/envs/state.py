@@ -171,6 +171,11 @@ def _part(layer: Any) -> _Part | None:
     return _PAIR if _takes(getter, 1) and _takes(setter, 2) else None
 
 
+def _parts(layers: list[Any]) -> list[_Part]:
+    """As `_part`, of layers that can all be restored."""
+    return [part for layer in layers if (part := _part(layer)) is not None]
+
+
 def stack_of(env: Any) -> list[str]:
     """Names of the classes that `env` is built of, from outside to inside: a state fits only an equal stack."""
     return [_path(layer) for layer in _layers(env)]
@@ -198,7 +203,8 @@ def get_env_state(env: Any) -> dict[str, Any]:
         bits = generator.bit_generator.state if hasattr(generator, "bit_generator") else {}
         if bits.get("bit_generator") != "PCG64":
             raise UnsavableState(f"the np_random of {type(layers[-1]).__name__} is no PCG64 generator")
-    return {"layers": [_part(layer).get(layer) for layer in layers], "np_random": bits}
+    states = [part.get(layer) for layer, part in zip(layers, _parts(layers), strict=True)]
+    return {"layers": states, "np_random": bits}
 
 
 def set_env_state(env: Any, state: Any) -> None:
@@ -210,11 +216,11 @@ def set_env_state(env: Any, state: Any) -> None:
         If it is no state of such an environment; names what does not fit.
     """
     layers = _layers(env)
-    parts = state.get("layers") if isinstance(state, dict) else None
-    if not isinstance(parts, list) or len(parts) != len(layers):
-        raise ValueError(f"the state of {env} must have {len(layers)} layers, got {repr(parts)[:80]}")
-    for layer, part in zip(layers, parts, strict=True):
-        _part(layer).put(layer, part)
+    states = state.get("layers") if isinstance(state, dict) else None
+    if not isinstance(states, list) or len(states) != len(layers):
+        raise ValueError(f"the state of {env} must have {len(layers)} layers, got {repr(states)[:80]}")
+    for layer, part, saved in zip(layers, _parts(layers), states, strict=True):
+        part.put(layer, saved)
     if state.get("np_random") is not None:
         layers[-1].np_random = _generator(state["np_random"])
 

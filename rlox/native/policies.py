@@ -326,6 +326,7 @@ class NativeBoundedPolicy(NativeActor):
     """
 
     net: NativeSAC | NativeTD3
+    _module: BoundedPolicy
 
     def __init__(self, module: BoundedPolicy):
         self._module = module
@@ -340,7 +341,7 @@ class NativeBoundedPolicy(NativeActor):
         return _acting_bounded, (copy.deepcopy(self._module), np.array(self.net.parameters["policy"]), *self._made_by)
 
     @property
-    def parameters(self) -> dict[str, np.ndarray]:
+    def parameters(self) -> dict[str, np.ndarray]:  # type: ignore[override]
         """Views of the module's, and so of the block."""
         return {name: p.detach().numpy() for name, p in self._module.named_parameters()}
 

@@ -211,7 +211,7 @@ def difference(kernel: str, *objects: object, reread: bool = True) -> str | None
 
 def update_difference(algorithm: object, *objects: object, reread: bool = True) -> str | None:
     """As `difference`, of the kernel by which `algorithm` learns; None where a package outside has written it."""
-    definer = next(cls for cls in type(algorithm).__mro__ if "update_native" in vars(cls))
+    definer: Any = next(cls for cls in type(algorithm).__mro__ if "update_native" in vars(cls))
     if not definer.__module__.startswith("rlox."):
         return None
     return difference(definer.name, algorithm, *objects, reread=reread)
@@ -298,7 +298,7 @@ def _compiled(expression: str) -> CodeType:
     return compile(expression, "<constant>", "eval")
 
 
-def _overridden(one: object, listed: dict[str, list[str]]) -> str | None:
+def _overridden(one: object, listed: dict[str, frozenset[str]]) -> str | None:
     """The method of `one` that is not the listed one of a class above it."""
     kind, replaced = type(one), vars(one)
     for cls in kind.__mro__:
@@ -347,7 +347,7 @@ def _all_listed() -> dict[str, frozenset[str]]:
 
 def present() -> dict[str, str]:
     """The fingerprints of all that is listed as the files have it now, sorted: what `COMPARED` is to hold."""
-    found = {}
+    found: dict[str, str] = {}
     for module, entries in _all_listed().items():
         fingerprints = _file(module).fingerprints
         if lost := sorted(entries - fingerprints.keys()):
@@ -475,7 +475,8 @@ def _parsed(module: str, content: bytes) -> tuple[dict[str, str], str]:
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             for last, part, expression in _defined(node):
-                name, uses = prefix + last, {}
+                name = prefix + last
+                uses: dict[str, str] = {}
                 if _within(name, entries):
                     text = repr(_canonical(part, names, uses))
                     fingerprints[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -548,7 +549,7 @@ def _joined(node: ast.JoinedStr, names: dict[str, str], uses: dict[str, str]) ->
     parts: list[Any] = []
     for value in node.values:
         if isinstance(value, ast.Constant) and parts and isinstance(parts[-1], str):
-            parts[-1] += value.value
+            parts[-1] += str(value.value)
         elif isinstance(value, ast.Constant):
             parts.append(value.value)
         else:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rlox.native.obstacles import ModuleWatch
 from rlox.native.optimizer import NativeAdam, NativeOptimizer
 from rlox.native.policies import NativeActor
-
-if TYPE_CHECKING:
-    pass
 
 
 class Watch:
@@ -36,7 +33,7 @@ class Watch:
         self._next_look = self._next_difference = 0.0
         self._owner = type(owner).__name__
         self._attributes = vars(owner)
-        self._held = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
+        self._held: dict[str, Any] = {name: value for name, value in vars(owner).items() if isinstance(value, kinds)}
         self._modules = [
             ModuleWatch(name.lstrip("_").replace("_", " "), value)
             for name, value in self._held.items()

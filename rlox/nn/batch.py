@@ -212,7 +212,7 @@ class TransitionBatch(_Columns):
         """
         n = len(rows["rewards"])
 
-        def column(values: np.ndarray, dtype: type = np.float32, shape: tuple[int, ...] = (), n: int = n) -> Any:
+        def column(values: np.ndarray, dtype: Any = np.float32, shape: tuple[int, ...] = (), n: int = n) -> Any:
             found = np.asarray(values, dtype).reshape(n, *shape)
             if device == "cpu":
                 return found

@@ -33,7 +33,8 @@ def init_layer_(layer: nn.Linear | nn.Conv2d, gain: float, orthogonal: bool, rng
 
     A convolution's kernel counts as the matrix (channels out, channels in * height * width).
     """
-    return _set_(layer, *layer_weights(*layer.weight.flatten(1).shape, gain, orthogonal, rng))
+    rows, cols = layer.weight.flatten(1).shape
+    return _set_(layer, *layer_weights(rows, cols, gain, orthogonal, rng))
 
 
 def mlp(
@@ -67,7 +68,7 @@ def hidden_widths(hidden: int | Sequence[int]) -> list[int]:
     return [hidden, hidden] if isinstance(hidden, int) else list(hidden)
 
 
-def nature_cnn(shape: tuple[int, int, int], orthogonal: bool, rng: Rng) -> tuple[nn.Sequential, int]:
+def nature_cnn(shape: tuple[int, ...], orthogonal: bool, rng: Rng) -> tuple[nn.Sequential, int]:
     """The convolutional network of Mnih et al. 2015 (doi:10.1038/nature14236) for images (C, H, W), and its 512
     features.
 
@@ -202,7 +203,7 @@ class DiscreteQNetwork(nn.Module):
         n_inputs = obs_dim
         if not isinstance(obs_dim, int):
             self.body, n_inputs = nature_cnn(tuple(obs_dim), False, rng)
-        widths = [n_inputs, *widths]
+        widths = [n_inputs, *widths]  # type: ignore[list-item]  # a number by now
         self.trunk = nn.Sequential()
         if dueling and len(widths) > 2:
             shared = mlp(widths[:-1], activation, orthogonal=False, rng=rng)

@@ -94,8 +94,9 @@ class ActorCritic(Actor):
         n_inputs = obs_dim
         if not isinstance(obs_dim, int):
             self.body, n_inputs = nature_cnn(tuple(obs_dim), ortho_init, rng)
-        self.actor = mlp([n_inputs, *widths, n_outputs], activation, 0.01, ortho_init, rng)
-        self.critic = mlp([n_inputs, *widths, 1], activation, 1.0, ortho_init, rng)
+        # n_inputs is a number by now.
+        self.actor = mlp([n_inputs, *widths, n_outputs], activation, 0.01, ortho_init, rng)  # type: ignore[list-item]
+        self.critic = mlp([n_inputs, *widths, 1], activation, 1.0, ortho_init, rng)  # type: ignore[list-item]
 
     def features(self, obs: torch.Tensor) -> torch.Tensor:
         """What both heads read: the observation itself, or the body's features of an image."""

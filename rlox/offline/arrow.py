@@ -94,7 +94,7 @@ class ArrowWriter:
     def write(self, block: Block) -> None:
         """Add rows: the six columns, checked, with the dtypes and shapes of the first block."""
         for name, file in self._files.items():
-            file.write(memoryview(np.ascontiguousarray(block[name]).reshape(-1)).cast("B"))
+            file.write(np.ascontiguousarray(block[name]).reshape(-1).data.cast("B"))
         self._like = self._like or {name: column[:0] for name, column in block.items()}
         self.n += len(block["rewards"])
 
@@ -120,8 +120,8 @@ class ArrowWriter:
         partial = self._folder / self.path.name
         with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(pa.record_batch(arrays, schema=schema))
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(partial, self.path)
 
 

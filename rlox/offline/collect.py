@@ -140,7 +140,9 @@ def collect(
             raise ValueError(f"collect: n_steps must give {behaviour.name} a step, got {n_steps}")
     seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**62, len(behaviours))
     with ArrowWriter(path) as writer:
-        rows, told, n_cut = None, [], 0
+        rows: Any = None  # made with the first environment
+        told: list[dict[str, Any]] = []
+        n_cut = 0
         for behaviour, count, own_seed in zip(behaviours, counts, seeds, strict=True):
             side_by_side = min(n_envs, count)
             vec = make_vec_env(
@@ -193,7 +195,7 @@ def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
         return {"deterministic": False}
     from rlox.nn.policies import DeterministicPolicy
 
-    c = getattr(algorithm, "config", None)
+    c: Any = getattr(algorithm, "config", None)
     noise = 0.0 if deterministic else getattr(c, "exploration_noise", 0.0)
     if noise:
         return {"deterministic": False, "exploration_noise": noise, "noise_correlation": c.noise_correlation}
@@ -355,7 +357,8 @@ def write_replay(
                 obs, after = rows_of["obs"], rows_of["next_obs"]
                 # Memories of rlox 0.6.0 have no seams; an observation that does not follow on shows one too.
                 parts = [0, *(np.flatnonzero(_differ(after[:-1], obs[1:])) + 1), len(obs)]
-                if reached[env] is not None and len(obs) and _differ(reached[env], obs[:1])[0]:
+                before = reached[env]
+                if before is not None and len(obs) and _differ(before, obs[:1])[0]:
                     episodes.cut(env)
                 for at, end in pairwise(parts):
                     if at:

@@ -268,8 +268,8 @@ def require_fit(dataset: OfflineDataset, spec: EnvSpec, where: str) -> None:
         if n_actions is not None or act_dim != spec.act_dim:
             got = f"{act_dim} floats" if n_actions is None else f"{n_actions} discrete actions"
             raise ValueError(f"{name} must have {spec.describe_actions()}, as the environment, got {got}")
-        bounds = {"act_low": spec.act_low.ravel().tolist(), "act_high": spec.act_high.ravel().tolist()}
-        if hasattr(dataset, "get_state") and any(known.get(key) != bound for key, bound in bounds.items()):
+        low, high = spec.act_low.ravel().tolist(), spec.act_high.ravel().tolist()
+        if hasattr(dataset, "get_state") and (known.get("act_low") != low or known.get("act_high") != high):
             actions = dataset.get_state()["actions"]
             for start in range(0, len(actions), _ROWS):
-                check_bounds(actions[start : start + _ROWS], *bounds.values(), name, start)
+                check_bounds(actions[start : start + _ROWS], low, high, name, start)

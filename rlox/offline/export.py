@@ -90,9 +90,10 @@ def _blocks(columns: Block, integers: bool) -> Iterator[Block]:
 
 
 def _to_npz(columns: Block, integers: bool, text: str, path: Path) -> None:
+    arrays: dict[str, Any] = {**columns, NPZ_METADATA: np.array(text)}
     if integers:
-        columns = {**columns, "actions": columns["actions"].astype(np.int64)}
-    np.savez(path, **columns, **{NPZ_METADATA: np.array(text)})
+        arrays["actions"] = columns["actions"].astype(np.int64)
+    np.savez(path, **arrays)
 
 
 def _to_hdf5(columns: Block, integers: bool, text: str, path: Path) -> None:
@@ -155,7 +156,7 @@ def _to_minari(columns: Block, n_actions: int | None, known: dict[str, Any], nam
 
     def episodes() -> Iterator[EpisodeBuffer]:
         start = 0
-        for stop in ends:
+        for stop in ends.tolist():
             part = slice(start, stop)
             actions = columns["actions"][part]
             yield EpisodeBuffer(

@@ -50,7 +50,7 @@ def identity(dataset: OfflineDataset) -> dict[str, Any]:
     digest = hashlib.sha256()
     for name in sorted(rows):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(rows[name]))
+        digest.update(np.ascontiguousarray(rows[name]).data)
     return {"rows": len(dataset) if hasattr(dataset, "__len__") else None, "digest": digest.hexdigest()[:16]}
 
 

@@ -200,7 +200,7 @@ class Rows:
             self._refuse(name, f"have rows of shape {shape}", column.shape[1:], 0)
         if name not in ("obs", "next_obs", "actions") and shape:
             self._refuse(name, "have one number in each row", f"shape {shape}", 0)
-        dtype = np.dtype(np.float32)
+        dtype: np.dtype = np.dtype(np.float32)
         if name in ("obs", "next_obs") and column.dtype == np.uint8:
             dtype = column.dtype
         elif name == "actions" and column.dtype.kind in "biu" and self._bounds is None:

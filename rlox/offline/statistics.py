@@ -44,7 +44,7 @@ class DatasetStatistics:
 
     def state(self) -> dict[str, np.ndarray]:
         """``obs_mean`` and ``obs_std``; empty where observations stay as they are."""
-        return {} if self.mean is None else {"obs_mean": self.mean, "obs_std": self.std}
+        return {} if self.mean is None or self.std is None else {"obs_mean": self.mean, "obs_std": self.std}
 
     def set_state(self, saved: Mapping[str, np.ndarray], returns: bool = True) -> None:
         """Take up what `state` returned.

@@ -240,14 +240,14 @@ def sync(run: str | Path, progress: Progress | None = None, wait_lock: bool = Tr
             continue
         follower = _Follower(run, name, store, progress)
         asked = time.time()
-        while (report := follower.look()) is None:
+        while (found := follower.look()) is None:
             state = stores.read_state(run, name)
             failed = state.error is not None and state.updated > asked
             if is_alive(run) and (failed or (state.error is None and state.offset >= target)):
-                report = _report(run, name)
+                found = _report(run, name)
                 break
             time.sleep(0.05)
-        reports[name] = report
+        reports[name] = found
     return reports
 
 

@@ -101,7 +101,8 @@ class MlflowMirror:
             self.database.parent.mkdir(parents=True, exist_ok=True)
         if self.database is not None and mlflow_sqlite.serves(self.database):
             self.client: Any = mlflow_sqlite.SqliteStore(self.database)
-            self.metric, self.param = mlflow_sqlite.Metric, mlflow_sqlite.Param
+            self.metric: Any = mlflow_sqlite.Metric
+            self.param: Any = mlflow_sqlite.Param
         else:
             self.client, self.metric, self.param = _client(self.uri, self.database is not None)
         self._experiments: dict[str, str] = {}

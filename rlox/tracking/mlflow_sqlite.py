@@ -39,7 +39,8 @@ def installed_revision() -> str | None:
     found = find_spec("mlflow")
     if found is None or not found.submodule_search_locations:
         return None
-    revisions, replaced = set(), set()
+    revisions: set[str] = set()
+    replaced: set[str] = set()
     for folder in found.submodule_search_locations:
         for path in Path(folder, "store", "db_migrations", "versions").glob("*.py"):
             for kind, value in _REVISION.findall(path.read_text(encoding="utf-8")):
@@ -140,8 +141,9 @@ class SqliteStore:
         found = self._rows(f"SELECT {columns} FROM experiments WHERE name = ? AND workspace = ?", name, _DEFAULT)
         if not found:
             return None
-        tags = self._rows("SELECT key, value FROM experiment_tags WHERE experiment_id = ?", found[0][0])
-        return Experiment(str(found[0][0]), *found[0][1:], tags=dict(tags))
+        number, stage, location = found[0]
+        tags = self._rows("SELECT key, value FROM experiment_tags WHERE experiment_id = ?", number)
+        return Experiment(str(number), stage, location, tags=dict(tags))
 
     def create_experiment(self, name: str, artifact_location: str) -> str:
         """Returns the id."""
@@ -169,8 +171,8 @@ class SqliteStore:
         )  # fmt: skip
         if not found:
             return None
-        params = dict(self._rows("SELECT key, value FROM params WHERE run_uuid = ?", found[0][0]))
-        return _run(*found[0], params)
+        run, status = found[0]
+        return _run(run, status, dict(self._rows("SELECT key, value FROM params WHERE run_uuid = ?", run)))
 
     def create_run(self, experiment_id: str, start_time: int, run_name: str, tags: Mapping[str, str]) -> Any:
         """A new run, as `find_run` returns it."""
@@ -203,7 +205,8 @@ class SqliteStore:
 
     def log_batch(self, run_id: str, metrics: Iterable[Metric] = (), params: Iterable[Param] = ()) -> None:
         """Add metrics, those that are there already excepted, and new params."""
-        rows, latest = [], {}
+        rows: list[tuple[Any, ...]] = []
+        latest: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}  # by key, by what it is ordered, and its row
         for metric in metrics:
             is_nan = math.isnan(metric.value)
             largest = sys.float_info.max

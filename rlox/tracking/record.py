@@ -116,8 +116,7 @@ class Ledger:
 
     def __init__(self, folder: str | Path):
         self.path = Path(folder) / FILE
-        self.run_id: str | None = None
-        self.started: float | None = None  # time of the first row, seconds
+        self._first: dict[str, Any] | None = None  # the first segment's start row
         self.seen = 0  # bytes read so far
         self.segment = 0
         self.durable = 0  # step of the last segment's newest `last` checkpoint
@@ -130,8 +129,7 @@ class Ledger:
         for row, end in read_rows(self.path, self.seen):
             event = row.get("event")
             if event == "start":
-                if self.run_id is None:
-                    self.run_id, self.started = row["run_id"], row["time"]
+                self._first = self._first or row
                 self.segment, self.durable, self.end = row["segment"], row["step"], None
                 self.starts[self.segment] = row
             elif event == "checkpoint":
@@ -144,6 +142,24 @@ class Ledger:
                 line = json.dumps(row).encode()
                 raise _corrupt(self.path, self.seen, "follow its segment's start row", line)
             self.seen = end
+
+    @property
+    def run_id(self) -> str:
+        """A ValueError where nothing was recorded."""
+        return self._begun()["run_id"]
+
+    @property
+    def started(self) -> float:
+        """Time of the first row, seconds; a ValueError where there is none."""
+        return self._begun()["time"]
+
+    def _begun(self) -> dict[str, Any]:
+        if self._first is None:
+            raise ValueError(
+                f"rlox.tracking: {self.path} must begin with a start row, got none; its trainer ended before it "
+                "recorded anything: delete the run folder"
+            )
+        return self._first
 
     @property
     def ended_cleanly(self) -> bool:
@@ -227,14 +243,14 @@ class Record:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path = self._folder / FILE
-        self._lock = lock.acquire(self._folder / LOCK)
-        if self._lock is None:
+        held = lock.acquire(self._folder / LOCK)
+        if held is None:
             pid = (self._folder / LOCK).read_text().strip()
             raise RuntimeError(
                 f"Record: folder must have no other living trainer, got {self._folder} held by "
                 f"process {pid}; wait for it, stop it or choose another folder"
             )
-        self._file = -1
+        self._lock, self._file = held, -1
         try:
             if verify is not None:
                 verify()
@@ -373,7 +389,7 @@ class Record:
     def _write(self, event: str | None, step: int, fields: Mapping[str, Any], time: float | None = None) -> None:
         if self._file < 0:
             raise ValueError(f"Record: {self._path} must be open, got a closed record")
-        row = {
+        row: dict[str, Any] = {
             "segment": self._segment,
             "step": int(step),
             "time": round(clock.time() if time is None else float(time), 3),
@@ -396,7 +412,7 @@ class Record:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(
                 e.errno,
-                f"Record: the disk must have room for the next row, got {os.strerror(e.errno)!r}; "
+                f"Record: the disk must have room for the next row, got {e.strerror!r}; "
                 f"free some space, then resume the run",
                 str(self._path),
             ) from e

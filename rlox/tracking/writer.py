@@ -65,11 +65,12 @@ class Job:
         self.run, self.name = run, name
         self.state = stores.read_state(run, name)
         self.config = stores.read_config(run)
-        self.settings = (self.config.get("logger") or {}).get(name)
-        if self.settings is None:
+        settings = (self.config.get("logger") or {}).get(name)
+        if settings is None:
             raise ValueError(
                 f"rlox.tracking: {run / 'config.yaml'} must have logger.{name}, got none; restore the file"
             )
+        self.settings: dict[str, Any] = settings
         self.ledger = Ledger(run)
         self._session: Any = None
         self._next_try = 0.0
@@ -85,6 +86,8 @@ class Job:
         try:
             before = self.ledger.seen
             self.ledger.scan()
+            if alive and not self.ledger.seen:
+                return "idle"
             if self._session is None:
                 self._session = logger.mirror(self.settings).open(self)
                 self._save()

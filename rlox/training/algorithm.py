@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rlox.collectors import ReplayCollector, RolloutCollector
     from rlox.collectors.exploration import ActionNoise
     from rlox.collectors.vec_normalize import VecNormalize
     from rlox.nn.optimizers import FlatOptimizer
@@ -98,7 +97,7 @@ class Algorithm:
 
     name: ClassVar[str]
     Config: ClassVar[type[Config]]
-    loop: ClassVar[Callable[[Any], dict[str, float]]]  # of `rlox.training.loops`
+    loop: ClassVar[Callable[..., dict[str, float]]]  # of `rlox.training.loops`
     stream: ClassVar[Stream]  # what `rng` decides
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
     length: ClassVar[str] = "total_timesteps"  # how `train` calls the length of a training
@@ -107,13 +106,14 @@ class Algorithm:
     n_envs: int = 1
     env_workers: int = 0
     env_backend: str = "auto"
-    collector: RolloutCollector | ReplayCollector | None = None
+    collector: Any = None
     normalizer: VecNormalize | DatasetStatistics | None = None
     optimizer: FlatOptimizer | NativeOptimizer | NativeAdam
-    native: NativeActor | None = None  # acts by the kernel, where that also holds the policy's weights
+    native: Any = None  # a NativeActor, where the kernel also holds the policy's weights
     _watch: Watch | None = None
     _trains = False  # whether `train` is running
     _own_policy = False  # whether the policy is the user's, whose weights only the user can place
+    _lost_reward_fn: str | None = None  # of a checkpoint, the name of the reward_fn that was not given again
     _saved_shapes: frozenset[tuple[int, ...]] | None = None  # (n_out, n_in) of the weights that are to be restored
 
     def __init__(
@@ -152,7 +152,7 @@ class Algorithm:
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that says whether there is one
         self.optimizers: list[FlatOptimizer | NativeAdam] = []
 
-    def _configured(self, where: str, values: dict[str, Any]) -> Config:
+    def _configured(self, where: str, values: dict[str, Any]) -> Any:
         """The configuration: what was given as ``config``, or one of single hyper-parameters."""
         given = values.pop("config", None)
         if given is None:
@@ -236,7 +236,8 @@ class Algorithm:
             self.native.use(kernel, arrays, **sizes, activation=c.activation)
             self.net = self.native.net
         for optimizer in self.optimizers:
-            optimizer.net = self.net
+            if isinstance(optimizer, NativeAdam):
+                optimizer.net = self.net
 
     def compiled(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """`loss` itself, or where `compile` asks for it what PyTorch makes of it, the same at every call."""
@@ -418,7 +419,7 @@ class Algorithm:
     def explored(self, obs: np.ndarray, noise: ActionNoise | None, rng: Rng) -> np.ndarray:
         """Actions (B, …) for observations (B, …) as training takes them: sampled, with the next step's `noise` (of
         `make_noise`, drawn from `rng`) added, and clipped."""
-        actions = self.predict(obs, deterministic=False)
+        actions = cast(np.ndarray, self.predict(obs, deterministic=False))
         return actions if noise is None else self.spec.clip(actions + noise.draw(rng))
 
     def evaluate(
@@ -669,7 +670,7 @@ class Algorithm:
         else:
             load_weights_(self.policy, arrays, what)
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise uncopied(self)
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ class OffPolicyAlgorithm(Algorithm):
                 "registered here; import the package that registers it, or pass from_checkpoint(buffer=...)"
             )
         if self._buffer is None:
-            config = self.buffer_config
+            config: Any = self.buffer_config
             if isinstance(config, MmapBufferConfig) and config.folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
@@ -409,8 +409,8 @@ class OffPolicyAlgorithm(Algorithm):
                 stacklevel=4,
             )
             return exact
-        own = getattr(self.buffer_config, "folder", None)
-        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, own):
+        folder = getattr(self.buffer_config, "folder", None)
+        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, folder):
             warnings.warn(
                 f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
                 RuntimeWarning,

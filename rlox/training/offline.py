@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ class OfflineAlgorithm(Algorithm):
 
     loop = staticmethod(loops.offline)
     stream = Stream.REPLAY
-    actions = ("continuous",)
+    actions: ClassVar[tuple[str, ...]] = ("continuous",)
     length = "n_updates"
 
     config: OfflineConfig
@@ -149,7 +149,7 @@ class OfflineAlgorithm(Algorithm):
         if not (env_id is None or isinstance(env_id, str) or callable(env_id) or hasattr(env_id, "step")):
             raise TypeError(f"{where}: env_id must be an id, a callable or an environment, got {shown(env_id)}")
         self.spec = self._make_spec(obs_dim, act_dim, continuous, act_low, act_high)
-        self.dataset = dataset
+        self.dataset: Any = dataset  # an OfflineDataset; None where a checkpoint is loaded to act
         self._compared: _Compared | None = None
         self.normalizer = self._statistics_of(dataset)
         self._assemble(None, backend, device)
@@ -336,7 +336,7 @@ class OfflineAlgorithm(Algorithm):
         return {"spaces": sizes}, {**super()._own_state()[1], **bounds}
 
     @classmethod
-    def from_checkpoint(
+    def from_checkpoint(  # type: ignore[override]  # the dataset comes first, as in the constructor
         cls,
         path: str | os.PathLike,
         dataset: OfflineDataset | None = None,

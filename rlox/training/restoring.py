@@ -25,7 +25,7 @@ _MOST_NATIVE_ENVS, _MOST_ENVS, _MOST_WORKERS = 65_536, 1_024, 64
 
 
 def with_environments(
-    cls: type,
+    cls: Any,
     checkpoint: Checkpoint,
     path: str | os.PathLike,
     env_id: str | Callable[[], Any] | None,
@@ -95,7 +95,7 @@ def with_environments(
 
 
 def with_dataset(
-    cls: type,
+    cls: Any,
     checkpoint: Checkpoint,
     path: str | os.PathLike,
     dataset: Any,
@@ -148,7 +148,7 @@ def _kind(error: Exception, arguments: dict[str, Any]) -> type[Exception]:
     return TypeError if arguments and isinstance(error, TypeError) else ValueError
 
 
-def require_algorithm(cls: type, header: dict[str, Any], path: str | os.PathLike) -> None:
+def require_algorithm(cls: type[Any], header: dict[str, Any], path: str | os.PathLike) -> None:
     """A ValueError where the header is of another algorithm than `cls`."""
     if header["algorithm"] != cls.name:
         raise ValueError(f"{cls.__name__}.from_checkpoint: {path} must hold {cls.name}, got {header['algorithm']}")

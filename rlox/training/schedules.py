@@ -35,7 +35,7 @@ def follow_schedule(optimizers: Iterable[Any], config: Config, progress: float) 
 def schedule_values(config: Config, progress: float) -> dict[str, float]:
     """The learning rate, and what else in `config` a schedule moves, at `progress`."""
     found = {}
-    for name, kind in _with_schedule(type(config)):
+    for name, kind in _with_schedule(type(config)):  # type: ignore[arg-type]  # a class has a hash
         schedule = getattr(config, kind)
         if schedule != "constant" or name == "learning_rate":
             found[name] = scheduled(getattr(config, name), schedule, progress)

@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.text import Text
 
@@ -146,12 +146,14 @@ class Worker:
             stderr=subprocess.PIPE,
             text=True,
         )
+        pipes = self._process.stdin, self._process.stdout, self._process.stderr
+        self._to, self._from, self._errors = cast(tuple[IO[str], IO[str], IO[str]], pipes)
         self.versions: dict[str, Any] = self._read()["versions"]
 
     def _read(self) -> dict[str, Any]:
-        line = self._process.stdout.readline()
+        line = self._from.readline()
         if not line:
-            said = self._process.stderr.read().strip().splitlines()
+            said = self._errors.read().strip().splitlines()
             raise UsageError(
                 f"{self.system} in {self.python} ended with status {self._process.wait()}"
                 + (f": {said[-1]}" if said else "")
@@ -166,12 +168,12 @@ class Worker:
             "determined": operation.determined,
             "sample_ns": _SAMPLE_NS,
         }
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        self._to.write(json.dumps(request) + "\n")
+        self._to.flush()
         return self._read()
 
     def close(self) -> None:
-        self._process.stdin.close()
+        self._to.close()
         self._process.terminate()
         self._process.wait()
 
@@ -206,7 +208,7 @@ def measure(workers: list[Worker], operation: Operation, size: Size, samples: in
         wanted[one.system] = max(3, min(math.ceil(samples / rounds), int(_SECONDS / per_sample)))
         if answer["check"] is not None:
             checks[one.system] = answer["check"]
-    ours = checks.get("rlox")
+    ours = checks.get("rlox", math.nan)
     for system, theirs in checks.items():
         if system in operation.differs:
             continue
@@ -319,7 +321,7 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
         row[0].set_ylabel("µs per call")
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")
-    handles, labels = {}, None
+    handles: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

@@ -122,8 +122,8 @@ def train(
             take(seed, train_one(config, algo, seed, folder(seed)))
     else:
         _train_beside(config, algo, seeds, folder, jobs, take)
-    runs = {seed: found[seed] for seed in seeds if isinstance(found[seed], Run)}
-    return runs, {seed: found[seed] for seed in seeds if not isinstance(found[seed], Run)}
+    runs = {seed: run for seed in seeds if isinstance(run := found[seed], Run)}
+    return runs, {seed: said for seed in seeds if isinstance(said := found[seed], str)}
 
 
 def _train_beside(

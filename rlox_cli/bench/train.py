@@ -335,7 +335,7 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     pythons = {
         name: python for name, python in find_systems(peer_pythons).items() if name in ("rlox", "sb3", "original")
     }
-    plan = [(case, n) for case in cases for n in ([CASES[case].steps] if CASES[case].steps else steps)]
+    plan = [(case, n) for case in cases for own in [CASES[case].steps] for n in ([own] if own else steps)]
     rows: list[dict[str, Any]] = []
     stopped: KeyboardInterrupt | None = None
     with Parts(len(plan)) as parts:

@@ -6,6 +6,7 @@ Every job is composed and checked here before the first one starts, and before `
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
 import sys
@@ -15,14 +16,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir, initialize_config_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from rlox.config import RunConfig
@@ -148,8 +148,6 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
     ``hydra.sweeper.params`` count as if they were typed. For a search: jobs that meet both ends of every range. For any
     other sweeper: one job, without the swept keys.
     """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
     loader = GlobalHydra.instance().config_loader()
     try:
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
@@ -162,9 +160,25 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         params = master.hydra.sweeper.get("params") or {}
         given = OverridesParser.create(config_loader=loader).parse_overrides([f"{k}={v}" for k, v in params.items()])
         parsed = [*given, *parsed]  # what is typed replaces a preset's
-        return master, [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+        return master, _expanded(parsed)
     except HydraException as e:
         raise UsageError(str(e)) from e
+
+
+def _expanded(parsed: list[Override]) -> list[list[str]]:
+    """Every combination of the swept values, the last key's fastest; of a key that is given twice the last counts."""
+    values: dict[str, list[str]] = {}
+    for item in parsed:
+        key = item.get_key_element()
+        if not item.is_sweep_override():
+            values[key] = [f"{key}={item.get_value_element_as_str()}"]
+        elif item.is_discrete_sweep():
+            values[key] = [f"{key}={value}" for value in item.sweep_string_iterator()]
+        else:
+            raise UsageError(
+                f"{item.input_line} must list its values, as {key}=1,2; ranges are searched by hydra/sweeper=optuna"
+            )
+    return [list(job) for job in itertools.product(*values.values())]
 
 
 def expands(master: DictConfig) -> bool:
@@ -199,15 +213,15 @@ class _Composer:
             if choices not in self._bases:
                 self._bases[choices] = composed(list(choices), self._config_name, where)
             cfg = copy.deepcopy(self._bases[choices])
-            ConfigLoaderImpl._apply_overrides_to_config([item for item in parsed if _sets_value(item)], cfg)
+            for item in filter(_sets_value, parsed):
+                OmegaConf.update(cfg, item.key_or_group, item.value())
         except (HydraException, OmegaConfBaseException, UsageError):
             return composed(overrides, self._config_name, where)  # it says what is wrong
         task = [item for item in parsed if not item.is_hydra_override()]
         cfg.hydra.overrides.task = [item.input_line for item in task]
         form = cfg.hydra.job.config.override_dirname
-        cfg.hydra.job.override_dirname = get_overrides_dirname(
-            overrides=task, kv_sep=form.kv_sep, item_sep=form.item_sep, exclude_keys=form.exclude_keys
-        )
+        named = sorted(item.input_line for item in task if item.key_or_group not in form.exclude_keys)
+        cfg.hydra.job.override_dirname = form.item_sep.join(named).replace("=", form.kv_sep)
         return cfg
 
 

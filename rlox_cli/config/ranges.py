@@ -31,7 +31,6 @@ _SECTIONS = ("algo", "buffer", "env")
 class OptunaConfig(Config):
     """A search for good hyper-parameters by Optuna: rlox train -m hydra/sweeper=optuna …"""
 
-    _target_: str = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # Hydra wants one; it is never made
     n_trials: int = 20  # trials in all, failed ones among them; a study that has some goes on with the rest
     n_jobs: int = 1  # trials that the launcher is given at once
     n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
@@ -161,6 +160,7 @@ class Search:
         path = folder / FILE
         try:
             plain = json.loads(path.read_text())
+            plain["settings"].pop("_target_", None)  # of rlox before 0.8
             settings = OptunaConfig.from_kwargs("settings", **plain["settings"])
             ranges = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in plain["ranges"].items()])
             spaces = [_space(override) for override in ranges]

@@ -62,8 +62,13 @@ def algorithm_name(saved: dict[str, Any], path: Path) -> str:
     """The algorithm's name, taken out of its section; what is read before the types are checked has its type."""
     name = saved["algo"].pop("name", None) if isinstance(saved.get("algo"), dict) else None
     env = saved.get("env")
-    sound = isinstance(env, dict) and isinstance(env.get("id"), str) and isinstance(env.get("kwargs"), dict)
-    sound = sound and isinstance(env.get("wrappers"), list) and isinstance(saved.get("imports"), list)
+    sound = (
+        isinstance(env, dict)
+        and isinstance(env.get("id"), str)
+        and isinstance(env.get("kwargs"), dict)
+        and isinstance(env.get("wrappers"), list)
+        and isinstance(saved.get("imports"), list)
+    )
     if not (sound and isinstance(name, str) and entry_of(name) is not None):
         raise UsageError(
             f"{shown(path)} must hold a run's configuration, with env, imports, and algo.name one of "

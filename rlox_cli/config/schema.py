@@ -43,7 +43,6 @@ SECTION_OF = {
 class SweeperConfig:
     """How `rlox train -m` goes through the jobs that comma lists, ranges and `params` stand for."""
 
-    _target_: str = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
     params: dict[str, str] | None = None  # swept keys, as if they were typed
     max_batch_size: int | None = None  # jobs that are handed to the launcher at once; null: all
     retries: int = 2  # how often in a row a job that died may be tried again without having come further

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from glob import glob
 from typing import Any, ClassVar
 
@@ -51,7 +52,7 @@ class _Choices(ConfigSource):
         return ConfigResult(self.provider, f"{self.name_of_scheme}://", config, {"package": package})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return self.names() if config_path == self.group and results_filter != ObjectType.GROUP else []
+        return [*self.names()] if config_path == self.group and results_filter != ObjectType.GROUP else []
 
     def _name(self, config_path: str) -> str | None:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
@@ -61,7 +62,7 @@ class _Choices(ConfigSource):
         """Whether there is such a choice."""
         raise NotImplementedError
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """The choices that completion and messages list."""
         raise NotImplementedError
 

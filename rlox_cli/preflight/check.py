@@ -89,8 +89,8 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
             console.print(f"  {name:<12} {text}", soft_wrap=True, markup=False)
     if failures:
         *others, last = failures
-        for e in others:
-            print(f"rlox train: {account(e)}", file=sys.stderr)
+        for other in others:
+            print(f"rlox train: {account(other)}", file=sys.stderr)
         raise last
     if multirun:
         console.print(_sum(reports))

@@ -75,7 +75,7 @@ class Run:
     @property
     def reference(self) -> float | None:
         """The score that the tuned settings must reach."""
-        value = self.flat.get("reference.mean_return")
+        value: Any = self.flat.get("reference.mean_return")
         return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
     @property
@@ -280,7 +280,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Group]:
     for run in runs:
         cell = (run.env,) if keys else (run.env, run.algo)
         cells.setdefault(cell, []).append(run)
-    groups = []
+    groups: list[Group] = []
     for members in cells.values():
         chosen = keys or differing(members)
         parts: dict[tuple[str, ...], Group] = {}

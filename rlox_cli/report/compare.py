@@ -52,7 +52,7 @@ def main(a: Path, b: Path, metric: str, threshold: float | None, as_json: bool) 
         for note in notes:
             print(f"rlox compare: {note}", file=sys.stderr)
         sides.append(runs)
-    found = compare(*sides, metric, threshold)
+    found = compare(sides[0], sides[1], metric, threshold)
     if as_json:
         print(jsonlib.dumps(found, allow_nan=False))
     else:
@@ -80,7 +80,8 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
     for env in envs:
         sides = [ended([run for run in side if run.env == env]) for side in (a, b)]
         goal = _goal(sides, metric) if threshold is None else threshold
-        finals.append([_values(side, metric, -1) for side in sides])
+        ours, theirs = (_values(side, metric, -1) for side in sides)
+        finals.append((ours, theirs))
         found[env] = {
             "unit": units(run for side in sides for run in side),
             "runs": [
@@ -89,7 +90,7 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
             "metrics": _metrics(sides, metric, goal),
             "threshold": goal,
             "pairs": _pairs(sides, metric),
-            "verdict": verdict(*finals[-1], "better" if metric in RETURNS else "higher"),
+            "verdict": verdict(ours, theirs, "better" if metric in RETURNS else "higher"),
         }
     result: dict[str, Any] = {
         "metric": metric,
@@ -98,8 +99,7 @@ def compare(a: Sequence[Run], b: Sequence[Run], metric: str, threshold: float | 
         "environments": found,
     }
     if len(envs) > 1:
-        ours, theirs = [b for _, b in finals], [a for a, _ in finals]
-        result["improvement"] = improvement(ours, theirs)._asdict()
+        result["improvement"] = improvement([b for _, b in finals], [a for a, _ in finals])._asdict()
     return _finite(result)
 
 

@@ -75,7 +75,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
     hints, meaning = typing.get_type_hints(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
-        if item.name == "_target_" or is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
+        if is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
             continue
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

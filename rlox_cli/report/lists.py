@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
@@ -24,7 +25,7 @@ def list_things(what: str, folder: Path) -> None:
     if what == "algos":
         table = make_table("algo", "what")
         for name in algorithm_names():
-            table.add_row(name, inspect.getdoc(resolve(entry_of(name).config)).splitlines()[0])
+            table.add_row(name, cast(str, inspect.getdoc(resolve(entry_of(name).config))).splitlines()[0])
         print_table(console, table)
     elif what == "buffers":
         table = make_table("buffer", "what")

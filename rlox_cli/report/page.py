@@ -129,8 +129,8 @@ def _command(run: Run) -> str:
         typed = _of_sweep(run.folder) or yaml.safe_load((run.folder / ".hydra" / "overrides.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return ""
-    words = map(plain, typed if isinstance(typed, list) else [])
-    words = [word for word in words if not word.lstrip("+").startswith("logger.")]
+    found = map(plain, typed if isinstance(typed, list) else [])
+    words = [word for word in found if not word.lstrip("+").startswith("logger.")]
     return f"<pre>{escape(' '.join(['rlox train', *words]))}</pre>"
 
 

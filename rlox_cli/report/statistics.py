@@ -10,7 +10,7 @@ are the same at every call, hence the numbers too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,9 +26,9 @@ class Interval(NamedTuple):
     From fewer than two runs in some task the bounds are infinite: one run says nothing of the spread.
     """
 
-    value: float | np.ndarray
-    low: float | np.ndarray
-    high: float | np.ndarray
+    value: Any
+    low: Any
+    high: Any
 
 
 def iqm(scores: ArrayLike, axis: int = -1) -> np.ndarray:
@@ -97,8 +97,8 @@ def profile(tasks: Sequence[ArrayLike], thresholds: ArrayLike, confidence: float
     return interval([np.asarray(scores)[None, :] > at for scores in tasks], np.mean, confidence)
 
 
-def _bootstrap(samples: list[ArrayLike], statistic: Callable[..., np.ndarray], confidence: float) -> Interval:
-    samples = [np.asarray(sample, float) for sample in samples]
+def _bootstrap(tasks: Sequence[ArrayLike], statistic: Callable[..., np.ndarray], confidence: float) -> Interval:
+    samples = [np.asarray(sample, float) for sample in tasks]
     value = statistic(*samples)
     if min(sample.shape[-1] for sample in samples) < 2:
         return Interval(_plain(value), _plain(np.full_like(value, -np.inf)), _plain(np.full_like(value, np.inf)))

@@ -137,7 +137,7 @@ def _loaded(words: list[str], shares: dict[str, float], imports: list[str]) -> d
 def _env(loaded: dict[str, tuple[Path, dict[str, Any]]], env_id: str | None) -> dict[str, Any]:
     """The environment, which must be that of all checkpoints."""
     envs = {name: header["env"] for name, (_, header) in loaded.items()}
-    own = {"id": env_id, "kwargs": {}, "wrappers": [], "backend": "auto"}
+    own: dict[str, Any] = {"id": env_id, "kwargs": {}, "wrappers": [], "backend": "auto"}
     if not envs:
         if env_id is None:
             raise UsageError("--env must be given where no checkpoint says it, such as --env Pendulum-v1")

@@ -104,13 +104,12 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
         )
     end = config.schedule_timesteps
     if end is not None and end < total:
+        falls = stays = ""
         if c.learning_rate_schedule == "linear":
             falls, stays = "algo.learning_rate", "nothing is learned"
         elif getattr(c, "policy_schedule", "constant") != "constant":
             falls, stays = "the policy's step size", "the policy stays as it is"
-        else:
-            falls = stays = None
-        if falls is not None:
+        if falls:
             yield f"schedule_timesteps={end:,} takes {falls} to 0 before total_timesteps={total:,}: {stays} after it"
     if off_policy and c.learning_starts > total / 2:
         yield (

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.callbacks import Callbacks
+from hydra._internal.callbacks import Callbacks  # what a public HydraContext must hold; it has no public name
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus

@@ -121,6 +121,7 @@ class Trials:
         pruned = self.study.get_trials(deepcopy=False)[trial.number].user_attrs.get("pruned")
         failed = next((run for run in runs if run.state == "failed" and not run.may_pass), None)
         scores = [run.best if self.settings.objective == "best" else run.last for run in runs]
+        finite = [score for score in scores if score is not None]
         if failed is not None:
             trial.set_user_attr("error", failed.message)
             self.study.tell(trial, state=TrialState.FAIL)
@@ -128,11 +129,11 @@ class Trials:
             return False
         elif pruned is not None:
             self.study.tell(trial, state=TrialState.PRUNED)
-        elif None in scores:
+        elif len(finite) < len(scores):
             trial.set_user_attr("error", "the mean return of an evaluation is no finite number")
             self.study.tell(trial, state=TrialState.FAIL)
         else:
-            self.study.tell(trial, sum(scores) / len(scores))
+            self.study.tell(trial, sum(finite) / len(finite))
         return True
 
     def carry_out(self, sweep: Sweep, config: dict[str, Any], launch: Launch, console: Console) -> list[int]:

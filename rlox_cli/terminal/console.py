@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -23,8 +25,8 @@ def make_console() -> Console:
 class PlainTable(Table):
     """A table of plain text, in which brackets are no markup."""
 
-    def add_row(self, *cells: str | Text) -> None:
-        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def make_table(*columns: str) -> PlainTable:

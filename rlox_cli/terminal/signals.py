@@ -122,7 +122,7 @@ class Signals:
                 os.kill(os.getpid(), signal.SIGTERM)
             if now >= exit_at:
                 print("rlox: stopped at once; what was saved before is kept", file=sys.stderr, flush=True)
-                os._exit(128 + first)
+                os._exit(128 + (first or signal.SIGTERM))
 
     def _asked_at_once(self) -> bool:
         try:

@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 # What stands for a sign that the output's encoding lacks.
 _PLAIN = {
@@ -59,7 +59,7 @@ codecs.register_error("rlox.plain", _replace)
 class _Output(io.FileIO):
     """A standard stream whose reader may leave (`| head -1`, a closed terminal): what follows goes nowhere."""
 
-    def write(self, data) -> int | None:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as e:
