@@ -18,6 +18,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    """What is exhaustive is slow: `-m "not slow"` leaves it out too."""
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def _own_worker_imports():
     """What one test's --import named is unknown to the next one's workers."""

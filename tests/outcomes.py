@@ -1,11 +1,9 @@
 """What a run has come to, for tests that ask whether two runs are the same, one of them killed."""
 
 import hashlib
-import os
-import signal
-import subprocess
 import time
 
+import forked
 import numpy as np
 
 from rlox.algorithms import ALGORITHMS, resolve
@@ -41,13 +39,15 @@ def weights(path):
     return {f"{s}/{k}": v for s, part in load_checkpoint(path).tensors.items() for k, v in part.items()}
 
 
-def kill_when_there(path, command, cwd):
-    """Start `command`, and kill it as soon as the file `path` is there."""
-    running = subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL)
+def kill_when_there(path, words, cwd):
+    """Start `rlox *words`, and kill it as soon as the file `path` is there."""
+    running = forked.Rlox(*words, cwd=cwd)
     try:
         deadline = time.monotonic() + 200
-        while not path.exists() and time.monotonic() < deadline:
+        while not path.exists():
+            assert running.poll() is None, f"it ended without {path}"
+            assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
-        os.kill(running.pid, signal.SIGKILL)
+        running.kill()
         running.wait()

@@ -12,6 +12,8 @@ import pytest
 
 from rlox_cli.bench.train import process_once
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FEW = ("--samples", "3", "--rounds", "1")
 

@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -20,13 +19,13 @@ from rlox_cli.bench.seeds import changes, settings
 from rlox_cli.config.compose import compose_jobs
 from rlox_cli.terminal.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 SHORT = ("algo=ppo", "env=CartPole-v1", "total_timesteps=12_800", "eval.n_episodes=10")
 
 
 def rlox(*words, cwd=None, **env):
-    command = [sys.executable, "-m", "rlox_cli.main", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    return forked.run(*words, cwd=cwd or ".", env={**os.environ, **env})
 
 
 def learn(*words, **kwargs):

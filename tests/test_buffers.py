@@ -1,10 +1,10 @@
 """The table of replay memories: what ships, what is registered, what `buffer=` and the command line make of it."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import outside_buffer
 import pytest
@@ -271,10 +271,7 @@ def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
         (["env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C, PPO"),
         (["buffer.size=63"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 63"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", *typed, "logger=none"],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
+        done = forked.run("train", "algo=dqn", *typed, "logger=none", cwd=tmp_path)
         assert done.returncode != 0
         assert told in " ".join(done.stderr.split())
         assert not list(tmp_path.rglob("*.jsonl"))
@@ -282,10 +279,9 @@ def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_dqn_from_the_command_line(kept, tmp_path):
-    rlox = [sys.executable, "-m", "rlox_cli.main"]
     small = ["total_timesteps=1500", "eval.n_points=1", "eval.n_episodes=3", "logger=none", "algo.train_freq=100"]
     memory = ["buffer=mmap", "buffer.size=20_000", "buffer.hot_size=500", f"checkpoint.memory={str(kept).lower()}"]
-    done = subprocess.run([*rlox, "train", "algo=dqn", *memory, *small], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run("train", "algo=dqn", *memory, *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "tuned settings: dqn/CartPole-v1" in done.stdout
     (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
@@ -298,5 +294,5 @@ def test_dqn_from_the_command_line(kept, tmp_path):
     steps = [row["step"] for row in rows if "exploration/epsilon" in row]
     assert steps == list(range(100, 1501, 100))
     assert all(("loss/q" in row) is (row["step"] >= 1000) for row in rows if "exploration/epsilon" in row)
-    done = subprocess.run([*rlox, "eval", str(run)], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run("eval", run, cwd=tmp_path)
     assert "reproduced exactly" in done.stdout

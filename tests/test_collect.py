@@ -5,9 +5,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
+import forked
 import gymnasium
 import numpy as np
 import pytest
@@ -17,8 +17,6 @@ import rlox
 from rlox.algorithms import DQN, PPO, SAC, TD3
 from rlox.checkpoint import load_checkpoint
 from rlox_cli.main import app
-
-RLOX = [sys.executable, "-m", "rlox_cli.main"]
 
 
 @pytest.fixture(autouse=True)
@@ -186,30 +184,30 @@ def test_what_cannot_be_collected(saved, tmp_path, words, code, message):
     assert sorted(os.listdir()) == ["there.npz"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["a.arrow", "a.npz"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_nothing(saved, tmp_path, out, number):
     words = [f"{saved}/ppo.safetensors", "--steps", "100000000", "--out", out]
-    process = subprocess.Popen([*RLOX, "collect", *words], stderr=subprocess.PIPE, text=True)
+    process = forked.Rlox("collect", *words, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in tmp_path.rglob("rewards")) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert list(tmp_path.rglob("rewards"))
     process.send_signal(number)
     assert process.wait(20) == 128 + number
-    assert "interrupted" in process.stderr.read()
+    assert "interrupted" in process.stdout.read()
     assert os.listdir() == []
 
 
 def test_show_and_train_know_the_dataset(saved):
     words = [f"{saved}/dqn.safetensors", "--steps", "300", "--out", "a.arrow"]
-    told = subprocess.run([*RLOX, "collect", *words], capture_output=True, text=True, check=True).stdout
+    told = forked.run("collect", *words).stdout
     shown = run("show", "dataset=a.arrow").stdout
     assert shown.splitlines()[1:] == told.splitlines()[1:-1]
     for part in ("rows         300", "env          CartPole-v1", "one of 2", "algorithm dqn"):
         assert part in shown
-    composed = subprocess.run([*RLOX, "train", "algo=bc", "dataset=a.arrow", "--cfg", "job"], capture_output=True,
-                              text=True, check=True).stdout  # fmt: skip
+    composed = forked.run("train", "algo=bc", "dataset=a.arrow", "--cfg", "job").stdout
     assert "source: a.arrow" in composed
     assert "id: CartPole-v1" in composed
     collect("--env", "Pendulum-v1", "--steps", 10, "--out", "b.npz")

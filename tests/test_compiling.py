@@ -11,6 +11,8 @@ import torch
 
 from rlox import A2C, DQN, PPO, SAC, TD3
 
+pytestmark = pytest.mark.slow
+
 ON = {"n_steps": 8, "n_envs": 2}
 OFF = {"n_envs": 2, "learning_starts": 24, "batch_size": 8}
 CASES = {

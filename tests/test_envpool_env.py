@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 
+import forked
 import gymnasium
 import numpy as np
 import pytest
@@ -288,12 +289,10 @@ def test_without_envpool_the_remedy_is_named():
 
 
 def rlox(tmp_path, *args):
-    program = "from rlox_cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *args], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    return forked.run(*args, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_line_reaches_it(tmp_path):
     run = rlox(
         tmp_path,
@@ -307,6 +306,7 @@ def test_the_command_line_reaches_it(tmp_path):
     assert json.loads(scored.stdout)["n_episodes"] == 1, scored.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_in_one_sentence(tmp_path):
     wrong = rlox(tmp_path, "train", "env=CartPole-v7", "env.backend=envpool")
     assert (wrong.returncode, "did you mean 'CartPole-v1'" in wrong.stderr) == (2, True), wrong.stderr

@@ -80,6 +80,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_numbers_and_checkpoints(kind, tmp_path):
     steps = 200 if kind == "images" else 1500
@@ -114,6 +115,7 @@ def test_an_offline_policy_with_its_statistics(tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_training_goes_on_meanwhile_and_best_is_of_the_evaluations_step(tmp_path, monkeypatch):
     """The evaluation cannot end before training is two updates further."""
     flag = tmp_path / "go"
@@ -156,6 +158,7 @@ def heard_mean(evaluations, i):
     return evaluations.evaluations[i][1].summary()["mean_return"]
 
 
+@pytest.mark.slow
 def test_no_last_checkpoint_knows_less_than_its_step(tmp_path, monkeypatch):
     """While an evaluation is pending none is saved: a run that is resumed would lack that evaluation."""
     flag = tmp_path / "go"
@@ -193,6 +196,7 @@ class Kills(Callback):
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [128, 192])
 def test_a_worker_that_is_killed_loses_nothing(at, tmp_path):
     def make(**k):
@@ -221,6 +225,7 @@ def test_an_exception_of_the_environment_names_its_place(command, tmp_path):
     assert gone(set(children(os.getpid())) - before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cores() < 2, reason="auto needs a second core")
 def test_auto_takes_a_process_where_evaluations_take_long_and_nothing_waits_for_them(tmp_path):
     def beside(env="Slow-v0", more=(), **options):
@@ -239,6 +244,7 @@ def test_auto_takes_a_process_where_evaluations_take_long_and_nothing_waits_for_
     assert beside(more=[Acts()]) == 0.0
 
 
+@pytest.mark.slow
 def test_what_waits_for_the_result_ends_the_same_training(tmp_path):
     def make(**k):
         return PPO("Slow-v0", 2, 3, **SLOW, **k)
@@ -298,6 +304,7 @@ def started(folder, *more):
     return process, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_whatever_ends_the_training_no_process_is_left(number, tmp_path):
     process, found = started(tmp_path, "total_timesteps=2000")

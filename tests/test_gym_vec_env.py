@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
+import forked
 import gymnasium
 import numpy as np
 import probes
@@ -464,6 +464,7 @@ def test_a_lost_life_may_end_an_episode_of_training_and_never_one_of_evaluation(
     assert left == [4, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algo",
     [
@@ -476,10 +477,7 @@ def test_pong_from_the_command_line(algo, tmp_path):
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     quick = ["eval.n_points=0", "eval.n_episodes=1", "logger=none", "env.kwargs.max_num_frames_per_episode=1200"]
-    rlox = [sys.executable, "-m", "rlox_cli.main"]
-    done = subprocess.run(
-        [*rlox, "train", *algo, "env=ALE/Pong-v5", *quick], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = forked.run("train", *algo, "env=ALE/Pong-v5", *quick, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
     checkpoint = load_checkpoint(run / "checkpoints" / "last.safetensors")
@@ -487,7 +485,7 @@ def test_pong_from_the_command_line(algo, tmp_path):
     assert checkpoint.header["config"]["hidden_sizes"] == []
     body = next(value for name, value in checkpoint.tensors["policy"].items() if name.endswith("body.0.weight"))
     assert body.shape == (32, 4, 8, 8)
-    done = subprocess.run([*rlox, "eval", str(run)], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run("eval", run, cwd=tmp_path)
     assert "reproduced exactly" in done.stdout, done.stderr
     again = resolve(ALGORITHMS[checkpoint.header["algorithm"]].cls).from_checkpoint(
         run / "checkpoints" / "last.safetensors"

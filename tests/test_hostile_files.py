@@ -12,6 +12,7 @@ import zlib
 from itertools import pairwise
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -597,8 +598,7 @@ def test_the_command_line_says_it_in_a_paragraph(hostile, saved, tmp_path):
     good = load_checkpoint(saved / "ppo/checkpoints/last.safetensors")
     forge(wrong[-1], json.dumps({**good.header, "evaluation": {"n_episodes": 10**12}}), flat_of(good))
     for path in wrong:
-        command = [sys.executable, "-m", "rlox_cli.main", "eval", path]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = forked.run("eval", path, cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         (line,) = done.stderr.splitlines()

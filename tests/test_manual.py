@@ -101,6 +101,7 @@ def own_tables():
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_blocks_run(page, command, tmp_path, monkeypatch, own_tables):
     monkeypatch.syspath_prepend(tmp_path)

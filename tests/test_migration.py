@@ -7,6 +7,7 @@ from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 
+import forked
 import pytest
 
 import rlox
@@ -23,8 +24,7 @@ ENVS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 
 
 def rlox_cli(*argv, **env):
-    command = [sys.executable, "-m", "rlox_cli.main", *argv]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=300)
+    return forked.run(*argv, env={**os.environ, **env})
 
 
 def test_every_answer_exists():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 
@@ -202,9 +203,7 @@ def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
 
 def test_an_empty_argument_does_not_stand_for_the_working_folder(tmp_path):
     for words in (["eval", ""], ["sync", ""], ["plot", "a", ""]):
-        done = subprocess.run(
-            [sys.executable, "-m", "rlox_cli.main", *words], capture_output=True, text=True, cwd=tmp_path
-        )
+        done = forked.run(*words, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr == f"rlox: argument {len(words)} must not be empty, got ''\n"
 

@@ -2,10 +2,9 @@
 
 import functools
 import json
-import subprocess
-import sys
 import warnings
 
+import forked
 import numpy as np
 import probes
 import pytest
@@ -269,12 +268,8 @@ def test_what_cannot_be_mixed_is_refused(kind, tmp_path):
         start.init_from(tmp_path / "tanh")
 
 
-def words(*args):
-    return [sys.executable, "-m", "rlox_cli.main", *map(str, args)]
-
-
 def command(*args, cwd, fails=False):
-    done = subprocess.run(words(*args), cwd=cwd, capture_output=True, text=True, timeout=300)
+    done = forked.run(*args, cwd=cwd)
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr if fails else done.stdout
@@ -297,10 +292,11 @@ def arguments(play):
     return ["train", "algo=td3", f"dataset={play / 'random.arrow'}", *start, *small]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     typed = [*arguments(play), "checkpoint.every_steps=200", "env.n_envs=1"]
     last = tmp_path / "killed/checkpoints/last.safetensors"
-    kill_when_there(last, words(*typed, "total_timesteps=40_000", "hydra.run.dir=killed"), tmp_path)
+    kill_when_there(last, [*typed, "total_timesteps=40_000", "hydra.run.dir=killed"], tmp_path)
     done = load_checkpoint(last).header["counters"]["env_steps"]
     assert 0 < done < 40_000
     end = f"total_timesteps={done + 400}"

@@ -12,13 +12,14 @@ import sys
 import time
 from dataclasses import fields
 
+import forked
 import optuna
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
-from test_sweep import RLOX, ends, jobs, kill, outcomes, rlox
+from test_sweep import ends, jobs, kill, outcomes, rlox
 
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
@@ -153,8 +154,7 @@ def killed(cwd, n, victim, *args):
     By runs, not by seconds: most of a command's time passes before its first run, all the more on a busy machine.
     """
     with open(cwd / "printed.txt", "a") as out:
-        process = subprocess.Popen([*RLOX, *args], cwd=cwd, stdout=out, stderr=out, start_new_session=True)
-    process.cwd = cwd
+        process = forked.Rlox(*args, cwd=cwd, stdout=out)
     while process.poll() is None and len(list(cwd.glob("sweep/*/metrics.jsonl"))) < n:
         time.sleep(0.005)
     time.sleep(random.expovariate(3))
@@ -163,6 +163,7 @@ def killed(cwd, n, victim, *args):
     return process.wait(120) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", range(ROUNDS))
 @pytest.mark.parametrize("launcher", [[], JOBLIB], ids=["basic", "joblib"])
 def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
@@ -191,6 +192,7 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
         assert outcomes(tmp_path) == outcomes(whole)
 
 
+@pytest.mark.slow
 def test_a_trial_killed_between_the_pruners_word_and_its_checkpoint_ends_where_it_was_pruned(whole, tmp_path):
     shutil.copytree(whole / "sweep", tmp_path / "sweep")
     number = max(trial.number for trial in study(whole) if trial.state is TrialState.PRUNED)
@@ -206,6 +208,7 @@ def test_a_trial_killed_between_the_pruners_word_and_its_checkpoint_ends_where_i
     assert outcomes(tmp_path) == outcomes(whole)
 
 
+@pytest.mark.slow
 def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tmp_path):
     """A learning rate with which nothing is learned is pruned; the preset and the command are the best trial's job."""
     spaces = ["algo.learning_rate=1e-8,0.001", "algo.clip_eps=interval(0.1,0.4)"]
@@ -239,6 +242,7 @@ def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tm
     assert "11 of 11 trials have ended" in rlox(tmp_path, "sweep", "status", "sweep")
 
 
+@pytest.mark.slow
 def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_study(tmp_path):
     common = [*OPTUNA, *RUNS, RATE, "hydra.sweeper.n_seeds=2", "hydra.sweeper.storage=sqlite:///s.db", "seed=3"]
     rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=1", "hydra.sweep.dir=sweep")
@@ -254,6 +258,7 @@ def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_
     assert "another study: hydra.sweeper.study=NAME" in rlox(tmp_path, "train", *other, code=2)
 
 
+@pytest.mark.slow
 def test_trials_that_diverge_count_and_a_search_of_nothing_else_says_so(tmp_path):
     diverging = ["algo.learning_rate=1e37,1e38", "hydra.sweeper.n_trials=2", "hydra.sweep.dir=sweep"]
     printed = rlox(tmp_path, "train", *OPTUNA, *RUNS, *diverging, code=1)
@@ -262,6 +267,7 @@ def test_trials_that_diverge_count_and_a_search_of_nothing_else_says_so(tmp_path
     assert "became nan" in printed
 
 
+@pytest.mark.slow
 def test_without_optuna_the_remedy_is_told(tmp_path):
     program = "import sys; sys.modules['optuna'] = None; from rlox_cli.main import main; main()"
     done = subprocess.run(

@@ -25,6 +25,8 @@ from rlox.kernels.envs.vec_env import VecEnv
 from rlox.native import NativePolicy
 from rlox.nn.policies import ContinuousPolicy, DiscretePolicy
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "native_env"
 OFFERED = ["Gusts-v0", "GustsContinuous-v0"]
 

@@ -204,6 +204,7 @@ def test_what_each_system_learned_is_one_measure():
     require_readable(figure)
 
 
+@pytest.mark.slow
 def test_times_of_operations():
     result = json.loads((BENCHMARKS / "data.json").read_text())
     require_readable(data.draw(result["results"], "what was measured, where and with what"))

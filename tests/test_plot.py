@@ -7,11 +7,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import yaml
@@ -24,13 +23,14 @@ from rlox_cli.report.compare import verdict
 from rlox_cli.report.picture import curve
 from rlox_cli.report.plot import main as draw
 
-RLOX = [sys.executable, "-m", "rlox_cli.main"]
+pytestmark = pytest.mark.slow
+
 SMALL = ["env=CartPole-v1", "eval.n_episodes=2", "eval.n_points=4", "logger=none"]
 FAST, SLOW = "ppo learning_rate=0.01", "ppo learning_rate=1e-05"
 
 
 def rlox(*args, cwd, code=0):
-    done = subprocess.run([*RLOX, *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = forked.run(*args, cwd=cwd)
     assert done.returncode == code, done.stderr
     return done
 

@@ -1,10 +1,9 @@
 """The replay memory beside the checkpoint: whole after any series of saves, small in what each one writes."""
 
 import json
-import subprocess
-import sys
 import warnings
 
+import forked
 import numpy as np
 import pytest
 from outside_buffer import NewestBuffer
@@ -150,9 +149,8 @@ def test_files_that_are_gone_or_damaged_are_named(tmp_path):
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_command_line_keeps_it_beside_the_checkpoint(kept, tmp_path):
     small = ["total_timesteps=200", "eval.n_points=1", "eval.n_episodes=1", "logger=none", "tuned=off"]
-    command = [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", "algo.learning_starts=50", *small]
     choice = [f"checkpoint.memory={str(kept).lower()}", "hydra.run.dir=run"]
-    done = subprocess.run([*command, *choice], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = forked.run("train", "algo=dqn", "algo.learning_starts=50", *small, *choice, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(DQN.from_checkpoint(tmp_path / "run/checkpoints/last.safetensors").buffer) == (200 if kept else 0)
     assert (tmp_path / "run/checkpoints/memory").is_dir() is kept

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pathlib
 import random
@@ -11,12 +10,11 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 
+import forked
 import numpy as np
 import pytest
-import resume_children
 import yaml
 from outcomes import outcome
 from tracker_files import wandb_history
@@ -30,8 +28,8 @@ from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.train import main
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["resume_children"])
+pytestmark = pytest.mark.slow
+EXHAUSTIVE = pytest.mark.exhaustive
 # How often each pair of runs is made; a soak sets it: 5 rounds are 110 runs that are killed.
 ROUNDS = int(os.environ.get("RLOX_RESUME_ROUNDS", "1"))
 
@@ -58,8 +56,17 @@ BUFFERS = {
     "prioritized": ["buffer.size=1000"],
     "mmap": ["buffer.size=1000", "buffer.hot_size=128"],
 }
+# Each algorithm and each memory by both backends; the other pairs of them are the exhaustive ones.
+OFTEN = {
+    ("dqn", "prioritized", "native"),
+    ("dqn", "mmap", "torch"),
+    ("sac", "mmap", "native"),
+    ("sac", "uniform", "torch"),
+    ("td3", "uniform", "native"),
+    ("td3", "prioritized", "torch"),
+}
 CASES = [
-    (algo, buffer, backend)
+    pytest.param(algo, buffer, backend, marks=() if buffer is None or (algo, buffer, backend) in OFTEN else EXHAUSTIVE)
     for algo in RUNS
     for buffer in (BUFFERS if algo in ("dqn", "sac", "td3") else [None])
     for backend in ("native", "torch")
@@ -68,15 +75,13 @@ CASES = [
 
 def start(folder, *arguments):
     folder.mkdir(exist_ok=True)
-    process = CONTEXT.Process(target=resume_children.train, args=(folder, list(arguments)))
-    process.start()
-    return process
+    with open(folder / "out.txt", "a") as out:
+        return forked.Rlox("train", *arguments, cwd=folder, stdout=out)
 
 
 def train(folder, *arguments):
     process = start(folder, *arguments)
-    process.join(120)
-    assert process.exitcode == 0, (folder / "out.txt").read_text()
+    assert process.wait(120) == 0, (folder / "out.txt").read_text()
     return (folder / "out.txt").read_text()
 
 
@@ -97,13 +102,20 @@ def killed(folder, *arguments, at):
     process = start(folder, *arguments)
     deadline = time.monotonic() + 60
     while not (last.exists() and newest(folder) >= (before + 1, at)):
-        if not process.is_alive() or time.monotonic() > deadline:
+        if process.poll() is not None or time.monotonic() > deadline:
             break
+        time.sleep(0.001)  # the core is the run's
     time.sleep(random.uniform(0, 0.01))
     process.kill()
-    process.join()
-    assert process.exitcode in (0, -9), (folder / "out.txt").read_text()
-    return process.exitcode == -9
+    assert process.wait(120) in (0, -9), (folder / "out.txt").read_text()
+    return process.returncode == -9
+
+
+ENDLESS = "total_timesteps=100_000_000"  # so that it cannot end before it is killed
+
+
+def saved_steps(folder):
+    return load_checkpoint(folder / "run/checkpoints/last.safetensors").header["counters"]["env_steps"]
 
 
 def events(folder, kind):
@@ -183,9 +195,9 @@ def evaluators_of(folder):
 
 def test_foreign_environments_that_cannot(tmp_path):
     wrapped = ["env=CartPole-v1", "env.backend=gymnasium", "env.wrappers=[RecordEpisodeStatistics]", "env.n_envs=2"]
-    command = ["algo=ppo", *wrapped, *COMMON, "total_timesteps=5_000", "checkpoint.every_steps=300"]
+    command = ["algo=ppo", *wrapped, *COMMON, ENDLESS, "checkpoint.every_steps=300"]
     assert killed(tmp_path, *command, "hydra.run.dir=run", at=1_000)
-    said = train(tmp_path, "resume=run")
+    said = train(tmp_path, "resume=run", f"total_timesteps={saved_steps(tmp_path) + 1_000}")
     assert "CartPole-v1 cannot be restored (" in said
     assert "it starts with fresh episodes, everything else is exact" in said
 
@@ -233,10 +245,10 @@ def test_more_steps_extend_it_and_stretch_its_schedules(mine):
 
 def test_an_end_of_schedules_that_leaves_nothing_to_learn_is_refused(mine):
     before = {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()}
-    command = [sys.executable, "-m", "rlox_cli.main", "train", "resume=run", "total_timesteps=14_000"]
+    command = ["train", "resume=run", "total_timesteps=14_000"]
     for check in ([], ["--check"]):
         typed = [*command, "schedule_timesteps=10_240", *check]
-        done = subprocess.run(typed, cwd=mine, capture_output=True, text=True, timeout=120)
+        done = forked.run(*typed, cwd=mine)
         assert done.returncode == 2
         assert (
             "schedule_timesteps must be more than the 10,240 steps that are done, got 10,240: learning" in done.stderr
@@ -244,7 +256,7 @@ def test_an_end_of_schedules_that_leaves_nothing_to_learn_is_refused(mine):
         assert "leave it out (null on the command line) to stretch the schedules" in done.stderr
         assert done.stderr.count("\n") == 1
     assert {path: path.read_bytes() for path in (mine / "run").rglob("*") if path.is_file()} == before
-    done = subprocess.run([*command, "--check"], cwd=mine, capture_output=True, text=True, timeout=120)
+    done = forked.run(*command, "--check", cwd=mine)
     assert "schedules now end at step 14,000, not 10,000" in done.stdout
     # What was typed once holds until it is taken back.
     assert "learning_rate 0 -> " in train(mine, "resume=run", "total_timesteps=11_000", "schedule_timesteps=20_000")
@@ -307,8 +319,7 @@ def test_what_cannot_be_resumed_so(finished, monkeypatch, arguments, says):
 
 
 def test_a_refusal_is_one_paragraph(finished):
-    command = [sys.executable, "-m", "rlox_cli.main", "train", "resume=run", "seed=1"]
-    done = subprocess.run(command, cwd=finished, capture_output=True, text=True, timeout=120)
+    done = forked.run("train", "resume=run", "seed=1", cwd=finished)
     assert done.returncode == 2
     assert re.fullmatch(r"rlox train: seed must stay what it was \(3\) .*\n", done.stderr)
 
@@ -353,8 +364,7 @@ def test_one_process_at_a_time(tmp_path):
             resume(str(other / "run"), [], [], [], make_console())
     finally:
         process.terminate()
-        process.join(60)
-    assert process.exitcode == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert "Go on: rlox train resume=run" in (tmp_path / "out.txt").read_text()
     assert [row["status"] for row in events(tmp_path, "end")] == ["interrupted"]
     steps = load_checkpoint(last).header["counters"]["env_steps"]
@@ -370,14 +380,13 @@ def test_of_two_that_resume_at_once_one_is_refused(mine):
     os.symlink(mine / "run", folders[1] / "run")
     both = [start(folder, "resume=run", "total_timesteps=10_000_000") for folder in folders]
     deadline = time.monotonic() + 60
-    while all(one.is_alive() for one in both) and time.monotonic() < deadline:
+    while all(one.poll() is None for one in both) and time.monotonic() < deadline:
         time.sleep(0.01)
-    (loser,) = [i for i, one in enumerate(both) if not one.is_alive()]
-    assert both[loser].exitcode == 1
+    (loser,) = [i for i, one in enumerate(both) if one.poll() is not None]
+    assert both[loser].returncode == 2
     said = (folders[loser] / "out.txt").read_text()
     both[1 - loser].terminate()
-    both[1 - loser].join(60)
-    assert both[1 - loser].exitcode == 128 + signal.SIGTERM, (folders[1 - loser] / "out.txt").read_text()
+    assert both[1 - loser].wait(60) == 128 + signal.SIGTERM, (folders[1 - loser] / "out.txt").read_text()
     assert len(events(mine, "start")) == 2, said
     load_checkpoint(mine / "run/checkpoints/last.safetensors")
 
@@ -410,8 +419,7 @@ def test_a_full_disk_costs_the_run_but_no_checkpoint(tmp_path):
         pytest.skip("mounting is not permitted here")
     try:
         process = start(tmp_path, *SMALL, "total_timesteps=10_000_000")
-        process.join(120)
-        assert process.exitcode == 1
+        assert process.wait(120) == 1
         good = load_checkpoint(tmp_path / "run/checkpoints/last.safetensors").header["counters"]["env_steps"]
         assert good >= 1_000
         assert not list((tmp_path / "run").rglob("*.partial"))
@@ -422,19 +430,20 @@ def test_a_full_disk_costs_the_run_but_no_checkpoint(tmp_path):
 @pytest.mark.parametrize("logger", ["mlflow", "wandb"])
 def test_trackers_after_three_kills(logger, tmp_path):
     pytest.importorskip(logger)
-    command = [*SMALL, "total_timesteps=120_000", f"logger={logger}"]
+    command = [*SMALL, ENDLESS, f"logger={logger}"]
     command += [f"logger.mlflow.tracking_uri=sqlite:///{tmp_path}/mlflow.db"] if logger == "mlflow" else []
     command += ["logger.wandb.mode=offline"] if logger == "wandb" else []
     command = [argument for argument in command if argument != "logger=none"]
     for again, at in enumerate((5_000, 15_000, 25_000)):
         assert killed(tmp_path, *(["resume=run"] if again else command), at=at)
-    train(tmp_path, "resume=run")
+    total = saved_steps(tmp_path) + 10_240
+    train(tmp_path, "resume=run", f"total_timesteps={total}")
     rows = durable_rows(tmp_path / "run")
     assert [row["segment"] for row in events(tmp_path, "start")] == [0, 1, 2, 3]
     assert {0, 3} <= {row["segment"] for row in rows}  # one that was killed early may have left nothing
     steps = [row["step"] for row in rows if "loss/policy" in row]
     assert steps == sorted(set(steps))
-    assert len(steps) == -(-120_000 // 512)
+    assert len(steps) == -(-total // 512)
     (report,) = tracking.status(tmp_path / "run").values()
     assert report.complete
     if logger == "mlflow":

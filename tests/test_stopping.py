@@ -1,13 +1,15 @@
 """Ctrl-C and SIGTERM: the first lets an update end and saves, the second stops at once whatever is running."""
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
+from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -16,7 +18,8 @@ from rlox.checkpoint import load_checkpoint
 from rlox.kernels.nn.bc import NativeBC
 from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 
-RLOX = [sys.executable, "-m", "rlox_cli.main"]
+pytestmark = pytest.mark.slow
+
 DEADLINE = 60  # seconds; all of it is over in two or three where the machine is not busy
 SMALL = ["tuned=off", "logger=none", "eval.n_points=0", "eval.n_episodes=1", "algo.hidden_sizes=[16]"]
 SMALL += ["total_timesteps=200", "hydra.run.dir=run"]
@@ -29,21 +32,22 @@ ENDLESS = {
 }
 
 
+def cpu_of_session(session):
+    """Seconds of CPU that the processes of a session have taken."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            ticks += (int(fields[11]) + int(fields[12])) * (int(fields[3]) == session)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Process:
     """A command whose output is read as it comes."""
 
-    def __init__(self, cwd, *words, **options):
+    def __init__(self, cwd, *words):
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(
-            [*RLOX, *words],
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
-            **options,
-        )
+        self.process = forked.Rlox(*words, cwd=cwd, env=environment, stdout=subprocess.PIPE)
         self.said = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -58,6 +62,11 @@ class Process:
             assert time.monotonic() < deadline, self.said
             assert self.process.poll() is None, self.said
             time.sleep(0.05)
+
+    def works(self, seconds):
+        """Wait until it, and what it has started, have taken so many seconds of CPU from now on."""
+        before = cpu_of_session(self.process.pid)
+        self.wait_for(lambda: cpu_of_session(self.process.pid) >= before + seconds)
 
     def ended(self):
         """Its exit code."""
@@ -74,7 +83,7 @@ def updating(cwd, *words):
     """A training that is in the middle of its first update."""
     process = Process(cwd, "train", *words)
     process.wait_for(lambda: list(cwd.rglob("metrics.jsonl")))
-    time.sleep(1.0)
+    process.works(1.0)
     return process
 
 
@@ -83,13 +92,13 @@ def updating(cwd, *words):
 )
 def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backend, tmp_path):
     words, endless = ENDLESS[algo]
-    done = subprocess.run([*RLOX, "train", *words, f"backend={backend}"], cwd=tmp_path, timeout=300)
-    assert done.returncode == 0
+    done = forked.run("train", *words, f"backend={backend}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     last = tmp_path / "run/checkpoints/last.safetensors"
     before = last.read_bytes()
     process = Process(tmp_path, "train", "resume=run", "total_timesteps=400", endless)
     process.wait_for(lambda: (tmp_path / "run/metrics.jsonl").read_text().count('"start"') == 2)
-    time.sleep(1.0)
+    process.works(1.0)
     process.process.send_signal(signal.SIGINT)
     process.wait_for(lambda: "stopping after this update" in process.said)
     assert "Ctrl-C once more stops at once" in process.said
@@ -100,7 +109,7 @@ def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backen
     assert "Traceback" not in process.said
     assert last.read_bytes() == before
     again = endless.partition("=")[0] + "=1"
-    done = subprocess.run([*RLOX, "train", "resume=run", again], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run("train", "resume=run", again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert load_checkpoint(last).header["counters"]["env_steps"] >= 400
 
@@ -180,7 +189,7 @@ def test_eval_and_bench_obey(verb, number, code, tmp_path):
         endless = ["algo.n_epochs=100000000", "--seeds", "5", "--jobs", "2", "--runs", "runs", "--score-only"]
         process = Process(tmp_path, "bench", "learn", *words, *endless)
         process.wait_for(lambda: list(tmp_path.rglob("metrics.jsonl")))
-    time.sleep(2.0)
+    process.works(1.0)
     process.process.send_signal(number)
     if verb == "bench" and number == signal.SIGINT:
         process.wait_for(lambda: "once more stops at once" in process.said)

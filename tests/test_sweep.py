@@ -7,11 +7,11 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 from outcomes import outcome
@@ -24,7 +24,6 @@ from rlox_cli.sweep.launch import launcher_overrides
 from rlox_cli.terminal.errors import UsageError
 from rlox_cli.train import main as train
 
-RLOX = [sys.executable, "-m", "rlox_cli.main"]
 # Sweeps killed with each launcher; a soak sets it.
 ROUNDS = int(os.environ.get("RLOX_SWEEP_ROUNDS", "1"))
 LAUNCHERS = {
@@ -34,14 +33,14 @@ LAUNCHERS = {
     "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2"],
 }
 EIGHT = ["-m", "algo=ppo,dqn", "seed=0,1,2,3", "env=CartPole-v1", "tuned=off", "logger=none", "algo.hidden_sizes=[16]"]
-EIGHT += ["total_timesteps=48_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=4_000"]
+EIGHT += ["total_timesteps=24_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=2_000"]
 EIGHT += ["hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
 SHORT = ["env=CartPole-v1", "tuned=off", "logger=none", "total_timesteps=512", "algo.n_steps=64", "eval.n_points=1"]
 SHORT += ["algo.hidden_sizes=[8]", "eval.n_episodes=1", "hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
 
 
 def rlox(cwd, *args, code=0):
-    done = subprocess.run([*RLOX, *args], cwd=cwd, capture_output=True, text=True, timeout=300)
+    done = forked.run(*args, cwd=cwd)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -101,8 +100,7 @@ def kill(process, victim):
 def killed(cwd, after, victim, *args):
     """Run the command and kill some of it `after` seconds; whether it came to its end all the same."""
     with open(cwd / "printed.txt", "a") as out:
-        process = subprocess.Popen([*RLOX, *args], cwd=cwd, stdout=out, stderr=out, start_new_session=True)
-    process.cwd = cwd
+        process = forked.Rlox(*args, cwd=cwd, stdout=out)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(after)
     if process.poll() is None:
@@ -111,6 +109,7 @@ def killed(cwd, after, victim, *args):
     return process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", range(ROUNDS))
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_killed_at_any_moment_it_loses_nothing_and_repeats_nothing(launcher, round_, whole, tmp_path):
@@ -141,13 +140,11 @@ def test_killed_at_any_moment_it_loses_nothing_and_repeats_nothing(launcher, rou
     assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    command = [*RLOX, "train", *EIGHT, *LAUNCHERS[launcher]]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    process = forked.Rlox("train", *EIGHT, *LAUNCHERS[launcher], cwd=tmp_path, stdout=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not any("loss/q" in path.read_text() for path in (tmp_path / "sweep").glob("*-dqn-*/metrics.jsonl")):
         assert time.monotonic() < deadline
@@ -165,10 +162,11 @@ def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path)
     assert outcomes(tmp_path) == whole[0]
 
 
+@pytest.mark.slow
 def test_status_tells_where_a_killed_job_goes_on(tmp_path):
     words = [word for word in SHORT if not word.startswith("total_timesteps")]
     words += ["-m", "seed=0,1", "total_timesteps=10_000_000", "checkpoint.every_steps=2_000"]
-    process = subprocess.Popen([*RLOX, "train", *words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = forked.Rlox("train", *words, cwd=tmp_path)
     last, deadline = tmp_path / "sweep/0-ppo-CartPole-v1-s0/checkpoints/last.safetensors", time.monotonic() + 60
     while not last.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -179,7 +177,7 @@ def test_status_tells_where_a_killed_job_goes_on(tmp_path):
     assert [(job["state"], job["resumes_at"]) for job in told] == [("killed", at), ("waiting", 0)]
     assert f"goes on at step {at:,}" in " ".join(rlox(tmp_path, "sweep", "status", "sweep").split())
     # And there it goes on.
-    process = subprocess.Popen([*RLOX, "sweep", "resume", "sweep"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = forked.Rlox("sweep", "resume", "sweep", cwd=tmp_path)
     out = last.parent.parent / "out.txt"
     while "resuming" not in out.read_text() and time.monotonic() < deadline + 60:
         time.sleep(0.05)
@@ -212,6 +210,7 @@ gymnasium.register("Flaky-v0", Flaky)
 """
 
 
+@pytest.mark.slow
 def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path):
     (tmp_path / "flaky.py").write_text(FLAKY)
     words = ["-m", "--import", "flaky", *SHORT[1:], "env=Flaky-v0", "env.kwargs.fails=never,once,always,wrong"]
@@ -240,6 +239,7 @@ def plan(folder, *words):
     Sweep.create(folder, head, planned(composed)).release()
 
 
+@pytest.mark.slow
 def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
     plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1", "hydra/launcher=joblib")
     path = tmp_path / "sweep/sweep.jsonl"
@@ -294,6 +294,7 @@ def test_a_ledger_that_lost_its_jobs_is_no_sweep_of_none(tmp_path, monkeypatch):
         resume(Path("sweep"), [], False)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rlox(tmp_path, "train", "-m", "seed=0,1", *SHORT)

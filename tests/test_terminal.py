@@ -14,6 +14,7 @@ import sys
 import termios
 from pathlib import Path
 
+import forked
 import pytest
 from rich.console import Console
 
@@ -23,13 +24,14 @@ from rlox_cli.run import progress
 from rlox_cli.run.progress import ProgressCallback
 from rlox_cli.terminal.console import make_table, print_table
 
+pytestmark = pytest.mark.slow
+
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=2000", "eval.n_episodes=2", "logger=none"]
 
 
 def rlox(*words, cwd, **env):
-    environment = {**os.environ, **env}
-    return subprocess.run([*RLOX, *words], cwd=cwd, env=environment, capture_output=True, timeout=240)
+    return forked.run(*words, cwd=cwd, env={**os.environ, **env})
 
 
 def on_a_terminal(columns: int, *words: str, cwd: Path, **env: str) -> tuple[int, list[str]]:
@@ -38,7 +40,7 @@ def on_a_terminal(columns: int, *words: str, cwd: Path, **env: str) -> tuple[int
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR")}
     environment |= {"TERM": "xterm-256color", **env}
-    process = subprocess.Popen([*RLOX, *words], cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    process = forked.Rlox(*words, cwd=cwd, env=environment, stdin=theirs, stdout=theirs)
     os.close(theirs)
     shown = b""
     while True:
@@ -130,11 +132,15 @@ def test_closed_streams_cost_no_training(tmp_path, closed):
     ],
 )
 def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign):
-    done = rlox("train", *SMALL, "hydra.run.dir=run", cwd=tmp_path, **env)
+    def rlox(*words):
+        environment = {**os.environ, **env}  # Python reads it as it starts
+        return subprocess.run([*RLOX, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=240)
+
+    done = rlox("train", *SMALL, "hydra.run.dir=run")
     assert done.returncode == 0, done.stderr
     assert f" {sign} " in done.stdout.decode(encoding)
     for verb in ("show", "ls buffers", "--help", "train --help", "compare run run", "eval run", "nope"):
-        said = rlox(*verb.split(), cwd=tmp_path, **env)
+        said = rlox(*verb.split())
         text = (said.stdout + said.stderr).decode(encoding)
         assert "Traceback" not in text
         assert len(text) > 50
@@ -202,7 +208,7 @@ def test_paths_can_be_copied_whole_at_80_columns(trained):
         found = lines[[line.rstrip() for line in lines].index(run) + 1]
         assert f"algo ppo  env CartPole-v1  seed {seed}  steps 2,048  status finished" in found
     # Elsewhere a run is a line, however long.
-    piped = rlox("ls", "runs", cwd=trained).stdout.decode().splitlines()
+    piped = rlox("ls", "runs", cwd=trained).stdout.splitlines()
     assert any(re.search(rf"{re.escape(run)} +ppo +CartPole-v1 +1 +2,048 +finished", line) for line in piped)
 
 
@@ -221,7 +227,7 @@ def test_a_sweep_stays_readable_at_80_columns(trained):
 def test_show_breaks_no_word(trained, columns, topic):
     code, lines = on_a_terminal(columns, "show", topic, cwd=trained)
     assert code == 0
-    words = {word for line in rlox("show", topic, cwd=trained).stdout.decode().splitlines() for word in line.split()}
+    words = {word for line in rlox("show", topic, cwd=trained).stdout.splitlines() for word in line.split()}
     assert {word for line in lines for word in line.split()} - words <= {"type", "default", "tuned", "search"}
 
 
@@ -240,19 +246,19 @@ def test_tables_hold_text_and_no_markup():
 
 
 def test_help_shows_what_is_typed(tmp_path):
-    said = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout.decode()
+    said = rlox("train", "--help", cwd=tmp_path, COLUMNS="120").stdout
     assert "'hydra.sweeper.search=[learning_rate,gamma]'" in said
     assert "'logger=[mlflow,csv]'" in said
     assert "--info [TOPIC]" in said
 
 
 def test_no_score_is_none(tmp_path):
-    lines = rlox("ls", "tuned", cwd=tmp_path).stdout.decode().splitlines()
+    lines = rlox("ls", "tuned", cwd=tmp_path).stdout.splitlines()
     assert "None" not in " ".join(lines)
     assert any(line.split() == ["algo=cql", "env=Pendulum-v1", "5,000"] for line in lines)
 
 
 def test_evaluation_points_are_warned_of_where_they_were_chosen(tmp_path):
     short = ["train", *SMALL, "total_timesteps=512", "eval.n_episodes=1"]
-    assert b"eval.n_points" not in rlox(*short, "hydra.run.dir=a", cwd=tmp_path).stdout
-    assert b"eval.n_points=12" in rlox(*short, "eval.n_points=12", "hydra.run.dir=b", cwd=tmp_path).stdout
+    assert "eval.n_points" not in rlox(*short, "hydra.run.dir=a", cwd=tmp_path).stdout
+    assert "eval.n_points=12" in rlox(*short, "eval.n_points=12", "hydra.run.dir=b", cwd=tmp_path).stdout

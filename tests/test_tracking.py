@@ -334,6 +334,7 @@ def test_mlflow_equals_the_record(db):
     assert not any((run / "mirrors").glob("*.upload"))
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_the_kept_schema_is_that_of_the_installed_mlflow():
     """The version of `constraints.txt`; another one is served by its own client."""
@@ -451,6 +452,7 @@ def test_another_revision_is_left_to_mlflow(tmp_path, monkeypatch):
     assert not mlflow_sqlite.serves(database)
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_killed_writers_lose_and_repeat_nothing(db):
     run = make_run(db, "killed", {"mlflow": mlflow_settings(db)})
@@ -580,6 +582,7 @@ def test_broken_run_does_not_block_the_store(db):
     assert stores.pending(store) == {}
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_dead_server(tmp_path, db, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -610,6 +613,7 @@ def test_dead_server(tmp_path, db, monkeypatch):
 # --- mirrors: Weights & Biases -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_wandb_offline_holds_the_record(tmp_path):
     run = make_run(tmp_path, "run", {"wandb": wandb_settings()})

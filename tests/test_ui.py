@@ -12,7 +12,10 @@ import time
 import urllib.request
 from pathlib import Path
 
+import forked
 import pytest
+
+pytestmark = pytest.mark.slow
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=512", "eval.n_points=0", "eval.n_episodes=1"]
@@ -23,7 +26,7 @@ def logged(tmp_path_factory):
     """A run in MLflow and, offline, in W&B, with what the command printed."""
     cwd = tmp_path_factory.mktemp("ui")
     words = [*SMALL, "logger=[mlflow,wandb]", "logger.wandb.mode=offline", "hydra.run.dir=run"]
-    done = subprocess.run([*RLOX, "train", *words], cwd=cwd, capture_output=True, text=True, timeout=240)
+    done = forked.run("train", *words, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return cwd, done.stdout
 
@@ -76,7 +79,7 @@ def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
             with urllib.request.urlopen(api, timeout=60) as answer:
                 tags = json.load(answer)["experiment"]["tags"]
             assert {"key": "mlflow.experimentKind", "value": "custom_model_development"} in tags
-            second = subprocess.run([*RLOX, "ui", "--port", str(port)], cwd=cwd, capture_output=True, text=True)
+            second = forked.run("ui", "--port", port, cwd=cwd)
             assert second.returncode == 2
             assert second.stderr == (
                 f"rlox ui: --port {port} must be free, but another program listens there; try --port {port + 1}\n"
@@ -98,7 +101,7 @@ def _children(pid: int) -> list[str]:
 def test_a_server_that_cannot_start_is_an_error(logged, port):
     cwd, _ = logged
     words = ["ui", "--port", str(port), "--no-such-option"]
-    done = subprocess.run([*RLOX, *words], cwd=cwd, capture_output=True, text=True, timeout=240)
+    done = forked.run(*words, cwd=cwd)
     assert done.returncode == 1
     assert "rlox ui: mlflow server ended with exit code 2" in done.stderr
     assert "Ctrl-C" not in done.stderr

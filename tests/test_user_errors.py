@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import gymnasium
 import pytest
 import user_code
@@ -220,14 +219,8 @@ def test_a_bug_of_rlox_keeps_its_traceback_and_asks_to_be_reported():
 
 
 def test_the_whole_traceback_on_demand(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "rlox_cli.main", *own("StepFails-v0")],
-        cwd=tmp_path,
-        env={**os.environ, "RLOX_TRACEBACK": "1", "PYTHONPATH": str(HERE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    environment = {**os.environ, "RLOX_TRACEBACK": "1", "PYTHONPATH": str(HERE.parent)}
+    done = forked.run(*own("StepFails-v0"), cwd=tmp_path, env=environment)
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "rlox: environment 0 (StepFails-v0): step 6 of its episode failed" in done.stderr

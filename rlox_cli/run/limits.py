@@ -146,14 +146,14 @@ def mapped_bytes(dataset: Any) -> int:
 
 def plays_native(algorithm: Any) -> bool:
     """Whether its environment is one of ours; offline it is the one of the evaluations."""
-    if hasattr(algorithm, "collector"):
+    if getattr(algorithm, "collector", None) is not None:
         return algorithm.collector.native
     return is_native(algorithm.env_id) and not (algorithm.env_kwargs or algorithm.env_wrappers)
 
 
 def time_limit(algorithm: Any) -> int | None:
     """Steps after which each episode ends; None where nothing says so."""
-    if hasattr(algorithm, "collector"):
+    if getattr(algorithm, "collector", None) is not None:
         return _limit_of(algorithm.collector.env, algorithm)
     env = make_vec_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs, algorithm.env_wrappers)
     try:

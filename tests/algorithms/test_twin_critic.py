@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import ClassVar
 
+import forked
 import gymnasium
 import numpy as np
 import probes
@@ -393,17 +394,17 @@ def test_learning_rate_falls_in_every_optimiser(kind):
     assert rates == pytest.approx([0.01 * algorithm.config.learning_rate] * len(rates))
 
 
+@pytest.mark.slow
 @BOTH
 def test_from_the_command_line(kind, tmp_path):
-    rlox = [sys.executable, "-m", "rlox_cli.main"]
     small = ["algo.hidden_sizes=[16]", "algo.learning_starts=50", "algo.batch_size=16", "buffer=prioritized"]
     train = [f"algo={kind.name}", "env=Pendulum-v1", "total_timesteps=300", "eval.n_points=1", "eval.n_episodes=2"]
-    done = subprocess.run([*rlox, "train", *train, *small, "logger=none"], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run("train", *train, *small, "logger=none", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert any({"loss/q", "loss/policy"} <= set(row) for row in rows)
-    done = subprocess.run([*rlox, "eval", str(run)], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run("eval", run, cwd=tmp_path)
     assert "reproduced exactly" in done.stdout
 
 

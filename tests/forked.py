@@ -1,0 +1,202 @@
+"""Commands of `rlox` in processes that are forked from one with everything imported.
+
+A start of Python with PyTorch and Hydra takes a second of CPU more. What a test says of the start itself (encodings,
+closed streams, what is imported) needs a real one: ``python -m rlox_cli.main``.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import functools
+import gc
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_TESTS = str(Path(__file__).parent)
+
+
+@functools.cache
+def _parent() -> socket.socket:
+    """To the process that forks. It ends when this one does, or closes the socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno())],
+        cwd=_TESTS,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+    theirs.close()
+    return ours
+
+
+class Rlox:
+    """`rlox *words` in a process and a session of its own, with the methods of `subprocess.Popen` that tests use.
+
+    Parameters
+    ----------
+    words : str
+        What is typed after ``rlox``.
+    cwd : Path
+        Working directory, which is also the first to import from.
+    env : mapping, optional
+        The whole environment, as `subprocess.Popen` takes it.
+    stdin, stdout, stderr : file or int, optional
+        Files; `subprocess.PIPE` for a pipe (text) behind `stdout`, `subprocess.DEVNULL`; standard error goes where
+        standard output goes unless it is given.
+    """
+
+    def __init__(
+        self, *words, cwd=".", env=None, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    ):
+        self.args, self.cwd, self.stdout, self.returncode = [*map(str, words)], Path(cwd), None, None
+        with contextlib.ExitStack() as open_here:
+
+            def descriptor(stream):
+                if stream == subprocess.DEVNULL:
+                    stream = open_here.enter_context(open(os.devnull, "r+b"))
+                return stream if isinstance(stream, int) else stream.fileno()
+
+            if stdout == subprocess.PIPE:
+                reading, stdout = os.pipe()
+                self.stdout = open(reading)  # noqa: SIM115 (the test's, as Popen's is)
+                open_here.callback(os.close, stdout)
+            out = descriptor(stdout)
+            err = out if stderr == subprocess.STDOUT else descriptor(stderr)
+            told, telling = os.pipe()
+            open_here.callback(os.close, telling)
+            request = {
+                "words": self.args,
+                "cwd": str(self.cwd.absolute()),
+                "env": dict(os.environ if env is None else env),
+            }
+            rights = array.array("i", [descriptor(stdin), out, err, telling])
+            _parent().sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        self._told = open(told, "rb", buffering=0)  # noqa: SIM115 (until the end is told)
+        self.pid = int(self._told.readline())
+
+    def _ended(self, timeout):
+        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
+            self.returncode = int(self._told.readline())
+            self._told.close()
+        return self.returncode
+
+    def poll(self):
+        """The exit code, negative for a signal; None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout=600):
+        if self._ended(timeout) is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, timeout=600):
+        """What it prints from now on, and None."""
+        printed = self.stdout.read() if self.stdout else None
+        self.wait(timeout)
+        return printed, None
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+
+def run(*words, cwd=".", env=None, timeout=300) -> subprocess.CompletedProcess[str]:
+    """`rlox *words` to its end, as `subprocess.run` with captured text."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = Rlox(*words, cwd=cwd, env=env, stdout=out, stderr=err)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    return subprocess.CompletedProcess(words, process.returncode, *texts)
+
+
+def _serve(server: socket.socket) -> list[str]:
+    """Fork a process for each request; returns in these, with the words of their command."""
+    while True:
+        with contextlib.suppress(ChildProcessError):  # of keepers (below) that have ended, or of none
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        data, ancillary, _, _ = server.recvmsg(1 << 20, socket.CMSG_SPACE(4 * array.array("i").itemsize))
+        if not data:
+            sys.exit()
+        files = array.array("i", ancillary[0][2]).tolist()
+        if not os.fork():
+            break
+        for file in files:
+            os.close(file)
+    # The keeper, which tells what becomes of the command.
+    server.close()
+    if pid := os.fork():
+        for file in files[:3]:
+            os.close(file)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(files[3], f"{code}\n".encode())
+        os._exit(0)
+    os.setsid()
+    os.write(files[3], f"{os.getpid()}\n".encode())
+    request = json.loads(data)
+    for number, file in enumerate(files[:3]):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]
+    sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
+    if request["env"].get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True, line_buffering=True)
+    return request["words"]
+
+
+def _import() -> None:
+    """What a command imports sooner or later, but for trackers, whose modules start threads."""
+    import torch
+
+    import rlox_cli.run.resume
+    import rlox_cli.train  # noqa: F401
+    from rlox.algorithms import ALGORITHMS, resolve
+    from rlox_cli.config.compose import compose_jobs
+
+    torch.set_num_threads(1)
+    for entry in ALGORITHMS.values():
+        resolve(entry.cls)
+    compose_jobs([], ["algo=ppo", "env=CartPole-v1"])  # Hydra's plugins, and its parser's tables
+    gc.collect()
+    gc.freeze()  # or a collection in a child would copy every page
+
+
+if __name__ == "__main__":
+    _server = socket.socket(fileno=int(sys.argv[1]))
+    os.environ["OMP_NUM_THREADS"] = "1"  # threads do not outlive a fork
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _import()
+    sys.argv[:] = ["rlox", *_serve(_server)]
+    # To processes that are spawned this is ``python -m rlox_cli.main``.
+    __spec__ = importlib.util.find_spec("rlox_cli.main")
+    from rlox_cli.main import main
+
+    main()
