@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import forked
@@ -25,7 +27,11 @@ SHORT = ("algo=ppo", "env=CartPole-v1", "total_timesteps=12_800", "eval.n_episod
 
 
 def rlox(*words, cwd=None, **env):
-    return forked.run(*words, cwd=cwd or ".", env={**os.environ, **env})
+    environment = {**os.environ, **env}
+    if "PYTHONPATH" not in env:
+        return forked.run(*words, cwd=cwd or ".", env=environment)
+    command = [sys.executable, "-m", "rlox_cli.main", *words]  # runs a sitecustomize as it starts
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
 def learn(*words, **kwargs):
