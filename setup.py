@@ -75,14 +75,6 @@ if sysconfig.get_platform() == "linux-x86_64":
         if LEVELS and wanted == "machine":
             BASELINE.append("-O1")
 
-# Functions that Python calls check arguments and call a kernel's loop once. Optimised for size they take as long,
-# within 2 %, and the compiler is done in two thirds of the time.
-WRAPPERS = re.compile(
-    r"^static (?=(?:CYTHON_SMALL_CODE |CYTHON_INLINE )?(?:PyObject \*|int |void )\s?"
-    r"(?:__pyx_p[wf]_|__pyx_tp_|__pyx_setprop|__pyx_getprop|__Pyx_modinit|__Pyx_Init))",
-    re.MULTILINE,
-)
-
 
 class BuildKernels(build_ext):
     """Runs Cython once per kernel and compiles its C once per CPU level."""
@@ -156,11 +148,6 @@ def kernel_extensions() -> list[Extension]:
         force=any(c.stat().st_mtime < changed for c in build_dir.rglob("*.c")),
         compiler_directives=DIRECTIVES,
     )
-    for made in extensions[: len(modules)]:
-        path = Path(made.sources[0])
-        text = path.read_text(encoding="utf-8")
-        if (marked := WRAPPERS.sub("static __attribute__((cold)) ", text)) != text:
-            path.write_text(marked, encoding="utf-8")
     for level, flags in LEVELS.items():
         for baseline in extensions[: len(modules)]:
             if baseline.name == "rlox.kernels._cpu":
