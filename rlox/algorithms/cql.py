@@ -120,7 +120,7 @@ class CQL(OfflineAlgorithm):
 
         loss, policy_metrics = soft_policy_loss(self.policy, self.critics, batch.obs, noise[0], alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
-        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             self.alpha_optimizer.descend([policy_metrics["entropy"] - self.target_entropy])
         if c.auto_alpha:

@@ -95,7 +95,7 @@ class SAC(OffPolicyAlgorithm):
 
         loss, policy_metrics = self.compiled(soft_policy_loss)(self.policy, self.critics, batch.obs, noise, alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critics, by the actions.
-        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         if c.auto_entropy:
             # d/d log(alpha) of -log(alpha) (log pi + target entropy), averaged
             self.alpha_optimizer.descend([policy_metrics["entropy"] - self.target_entropy])

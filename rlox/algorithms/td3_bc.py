@@ -72,7 +72,7 @@ class TD3BC(OfflineAlgorithm):
 
         loss, policy_metrics = regularised_policy_loss(self.policy, self.critics, batch.obs, actions, c.alpha)
         # The optimiser differentiates by the policy's parameters alone: of the critic, by the actions.
-        metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        policy_metrics["policy_grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
         self.target_block.lerp_(self.critic_optimizer.flat, c.tau)
         polyak_update(self.policy, self.target_policy, c.tau)
         return {**metrics, **policy_metrics}

@@ -12,6 +12,7 @@ import numpy as np
 from rlox.collectors.base import _LARGEST, _Collector, _FrameStore, all_finite
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.envs.failures import failure_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
@@ -161,7 +162,11 @@ class RolloutCollector(_Collector):
                 for t in range(n_steps):
                     self.reward_fn.apply_(obs[t], spec.clip(actions[t]), rewards[t])
         else:
-            limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
+            try:
+                limits, reached = self._step_by_step(acting, obs, actions, frames, *results)
+            except RuntimeError as e:
+                self._refuse_width(e, policy)
+                raise
 
         rewards_f32 = rewards.astype(np.float32)
         self._require_finite(obs, limits, reached, rewards_f32)
@@ -223,6 +228,20 @@ class RolloutCollector(_Collector):
             self._refuse_numbers("observations", self._raw, step)
         if not np.abs(rewards).max() < _LARGEST:
             self._refuse_numbers("rewards", rewards, step, " and have a finite square")
+
+    def _refuse_width(self, e: RuntimeError, policy: Any) -> None:
+        """Raise a ValueError from `e`, which no environment raised, if the policy's first layer takes another number of
+        observations."""
+        from torch import nn
+
+        layers = policy.modules() if isinstance(policy, nn.Module) and not failure_of(e).what else ()
+        first = next((one for one in layers if not [*one.children()] and [*one.parameters()]), None)
+        taken = first.in_features if isinstance(first, nn.Linear) else self.spec.obs_dim
+        if taken != self.spec.obs_dim:
+            raise ValueError(
+                f"{self._where}: the policy must take the {self.spec.obs_dim} observations of {self._name}, got one "
+                f"whose first layer takes {taken}"
+            ) from e
 
     def _by_module(self, policy: nn.Module, n_steps: int) -> ModuleRollout:
         from rlox.collectors.acting import ModuleRollout
@@ -296,10 +315,6 @@ class RolloutCollector(_Collector):
             if normalizer is None:
                 self._require_finite(obs[: t + 1], np.concatenate(limits), np.concatenate(reached), rewards[:t])
             self._refuse_policy(e, action)
-            if "mat1 and mat2" not in str(e):
-                raise
-            raise ValueError(
-                f"RolloutCollector.collect: the policy must take the {spec.obs_dim} observations of {self._name}: {e}"
-            ) from e
+            raise
         self._raw = self._raw.copy()
         return np.concatenate(limits), np.concatenate(reached)

@@ -164,7 +164,9 @@ def transitions(sac, n, obs_dim, act_dim, seed, weighted=False):
 
 def assert_gradients_equal(reference):
     for name, expected in reference.gradients.items():
-        assert_equal_gradients(reference.native.gradients[name], expected, name)
+        # The temperature's is a sum over the components of an action, of either sign.
+        apart = 1e-7 * (1 + reference.native.act_dim if name == "log_alpha" else 1)
+        assert_equal_gradients(reference.native.gradients[name], expected, name, apart)
 
 
 shapes = st.fixed_dictionaries({**PERCEPTRONS, "act_dim": st.integers(1, 20)})
