@@ -184,14 +184,14 @@ def test_no_last_checkpoint_knows_less_than_its_step(tmp_path, monkeypatch):
 
 
 class Kills(Callback):
-    """Kills the processes of this one at an update."""
+    """Kills the processes of this one at an update, but for those that there were before."""
 
     def __init__(self, at):
-        self.at, self.killed = at, []
+        self.at, self.killed, self.before = at, [], children(os.getpid())
 
     def on_step(self, *, step, **info):
         if step == self.at:
-            self.killed = children(os.getpid())
+            self.killed = [pid for pid in children(os.getpid()) if pid not in self.before]
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
 

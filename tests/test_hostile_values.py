@@ -17,6 +17,7 @@ import rlox
 from rlox import config as configs
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.config import Config, OfflineConfig, OffPolicyConfig
+from rlox.training import OnPolicyAlgorithm
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**5000  # of more digits than Python prints
@@ -130,11 +131,10 @@ def test_what_a_field_takes_trains(name):
 
 
 def arguments(name) -> dict[str, inspect.Parameter]:
-    """All that the class takes beside its hyper-parameters."""
+    """All that the class takes beside its hyper-parameters; off-policy ones pass on what on-policy ones list."""
     found = {}
-    for cls in resolve(ALGORITHMS[name].cls).__mro__:
-        own = vars(cls).get("__init__")
-        for key, parameter in inspect.signature(own).parameters.items() if inspect.isfunction(own) else ():
+    for cls in (resolve(ALGORITHMS[name].cls), *(() if offline(name) else (OnPolicyAlgorithm,))):
+        for key, parameter in inspect.signature(cls).parameters.items():
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and key != "self":
                 found.setdefault(key, parameter)
     return found

@@ -383,8 +383,10 @@ def test_of_two_that_resume_at_once_one_is_refused(mine):
     while all(one.poll() is None for one in both) and time.monotonic() < deadline:
         time.sleep(0.01)
     (loser,) = [i for i, one in enumerate(both) if one.poll() is not None]
-    assert both[loser].returncode == 2
     said = (folders[loser] / "out.txt").read_text()
+    # Seen at once it is a mistake of the command; another that comes first meanwhile is none.
+    assert both[loser].returncode in (1, 2), said
+    assert re.search(r"is training|by another process|held by process", said), said
     both[1 - loser].terminate()
     assert both[1 - loser].wait(60) == 128 + signal.SIGTERM, (folders[1 - loser] / "out.txt").read_text()
     assert len(events(mine, "start")) == 2, said

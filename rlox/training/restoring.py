@@ -65,7 +65,6 @@ def with_environments(
         "env_kwargs": env["kwargs"],
         "env_workers": env["workers"],
         **({} if "config" in arguments else header["config"]),
-        **cls._saved_arguments(header, arguments),
     }
     given = {
         **given,
@@ -81,7 +80,7 @@ def with_environments(
             env["id"] if env_id is None else env_id,
             policy=policy,
             reward_fn=reward_fn,
-            **{**saved, **given, **arguments},
+            **{**saved, **cls._saved_arguments(header, arguments), **given, **arguments},
         )
     except (MemoryError, TypeError, ValueError) as e:
         raise _kind(e, arguments)(f"{where}: {path}: {one_line(e, 1000)}") from e
