@@ -8,8 +8,8 @@ needs Stable-Baselines3 and nothing of rlox. `report` prints intervals and tests
 
 All sides have the tuned settings, which are Stable-Baselines3's defaults with learning_rate 1e-3. A run is scored by
 its final deterministic evaluation: 20 episodes of one fresh environment seeded 10,000 + seed. The study's seeds are 300
-to 339. In the committed result only the native side is complete; the file says which seeds the others have. The folder
-sac_pendulum holds the runs made since, with later versions: `train SIDE 300 40 benchmarks/sac_pendulum` goes on there.
+to 339. The folder sac_pendulum holds its runs, and sac_pendulum.json what `report` makes of them; `train SIDE 300 40
+benchmarks/sac_pendulum` makes the seeds that are missing there.
 """
 
 from __future__ import annotations

@@ -80,8 +80,6 @@ class Algorithm:
         Hyper-parameters, never changed after construction.
     counters : Counters
         Steps, updates and episodes so far.
-    policy : nn.Module
-        What is trained.
     parts : dict
         What a checkpoint holds beside `policy` and `optimizer`, by section: modules, optimisers, and other objects with
         ``state()`` and ``set_state(arrays)``. `setup` adds to it by `keep`.
