@@ -73,22 +73,22 @@ class Rlox:
                 open_here.callback(os.close, stdout)
             out = descriptor(stdout)
             err = out if stderr == subprocess.STDOUT else descriptor(stderr)
-            told, telling = os.pipe()
-            open_here.callback(os.close, telling)
+            results, reporting = os.pipe()
+            open_here.callback(os.close, reporting)
             request = {
                 "words": self.args,
                 "cwd": str(self.cwd.absolute()),
                 "env": dict(os.environ if env is None else env),
             }
-            rights = array.array("i", [descriptor(stdin), out, err, telling])
+            rights = array.array("i", [descriptor(stdin), out, err, reporting])
             _parent().sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        self._told = open(told, "rb", buffering=0)  # noqa: SIM115 (until the end is told)
-        self.pid = int(self._told.readline())
+        self._results = open(results, "rb", buffering=0)  # noqa: SIM115 (until the command has ended)
+        self.pid = int(self._results.readline())
 
     def _ended(self, timeout):
-        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
-            self.returncode = int(self._told.readline())
-            self._told.close()
+        if self.returncode is None and select.select([self._results], [], [], timeout)[0]:
+            self.returncode = int(self._results.readline())
+            self._results.close()
         return self.returncode
 
     def poll(self):
@@ -147,7 +147,7 @@ def _serve(server: socket.socket) -> list[str]:
             break
         for file in files:
             os.close(file)
-    # The keeper, which tells what becomes of the command.
+    # The keeper, which reports the command's process number and exit code.
     server.close()
     if pid := os.fork():
         for file in files[:3]:

@@ -103,7 +103,7 @@ cdef class Learner:
     """
 
     cdef Py_ssize_t begin(self, str where, obs_dim, width, str label, hidden_sizes, activation) except -1:
-        """Check and keep what every learner is told; returns `width`, named `label` in errors."""
+        """Check and keep the arguments that every learner takes; returns `width`, named `label` in errors."""
         cdef Py_ssize_t found
         obs_dim, width = as_index(obs_dim, where, "obs_dim"), as_index(width, where, label)
         self.hidden = [as_index(size, where, "hidden_sizes") for size in hidden_sizes]

@@ -24,7 +24,7 @@ cdef struct Batch:
     const f32* uniform
 
 
-# What an update is told; a limit of 0 is none.
+# An update's options; a limit of 0 is none.
 cdef struct Options:
     f64 rate
     f64 tau

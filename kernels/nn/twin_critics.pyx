@@ -23,7 +23,7 @@ from rlox.kernels.nn.core cimport BlockLearner, move
 
 cnp.import_array()
 
-# Of an update, means over its batch; in place of the last two, SAC's, others tell up to four of their own.
+# An update's metrics, means over its batch. The last two are SAC's; others have up to four of their own there.
 METRICS = ("q_loss", "q_value", "td_error", "grad_norm", "policy_loss", "policy_grad_norm", "entropy", "alpha")
 
 

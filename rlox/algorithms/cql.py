@@ -25,8 +25,8 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import conservative_q_loss, soft_policy_loss
 from rlox.nn.networks import TwinQNetwork
-from rlox.nn.optimizers import flat_copy
 from rlox.nn.policies import SquashedGaussianPolicy
+from rlox.training.bounded import make_critics
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
@@ -54,12 +54,8 @@ class CQL(OfflineAlgorithm):
         self.policy = SquashedGaussianPolicy(**self._policy_arguments(), rng=rng)
 
     def setup(self, rng: Rng) -> None:
-        c, spec = self.config, self.spec
-        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
-        self.critics = self.keep("critics", critics)
-        # Copies come before the optimisers, which lay the online networks' parameters out anew.
-        self.target, self.target_block = flat_copy(self.critics)
-        self.keep("target", self.target)
+        c = self.config
+        self.critics, self.target, self.target_block = make_critics(self, rng)
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self._backprop = _Backprop(self.critics, c.activation)

@@ -18,8 +18,8 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import expectile_loss, twin_q_loss, weighted_cloning_loss
 from rlox.nn.networks import TwinQNetwork, mlp
-from rlox.nn.optimizers import flat_copy
 from rlox.nn.policies import TanhMeanPolicy
+from rlox.training.bounded import make_critics
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
@@ -50,11 +50,7 @@ class IQL(OfflineAlgorithm):
 
     def setup(self, rng: Rng) -> None:
         c, spec = self.config, self.spec
-        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
-        self.critics = self.keep("critics", critics)
-        # Copies come before the optimisers, which lay the online networks' parameters out anew.
-        self.target, self.target_block = flat_copy(self.critics)
-        self.keep("target", self.target)
+        self.critics, self.target, self.target_block = make_critics(self, rng)
         sizes = [spec.obs_dim, *c.hidden_sizes, 1]
         self.value = self.keep("value", mlp(sizes, c.activation, orthogonal=False, rng=rng).to(self.device))
         self.optimizer = self.adam("policy", self.policy.parameters())

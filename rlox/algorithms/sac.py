@@ -18,10 +18,8 @@ from rlox.kernels.rng import Rng
 from rlox.native import NativeBoundedPolicy
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import soft_policy_loss, twin_q_loss
-from rlox.nn.networks import TwinQNetwork
-from rlox.nn.optimizers import flat_copy
 from rlox.nn.policies import SquashedGaussianPolicy
-from rlox.training.bounded import make_action_noise, native_rounds
+from rlox.training.bounded import make_action_noise, make_critics, native_rounds
 from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
 from rlox.training.schedules import follow_schedule
@@ -55,11 +53,7 @@ class SAC(OffPolicyAlgorithm):
 
     def setup(self, rng: Rng) -> None:
         c, spec = self.config, self.spec
-        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
-        self.critics = self.keep("critics", critics)
-        # Copies come before the optimisers, which lay the online networks' parameters out anew.
-        self.target, self.target_block = flat_copy(self.critics)
-        self.keep("target", self.target)
+        self.critics, self.target, self.target_block = make_critics(self, rng)
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         self.target_entropy = -float(spec.act_dim) if c.target_entropy is None else c.target_entropy

@@ -16,8 +16,9 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.losses import regularised_policy_loss, smoothed_targets, twin_q_loss
 from rlox.nn.networks import TwinQNetwork, polyak_update
-from rlox.nn.optimizers import flat_copy, flatten_
+from rlox.nn.optimizers import flatten_
 from rlox.nn.policies import DeterministicPolicy
+from rlox.training.bounded import make_critics
 from rlox.training.offline import OfflineAlgorithm
 from rlox.training.schedules import follow_schedule
 
@@ -42,12 +43,7 @@ class TD3BC(OfflineAlgorithm):
         self.policy = DeterministicPolicy(**self._policy_arguments(), rng=rng)
 
     def setup(self, rng: Rng) -> None:
-        c, spec = self.config, self.spec
-        critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(self.device)
-        self.critics = self.keep("critics", critics)
-        # Copies come before the optimisers, which lay the online networks' parameters out anew.
-        self.target, self.target_block = flat_copy(self.critics)
-        self.keep("target", self.target)
+        self.critics, self.target, self.target_block = make_critics(self, rng)
         self.target_policy = self.keep("target_policy", copy.deepcopy(self.policy).requires_grad_(False))
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))

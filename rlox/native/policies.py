@@ -354,10 +354,6 @@ class NativeBoundedPolicy(NativeActor):
     def _to_env(self, unit: np.ndarray) -> np.ndarray:
         return self._module.centre.numpy() + unit * self._module.scale.numpy()
 
-    def to_unit(self, actions: np.ndarray) -> np.ndarray:
-        """The environment's actions as numbers in [-1, 1]."""
-        return (actions - self._module.centre.numpy()) / self._module.scale.numpy()
-
     def act(self, obs: np.ndarray, noise: np.ndarray) -> np.ndarray:
         std = getattr(self._module, "noise_std", None)
         return self._to_env(self.net.act(obs, noise) if std is None else self.net.act(obs, noise, std))

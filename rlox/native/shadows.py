@@ -80,6 +80,7 @@ _TWIN_CRITIC = (
     *_BOUNDED,
     *_SEPARATE,
     "rlox.nn.optimizers:flat_copy",
+    "rlox.training.bounded:make_critics",
     "rlox.training.bounded:make_bounded_policy",
     "rlox.training.off_policy:OffPolicyAlgorithm.make_policy",
 )
@@ -96,6 +97,7 @@ _OFFLINE_CRITICS = (
     *_OFFLINE,
     *_BOUNDED,
     "rlox.nn.optimizers:flat_copy",
+    "rlox.training.bounded:make_critics",
 )
 
 

@@ -605,7 +605,7 @@ class Algorithm:
     def _restore(self, checkpoint: Checkpoint, same_env: bool) -> bool:
         """Take up a checkpoint's state; returns whether the environments go on where they were."""
         header, tensors = checkpoint.header, checkpoint.tensors
-        self._load_weights(tensors["policy"], "from_checkpoint")
+        self._load_weights(tensors["policy"], f"{type(self).__name__}: from_checkpoint")
         self.optimizer.set_state(tensors["optimizer"])
         for name, part in self.parts.items():
             if name in self._switches and not header["config"].get(self._switches[name]):
@@ -637,20 +637,22 @@ class Algorithm:
         FileNotFoundError, ValueError
             See `rlox.checkpoint.load_checkpoint`; also if the policy or the observations have another shape.
         """
-        checkpoint = load_checkpoint(path)
+        self._start_from(load_checkpoint(path), f"{type(self).__name__}: init_from {path}")
+
+    def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         tensors, theirs = checkpoint.tensors, checkpoint.header["algorithm"]
         if "obs_std" in tensors["normalization"]:
             raise ValueError(
-                f"{type(self).__name__}: init_from {path}: its policy must see observations as they are, got one that "
+                f"{where}: its policy must see observations as they are, got one that "
                 "sees them normalised by its dataset's statistics; train it with normalize_obs=false"
             )
         try:
-            self._load_weights(self._fitted(tensors["policy"]), f"init_from {path}")
+            self._load_weights(self._fitted(tensors["policy"]), where)
         except ValueError as e:
             if theirs == self.name:
                 raise
             raise ValueError(
-                f"{type(self).__name__}: init_from {path}: the policy must have the networks of {self.name}, got "
+                f"{where}: the policy must have the networks of {self.name}, got "
                 f"that of {one_line(theirs, 40)}, which has others; start from a checkpoint of {self.name}"
             ) from e
         if self.normalizer is not None and tensors["normalization"]:
@@ -662,7 +664,7 @@ class Algorithm:
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         """Put a checkpoint's weights into the policy, and into what starts as a copy of it."""
-        what = f"{type(self).__name__}: {where}: the policy"
+        what = f"{where}: the policy"
         if self.native is not None:
             self.native.load(arrays, what)
         else:

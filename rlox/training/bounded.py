@@ -17,7 +17,10 @@ from rlox.training.loops import Rounds
 from rlox.training.schedules import follow_schedule
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from rlox.nn.networks import TwinQNetwork
 
 
 def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> None:
@@ -49,6 +52,20 @@ def make_bounded_policy(algorithm: Any, rng: Rng, policy: nn.Module | None) -> N
     algorithm.policy = policy
     if algorithm.backend == "native":
         algorithm.native = NativeBoundedPolicy(policy)
+
+
+def make_critics(algorithm: Any, rng: Rng) -> tuple[TwinQNetwork, nn.Module, torch.Tensor]:
+    """Twin critics, their target network, and the flat tensor of its parameters; checkpoints hold both.
+
+    Copies come before the optimisers, which lay the online networks' parameters out anew.
+    """
+    from rlox.nn.networks import TwinQNetwork
+    from rlox.nn.optimizers import flat_copy
+
+    c, spec = algorithm.config, algorithm.spec
+    critics = TwinQNetwork(spec.obs_dim, spec.act_dim, c.hidden_sizes, c.activation, rng).to(algorithm.device)
+    target, block = flat_copy(critics)
+    return algorithm.keep("critics", critics), algorithm.keep("target", target), block
 
 
 def bounded_kernel_size(algorithm: Any) -> int:
@@ -108,6 +125,6 @@ def fitted_policy(algorithm: Any, arrays: dict[str, np.ndarray]) -> dict[str, np
         warnings.warn(
             f"init_from: the standard deviations are not those of the checkpoint's policy, {why}",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return found

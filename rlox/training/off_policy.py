@@ -446,16 +446,15 @@ class OffPolicyAlgorithm(Algorithm):
 
         return write
 
-    def init_from(self, path: str | os.PathLike) -> None:
-        """As `Algorithm.init_from`; where there are critics, with their weights too: new ones would spoil the policy.
+    def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
+        """As `Algorithm._start_from`; where there are critics, with their weights too: new ones would spoil the policy.
 
         For SAC and TD3 the checkpoint may be one of SAC, TD3, TD3BC, CQL or IQL. What its policy does without noise is
         always taken over; `_fitted` says what becomes of standard deviations. IQL's V has no place here.
         """
         if "critics" not in self.parts:
-            super().init_from(path)
+            super()._start_from(checkpoint, where)
             return
-        checkpoint, where = load_checkpoint(path), f"{type(self).__name__}: init_from {path}"
         critics, activation = checkpoint.tensors.get("critics"), checkpoint.header["config"].get("activation")
         if not critics:
             raise ValueError(
@@ -464,7 +463,7 @@ class OffPolicyAlgorithm(Algorithm):
             )
         if activation != self.config.activation:
             raise ValueError(f"{where}: activation must be the checkpoint's, {one_line(activation)}")
-        super().init_from(path)
+        super()._start_from(checkpoint, where)
         for name in ("critics", "target"):
             load_weights_(self.parts[name], critics, f"{where}: {name}")
 

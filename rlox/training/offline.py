@@ -14,7 +14,7 @@ from torch import nn
 from rlox.buffers import OfflineDataset
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import Checkpoint, load_checkpoint
 from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
@@ -196,7 +196,7 @@ class OfflineAlgorithm(Algorithm):
             require_fit(dataset, spec, where)
         except ValueError as e:
             sizes = "act_dim" if spec.discrete else "act_dim, act_low and act_high"
-            raise ValueError(f"{e}; obs_dim, {sizes} are what {where} was told of the environment") from e
+            raise ValueError(f"{e}; obs_dim, {sizes} are the environment's in {where}") from e
         if not (getattr(dataset, "normalized", False) or self.config.normalize_obs):
             return DatasetStatistics(where, spec.obs_shape, fixed=True)
         if not hasattr(dataset, "obs_mean"):
@@ -379,21 +379,14 @@ class OfflineAlgorithm(Algorithm):
             arguments,
         )
 
-    def init_from(self, path: str | os.PathLike) -> None:
-        """Start from the weights of a checkpoint: of its policy, and of its critics where both have some.
-
-        Raises
-        ------
-        FileNotFoundError, ValueError
-            See `rlox.checkpoint.load_checkpoint`; also where networks or normalisation differ.
-        """
-        tensors = load_checkpoint(path).tensors
-        where = f"init_from {path}"
+    def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
+        """Start from the policy's weights, and from the critics' where both have some."""
+        tensors = checkpoint.tensors
         self.normalizer.set_state(tensors["normalization"])
         self._load_weights(tensors["policy"], where)
         for name, part in self.parts.items():
             if isinstance(part, nn.Module) and name in tensors:
-                restoring.load_part(part, tensors[name], f"{type(self).__name__}: {where}: {name}")
+                restoring.load_part(part, tensors[name], f"{where}: {name}")
 
 
 def _bound(where: str, name: str, value: Any, act_dim: int) -> np.ndarray:

@@ -128,7 +128,7 @@ class AlgorithmSource(_Choices):
 
     def serves(self, name: str) -> bool:
         name = name.removesuffix("_schema")
-        return name in algorithm_names() and name not in shipped("algo")
+        return name not in shipped("algo") and name in algorithm_names()  # which reads what is installed
 
     def names(self) -> list[str]:
         return algorithm_names()
