@@ -1,13 +1,14 @@
 """Build the Cython kernels: each once for every machine, the same C again for newer x86-64 CPUs.
 
 ``RLOX_CPU_LEVELS=all`` builds every level, as wheels do. Otherwise only the level of this machine is built, beside a
-baseline for other machines that use the same folder; on a machine of a higher level that baseline is not optimised.
+baseline for other machines that use the same folder, which is not optimised: `rlox.kernels` warns where it is used.
 
 ``RLOX_CYTHON_DEBUG=1`` builds the baseline only, with Cython's run-time checks and asserts on. With it,
 ``RLOX_SANITIZE=address`` or ``address,undefined`` adds the compiler's sanitizers; Python then needs their library
 preloaded, as tests/sanitize.sh does.
 """
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -73,7 +74,7 @@ if sysconfig.get_platform() == "linux-x86_64":
         }
         LEVELS = {level: flags for level, flags in LEVELS.items() if level in built}
         if LEVELS and wanted == "machine":
-            BASELINE.append("-O1")
+            BASELINE.append("-O0")  # a third of the time that -O1 takes to compile
 
 
 class BuildKernels(build_ext):
@@ -144,6 +145,8 @@ def kernel_extensions() -> list[Extension]:
         [extension(n, str(p), BASELINE, False) for n, p in zip(names, modules, strict=True)],
         include_path=["build/names"],
         build_dir=str(build_dir),
+        # Where processes start by forking; otherwise each would run this file first.
+        nthreads=(os.cpu_count() or 1) if multiprocessing.get_start_method() == "fork" else 0,
         # Cython looks at the sources' times only; this file holds the directives.
         force=any(c.stat().st_mtime < changed for c in build_dir.rglob("*.c")),
         compiler_directives=DIRECTIVES,

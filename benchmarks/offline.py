@@ -114,8 +114,8 @@ def outcome(folder: Path) -> dict[str, float]:
     evaluated = [row for row in rows if "eval/mean_return" in row][-1]
     found = {"updates": evaluated["step"], "return": evaluated["eval/mean_return"]}
     for key in ("dataset/q", "dataset/return"):
-        told = [row[key] for row in rows if key in row]
-        found |= {key: told[-1]} if told else {}
+        reported = [row[key] for row in rows if key in row]
+        found |= {key: reported[-1]} if reported else {}
     return found
 
 
@@ -191,11 +191,11 @@ def main() -> None:
                 data = f"episodes of the data: {behaviour['mean_return']:.1f}"
                 print(f"{env} {name} {algo}, {updates} updates: {shown} ({data})")
     if args.out and cells:
-        told = json.loads(args.out.read_text()) if args.out.is_file() else {}
+        reported = json.loads(args.out.read_text()) if args.out.is_file() else {}
         made = provenance(f"python benchmarks/offline.py {' '.join(sys.argv[1:])}")
         for env in args.envs:
-            told[env] = {**made, "versions": versions(), "cells": [cell for cell in cells if cell["env"] == env]}
-        args.out.write_text(json.dumps(told) + "\n")
+            reported[env] = {**made, "versions": versions(), "cells": [cell for cell in cells if cell["env"] == env]}
+        args.out.write_text(json.dumps(reported) + "\n")
 
 
 if __name__ == "__main__":

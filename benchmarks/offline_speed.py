@@ -7,7 +7,7 @@ Each system is called in turn, in a process of its own with one thread, on the s
 numbers an observation, 3 an action), with two layers of 256 units and batches of 256. SB3 has no offline algorithms:
 its TD3 and SAC do the half of TD3+BC's and IQL's work that is theirs, and a twentieth of CQL's: for every pair of state
 and action that SAC's critics learn from, the penalty takes CQL's through 20 more, so that no CQL comes near. Of rlox
-the updates alone are timed, without what a training tells a hundred times, and by the backend that ``auto`` means,
+the updates alone are timed, without the hundred reports of a training, and by the backend that ``auto`` means,
 beside them (``pytorch``) by PyTorch; medians of the rounds are compared.
 """
 

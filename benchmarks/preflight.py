@@ -64,11 +64,11 @@ def run(args: list[str], cwd: str) -> dict[str, float | str]:
 
 def pair(args: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as cwd:
-        told = run([*args, "--check"], cwd)
-        memory = re.search(r"memory +([\d.,]+) (\wiB)", told["text"])
-        cpu = re.search(r"([\d.,]+) s of CPU", told["text"])
+        printed = run([*args, "--check"], cwd)
+        memory = re.search(r"memory +([\d.,]+) (\wiB)", printed["text"])
+        cpu = re.search(r"([\d.,]+) s of CPU", printed["text"])
         if memory is None or cpu is None:
-            raise RuntimeError(told["text"])
+            raise RuntimeError(printed["text"])
         measured = run(args, cwd)
     if measured["code"]:
         raise RuntimeError(measured["text"])
@@ -77,7 +77,7 @@ def pair(args: list[str]) -> dict[str, float]:
         "cpu_s": measured["cpu_s"],
         "predicted_mib": float(memory[1].replace(",", "")) * MIB[memory[2]],
         "rss_mib": measured["rss_mib"],
-        "check_cpu_s": told["cpu_s"],
+        "check_cpu_s": printed["cpu_s"],
     }
     found["cpu_error"] = found["predicted_cpu_s"] / found["cpu_s"] - 1
     found["memory_error"] = found["predicted_mib"] / found["rss_mib"] - 1
@@ -123,9 +123,9 @@ def main() -> None:
 
         command = f"python benchmarks/preflight.py {' '.join([*args.cases, '--rounds', str(args.rounds)])}"
         load = {"load_average": round(os.getloadavg()[1], 1)}
-        told = json.loads(args.out.read_text()) if args.out.exists() else []
-        told.append({**provenance(command), **load, "versions": versions(), **found})
-        args.out.write_text(json.dumps(told, indent=1) + "\n")
+        reported = json.loads(args.out.read_text()) if args.out.exists() else []
+        reported.append({**provenance(command), **load, "versions": versions(), **found})
+        args.out.write_text(json.dumps(reported, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ level's folder first on the package's search path: a module is then found in it 
 # the name of a Hugging Face package that transformers probes for, and that probe must find nothing.
 if __name__ == "rlox.kernels":
     import os
+    import warnings
     from importlib.machinery import EXTENSION_SUFFIXES
     from pathlib import Path
 
@@ -27,7 +28,15 @@ if __name__ == "rlox.kernels":
         ]
         forced = os.environ.get("RLOX_CPU_LEVEL", "")
         if not forced:
-            return max(level for level in built if level <= cpu)
+            best = max(level for level in built if level <= cpu)
+            if best == 2 and len(built) == 2:  # the level of the machine that built them, and an unoptimised baseline
+                warnings.warn(
+                    f"rlox.kernels: these kernels were built on a CPU of x86-64-v{built[1]}; on this one, of a "
+                    "lower level, they are many times slower. Install rlox here, or with RLOX_CPU_LEVELS=all",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return best
         if forced not in ("2", "3", "4"):
             raise ValueError(
                 f"rlox.kernels: RLOX_CPU_LEVEL must be 2, 3 or 4 (for x86-64-vN), got {forced!r}; "

@@ -7,10 +7,12 @@ closed streams, what is imported) needs a real one: ``python -m rlox_cli.main``.
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import functools
 import gc
 import importlib.util
+import io
 import json
 import os
 import select
@@ -167,6 +169,9 @@ def _serve(server: socket.socket) -> list[str]:
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
+    from rlox.envs import registry
+
+    registry.offers.cache_clear()  # what is installed there may offer more
     if request["env"].get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(write_through=True, line_buffering=True)
     return request["words"]
@@ -176,27 +181,47 @@ def _import() -> None:
     """What a command imports sooner or later, but for trackers, whose modules start threads."""
     import torch
 
-    import rlox_cli.run.resume
-    import rlox_cli.train  # noqa: F401
+    import rlox_cli.run.resume  # noqa: F401
     from rlox.algorithms import ALGORITHMS, resolve
-    from rlox_cli.config.compose import compose_jobs
+    from rlox_cli.main import app
 
     torch.set_num_threads(1)
     for entry in ALGORITHMS.values():
         resolve(entry.cls)
-    compose_jobs([], ["algo=ppo", "env=CartPole-v1"])  # Hydra's plugins, and its parser's tables
+    with contextlib.redirect_stdout(io.StringIO()):
+        # The tables of Typer, Hydra and its parser; environments, networks and one update.
+        for words in (["ls", "envs"], ["train", "--check", "env=CartPole-v1", "total_timesteps=512", "backend=torch"]):
+            app(words, prog_name="rlox", standalone_mode=False)
     gc.collect()
     gc.freeze()  # or a collection in a child would copy every page
+
+
+_code: int | None = None  # of a command that has ended
+
+
+def _leave() -> None:
+    """The last of what is done at exit: end without taking the interpreter apart, which copies every page it has."""
+    if _code is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_code)
 
 
 if __name__ == "__main__":
     _server = socket.socket(fileno=int(sys.argv[1]))
     os.environ["OMP_NUM_THREADS"] = "1"  # threads do not outlive a fork
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit.register(_leave)  # before any import does, so that it is called last
     _import()
     sys.argv[:] = ["rlox", *_serve(_server)]
     # To processes that are spawned this is ``python -m rlox_cli.main``.
     __spec__ = importlib.util.find_spec("rlox_cli.main")
     from rlox_cli.main import main
 
-    main()
+    try:
+        main()
+    except SystemExit as e:
+        _code = e.code if isinstance(e.code, int) else 0 if e.code is None else None
+        raise
+    _code = 0

@@ -34,7 +34,7 @@ class ConstantReward(gymnasium.Env):
 class Countdown(gymnasium.Env):
     """Observation = steps so far; ends after `limit` steps, by termination or by a time limit. Reward 1 a step.
 
-    The observation tells whether a final observation or the next episode's first one was used.
+    The observation shows whether a final observation or the next episode's first one was used.
     """
 
     observation_space = spaces.Box(0.0, np.inf, (1,), np.float32)

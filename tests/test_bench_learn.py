@@ -124,7 +124,7 @@ def test_the_score_is_judged_by_the_reference(before, score, verdict, code):
     assert done.returncode == code, done.stderr
     assert f"reference         {verdict}: IQM" in done.stdout
     assert done.stdout.rstrip().endswith(verdict)
-    # The settings are not those of the nominal runs: the difference is told, and judges nothing.
+    # The settings are not those of the nominal runs: the difference is reported, and decides nothing.
     assert "no verdict, for the nominal runs had other settings: total_timesteps 100000 -> 12800" in done.stdout
 
 

@@ -225,7 +225,7 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "message"),
     [
         (["buffer=uniform"], "buffer must be left out with algo=ppo, got uniform; on-policy algorithms keep none"),
         (["algo=a2c", "buffer.size=5"], r"buffer\.size needs a replay memory; on-policy algorithms keep none"),
@@ -247,8 +247,8 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
         (["algo=dqn", "n_step=3"], r"n_step is no key of RunConfig; did you mean buffer\.n_step"),
     ],
 )
-def test_what_is_typed_wrongly_is_told(typed, told):
-    with pytest.raises(UsageError, match=told):
+def test_what_is_typed_wrongly_is_told(typed, message):
+    with pytest.raises(UsageError, match=message):
         compose_jobs([], typed)
 
 
@@ -267,13 +267,13 @@ def test_a_preset_may_choose_the_memory(tmp_path):
 
 
 def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
-    for typed, told in (
+    for typed, message in (
         (["env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C, PPO"),
         (["buffer.size=63"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 63"),
     ):
         done = forked.run("train", "algo=dqn", *typed, "logger=none", cwd=tmp_path)
         assert done.returncode != 0
-        assert told in " ".join(done.stderr.split())
+        assert message in " ".join(done.stderr.split())
         assert not list(tmp_path.rglob("*.jsonl"))
 
 

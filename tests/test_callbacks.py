@@ -373,7 +373,7 @@ def test_advice_on_single_transitions_and_bytes_is_given_at_the_start():
 
 
 def advised(rows, discrete=True):
-    """What is told about fabricated metrics, as (update, line)."""
+    """The advice on fabricated metrics, as (update, line)."""
     lines = []
     callback = AdviceCallback(lambda line: lines.append((i, line)))
     algorithm = SimpleNamespace(spec=SimpleNamespace(discrete=discrete))
@@ -418,8 +418,8 @@ def test_advice_is_silent_on_a_healthy_run_and_heard_on_a_sick_one(capsys):
     assert capsys.readouterr().err == ""
     sick = AdviceCallback()
     small(callbacks=[sick], learning_rate=0.1, n_epochs=20).train(4_000)
-    assert sick.told
-    assert capsys.readouterr().err.count("advice: ") == len(sick.told)
+    assert sick.given
+    assert capsys.readouterr().err.count("advice: ") == len(sick.given)
 
 
 def test_evaluations_are_evenly_spaced_and_end_at_the_end():

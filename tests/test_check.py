@@ -272,8 +272,10 @@ def test_each_offline_algorithm_is_reported(offline):
     assert titles == [f"{algo} on Pendulum-v1, 2 jobs" for algo in ("bc", "td3_bc", "iql", "cql")]
     data = rlox_library.open_dataset("pend.arrow")
     returns = data.stats()
-    told = f"300 transitions in {returns['n_episodes']} episodes of Pendulum-v1, return {returns['mean_return']:.2f}"
-    assert out.count(told) == 4
+    reported = (
+        f"300 transitions in {returns['n_episodes']} episodes of Pendulum-v1, return {returns['mean_return']:.2f}"
+    )
+    assert out.count(reported) == 4
     plan = "2,000 updates in batches of 32 from 300 transitions; 4 evaluations of 3 episodes"
     assert out.count(f"  plan         {plan}\n") == 4
     assert out.count("KiB, is read from its file as it is used") + out.count("MiB, is read from its file") == 4

@@ -75,8 +75,8 @@ def require_chained(state):
 
 
 def test_a_mixture_is_what_the_environment_did(saved):
-    told = collect(f"medium={saved}/ppo.safetensors", "--mix", "medium:3,random:1", "--steps", 5003, "--out", "a.arrow",
-                   "--seed", 4)  # fmt: skip
+    words = ("--mix", "medium:3,random:1", "--steps", 5003, "--out", "a.arrow", "--seed", 4)
+    printed = collect(f"medium={saved}/ppo.safetensors", *words)
     data = rlox.open_dataset("a.arrow")
     state, (medium, random) = data.get_state(), data.metadata["policies"]
     assert len(data) == 5003
@@ -86,8 +86,8 @@ def test_a_mixture_is_what_the_environment_did(saved):
     assert (medium["n_steps"], random["n_steps"]) == (3752, 1251)
     assert data.metadata["env"] == {"id": "Pendulum-v1", "kwargs": {}, "wrappers": []}
     assert data.metadata["n_cut_episodes"] == 16
-    assert "Pendulum-v1" in told
-    # The returns it tells are those of whole episodes, and the hash that of the weights.
+    assert "Pendulum-v1" in printed
+    # The returns it reports are those of whole episodes, and the hash that of the weights.
     flags = (state["terminated"] | state["truncated"]).astype(bool)
     ends = np.flatnonzero(flags) + 1
     returns = [
@@ -202,9 +202,9 @@ def test_ctrl_c_leaves_nothing(saved, tmp_path, out, number):
 
 def test_show_and_train_know_the_dataset(saved):
     words = [f"{saved}/dqn.safetensors", "--steps", "300", "--out", "a.arrow"]
-    told = forked.run("collect", *words).stdout
+    printed = forked.run("collect", *words).stdout
     shown = run("show", "dataset=a.arrow").stdout
-    assert shown.splitlines()[1:] == told.splitlines()[1:-1]
+    assert shown.splitlines()[1:] == printed.splitlines()[1:-1]
     for part in ("rows         300", "env          CartPole-v1", "one of 2", "algorithm dqn"):
         assert part in shown
     composed = forked.run("train", "algo=bc", "dataset=a.arrow", "--cfg", "job").stdout
@@ -222,9 +222,11 @@ def test_show_and_train_know_the_dataset(saved):
 def test_eval_tells_normalised_scores_where_they_are_known(tmp_path):
     PPO("Hopper-v5", n_envs=1).save(tmp_path / "hopper.safetensors")
     words = ["eval", "hopper.safetensors", "--episodes", "2", "--json"]
-    told = json.loads(run(*words).stdout)
-    assert told["normalized_score"] == pytest.approx(100 * (told["mean_return"] + 20.272305) / (3234.3 + 20.272305))
+    printed = json.loads(run(*words).stdout)
+    assert printed["normalized_score"] == pytest.approx(
+        100 * (printed["mean_return"] + 20.272305) / (3234.3 + 20.272305)
+    )
     PPO("CartPole-v1", n_envs=1).save(tmp_path / "pole.safetensors")
     words[1] = "pole.safetensors"
-    told = json.loads(run(*words).stdout)
-    assert "normalized_score" not in told
+    printed = json.loads(run(*words).stdout)
+    assert "normalized_score" not in printed

@@ -67,7 +67,7 @@ def test_same_probe_fails_when_limits_count_as_terminations():
 @pytest.mark.parametrize("truncate", [True, False])
 def test_bootstrap_uses_the_final_observation(truncate):
     """With V(s) = 10 s, lambda = 0: the last step of an episode sees V(4) = 40 when cut, 0 when terminated, never
-    V(0) of the next episode by accident (the reward tells them apart)."""
+    V(0) of the next episode by accident (the rewards differ)."""
     gamma = 0.5
     policy = Fixed(lambda obs: 10 * obs[:, 0])
     collector = RolloutCollector(

@@ -40,12 +40,12 @@ def test_a_compiled_loss_trains_as_the_written_one_does(case):
             trained.append((np.concatenate([p.detach().numpy().ravel() for p in one.policy.parameters()]), metrics))
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert 1 <= graphs <= most
-    (plain, told), (compiled, told_compiled) = trained
+    (plain, reported), (compiled, told_compiled) = trained
     np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-4)
-    assert {name for name in told if not name.startswith("time/")} == {
+    assert {name for name in reported if not name.startswith("time/")} == {
         name for name in told_compiled if not name.startswith("time/")
     }
-    assert told_compiled["grad_norm"] == pytest.approx(told["grad_norm"], rel=1e-3)
+    assert told_compiled["grad_norm"] == pytest.approx(reported["grad_norm"], rel=1e-3)
 
 
 def test_without_a_compiler_training_goes_on_and_says_why(tmp_path):

@@ -748,7 +748,7 @@ def test_another_end_stretches_the_schedules(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "told", "start", "end"),
+    ("name", "settings", "reported", "start", "end"),
     [
         ("ppo", {"clip_eps_schedule": "linear"}, "clip_eps", 0.2, 0.0),
         ("ppo-torch", {"clip_eps_schedule": "linear"}, "clip_eps", 0.2, 0.0),
@@ -757,13 +757,13 @@ def test_another_end_stretches_the_schedules(name):
         ("sac-torch", {"buffer": "prioritized"}, "beta", 0.4, 1.0),
     ],
 )
-def test_whatever_has_a_schedule_is_told_and_stretched(name, settings, told, start, end):
+def test_whatever_has_a_schedule_is_reported_and_stretched(name, settings, reported, start, end):
     algorithm, each = of_any_family(name, **settings)
     metrics = algorithm.train(192)
-    assert metrics[told] == pytest.approx(start + (end - start) * (192 - each) / 192)
-    with pytest.warns(RuntimeWarning, match=f"{told} {end:g} -> {start + (end - start) / 2:.3g}"):
+    assert metrics[reported] == pytest.approx(start + (end - start) * (192 - each) / 192)
+    with pytest.warns(RuntimeWarning, match=f"{reported} {end:g} -> {start + (end - start) / 2:.3g}"):
         metrics = algorithm.train(until=384)
-    assert metrics[told] == pytest.approx(start + (end - start) * (384 - each) / 384)
+    assert metrics[reported] == pytest.approx(start + (end - start) * (384 - each) / 384)
 
 
 def test_the_cosine_of_a_policy_is_told_stretched_and_never_0_for_good():
@@ -815,16 +815,16 @@ def test_callbacks_are_told_who_trains_how_far_it_is_and_what_it_earned(name):
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_episodes_are_counted_and_told(name):
-    told = []
+    reported = []
 
     class Count(Callback):
         def on_rollout_end(self, *, batch, **info):
-            told.append(len(batch.episode_returns))
+            reported.append(len(batch.episode_returns))
 
     algorithm = make(name, "CartPole-v1", callbacks=[Count()])
     algorithm.train(600)
-    assert sum(n > 0 for n in told) > 1
-    assert algorithm.counters.episodes == sum(told)
+    assert sum(n > 0 for n in reported) > 1
+    assert algorithm.counters.episodes == sum(reported)
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac", "bc"])
@@ -881,17 +881,17 @@ def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_the_last_metrics_are_those_of_the_end(backend):
     """Also where the end is on no boundary between two reports."""
-    told = []
+    reported = []
 
     class Watch(Callback):
         def on_step(self, *, step, metrics, **info):
-            told.append((step, metrics))
+            reported.append((step, metrics))
             return True
 
     dqn = rlox.DQN("CartPole-v1", 1, 0, backend=backend, callbacks=[Watch()], learning_starts=8, batch_size=8)
     metrics = dqn.train(350)  # reported every three steps
-    assert [step for step, _ in told[-3:]] == [345, 348, 350]
-    assert metrics == told[-1][1]
+    assert [step for step, _ in reported[-3:]] == [345, 348, 350]
+    assert metrics == reported[-1][1]
 
 
 def test_an_offline_checkpoint_plays_what_it_is_told(tmp_path):

@@ -1,4 +1,4 @@
-"""Foreign environments through a checkpoint: exact where they can be, told where they cannot, safe from a bad file."""
+"""Foreign environments through a checkpoint: exact where possible, reported where not, safe from a bad file."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ class Wanderer(gymnasium.Env):
 
 
 class Delay(gymnasium.ActionWrapper):
-    """Does what it was told one step ago: a wrapper with a pair of its own."""
+    """Takes the action of one step ago: a wrapper with a pair of its own."""
 
-    told = 0
+    received = 0
 
     def action(self, action):
-        self.told, before = action, self.told
+        self.received, before = action, self.received
         return before
 
     def get_state(self):
-        return int(self.told)
+        return int(self.received)
 
     def set_state(self, state):
-        self.told = state
+        self.received = state
 
 
 class Unsaid(Delay):
     """The same without a pair: `set_state` takes two, as gymnasium's MujocoEnv has it."""
 
-    def set_state(self, told, other):
+    def set_state(self, received, other):
         pass
 
 

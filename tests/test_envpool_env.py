@@ -284,8 +284,8 @@ def test_without_envpool_the_remedy_is_named():
         "try: make_vec_env('CartPole-v1', 2, 0, backend='envpool')\n"
         "except ImportError as e: print(e)"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert 'pip install "rlox-cli[envpool]"' in told
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 'pip install "rlox-cli[envpool]"' in printed
 
 
 def rlox(tmp_path, *args):

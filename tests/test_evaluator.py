@@ -78,10 +78,13 @@ KINDS = {
     "native environment": lambda **k: PPO("CartPole-v1", 2, 3, n_steps=32, hidden_sizes=[16], **k),
     "images": lambda **k: PPO("Pictures-v0", 2, 3, n_steps=16, batch_size=32, n_epochs=1, **k),
 }
+OFTEN = ("ppo", "sac", "native environment", "images")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in OFTEN else pytest.mark.exhaustive) for kind in KINDS]
+)
 def test_the_same_numbers_and_checkpoints(kind, tmp_path):
     steps = 200 if kind == "images" else 1500
     here, there = (trained(KINDS[kind], tmp_path / str(n), n, steps=steps) for n in (0, 2))

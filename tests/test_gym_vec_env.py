@@ -469,7 +469,10 @@ def test_a_lost_life_may_end_an_episode_of_training_and_never_one_of_evaluation(
     "algo",
     [
         ["algo=dqn", "total_timesteps=300", "algo.learning_starts=200", "algo.train_freq=25", "buffer.size=2_000"],
-        ["algo=ppo", "total_timesteps=128", "env.n_envs=2", "algo.n_steps=64", "algo.n_epochs=1"],
+        pytest.param(
+            ["algo=ppo", "total_timesteps=128", "env.n_envs=2", "algo.n_steps=64", "algo.n_epochs=1"],
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_pong_from_the_command_line(algo, tmp_path):

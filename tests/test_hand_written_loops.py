@@ -265,14 +265,14 @@ def test_a_film_of_an_evaluation(tmp_path, policy):
 
 
 def test_what_is_missing_is_said_in_one_line(tmp_path, policy):
-    told = {
+    reported = {
         EvalCallback(): "EvalCallback needs algorithm=…; pass algorithm=agent to on_training_start and on_step, or",
         EvalCallback(every_steps=1): "EvalCallback needs algorithm=…, or policy=…; pass algorithm=agent to on_step, or",
         EvalCallback(every_steps=1, policy=policy): "EvalCallback needs algorithm=…, or env_id=…",
         CheckpointCallback(tmp_path): "CheckpointCallback needs algorithm=…, or policy=…; pass algorithm=agent to",
         AdviceCallback(): "AdviceCallback needs metrics=…; pass metrics=",
     }
-    for callback, line in told.items():
+    for callback, line in reported.items():
         with pytest.raises(TypeError) as refused:
             loop([callback])
         assert str(refused.value).startswith(line)

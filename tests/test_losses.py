@@ -298,7 +298,7 @@ def test_conservative_losses():
     parts = {"q_loss": (errors**2).mean(), "q_value": values[:, 0].mean(), "td_error": abs(errors).mean()}
     assert loss.item() == pytest.approx(parts["q_loss"] + 5.0 * penalty, rel=1e-4)
     assert numbers(metrics) == pytest.approx({**parts, "cql_penalty": penalty}, rel=1e-4)
-    # Values that tell no actions apart cost nothing, whatever they are.
+    # Values that are equal for all actions cost nothing, whatever they are.
     flat, uniform = np.full((2, 4, B), 3.0), np.zeros((4, B))
     assert losses.conservative_penalty(t(flat), t(uniform), t(flat[:, 0])).item() == pytest.approx(0.0, abs=1e-6)
 

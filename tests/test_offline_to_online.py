@@ -88,12 +88,12 @@ def test_n_step_returns_and_priorities_are_the_memorys_alone(backend):
         assert (batch.array("weights")[theirs] == 1).all()
         assert len(batch.indices) == 16
 
-    # The first batch again, by the fresh twin: the errors it tells are those of the memory's rows without any others.
-    told = {}
+    # The first batch again, by the fresh twin: the errors it reports are those of the memory's rows without any others.
+    reported = {}
 
     class Listener:
         def update_priorities(self, indices, priorities):
-            told[len(told)] = (indices, priorities)
+            reported[len(reported)] = (indices, priorities)
 
     alone._buffer = Listener()
     update = alone.update_native if backend == "native" else alone.update
@@ -106,8 +106,8 @@ def test_n_step_returns_and_priorities_are_the_memorys_alone(backend):
     for p, q in zip(alone.critics.parameters(), before, strict=True):
         p.data.copy_(q)
     update(part)
-    assert np.array_equal(told[0][0], told[1][0])
-    np.testing.assert_allclose(told[0][1], told[1][1], rtol=1e-4)
+    assert np.array_equal(reported[0][0], reported[1][0])
+    np.testing.assert_allclose(reported[0][1], reported[1][1], rtol=1e-4)
 
 
 def test_running_statistics_are_for_both_parts():
@@ -185,7 +185,7 @@ def test_the_first_policy_scores_as_the_offline_one(offline, online, backend, tm
     learner, data = taught(offline)
     learner.save(tmp_path / "a.safetensors")
     start = online(probes.Levers, dataset=data, backend=backend, **{**SMALL, "hidden_sizes": [32, 32]})
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         start.init_from(tmp_path / "a.safetensors")
     why = {
@@ -193,7 +193,7 @@ def test_the_first_policy_scores_as_the_offline_one(offline, online, backend, tm
         (IQL, TD3): "exploration_noise replaces them",
         (CQL, TD3): "exploration_noise replaces them",
     }.get((offline, online))
-    assert [str(warning.message).partition(", for ")[2] for warning in told] == ([why] if why else [])
+    assert [str(warning.message).partition(", for ")[2] for warning in reported] == ([why] if why else [])
     ours, theirs = (algorithm.evaluate(5, seed=7).returns for algorithm in (start, learner))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     for p, q in zip(start.critics.parameters(), learner.critics.parameters(), strict=True):
@@ -227,7 +227,7 @@ def test_it_learns_on(tmp_path):
 
 
 class Odd:
-    """A dataset that tells nothing of itself, with observations of 5 numbers."""
+    """A dataset without metadata, with observations of 5 numbers."""
 
     def sample(self, batch_size, seed):
         rows = {name: np.zeros((batch_size, 5), np.float32) for name in ("obs", "next_obs")}
@@ -301,9 +301,11 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     assert 0 < done < 40_000
     end = f"total_timesteps={done + 400}"
     command("train", "resume=killed", end, cwd=tmp_path)
-    told = command(*typed, end, "schedule_timesteps=40_000", "hydra.run.dir=straight", cwd=tmp_path)
-    assert "a dataset is mixed into the batches" in told
-    assert "init_from: the standard deviations are not those of the checkpoint's policy, for exploration_noise" in told
+    printed = command(*typed, end, "schedule_timesteps=40_000", "hydra.run.dir=straight", cwd=tmp_path)
+    assert "a dataset is mixed into the batches" in printed
+    assert (
+        "init_from: the standard deviations are not those of the checkpoint's policy, for exploration_noise" in printed
+    )
     one, other = weights(last), weights(tmp_path / "straight/checkpoints/last.safetensors")
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[key], other[key]) for key in one)
@@ -319,10 +321,10 @@ def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     (play / "random.arrow").rename(moved)
     try:
         command("collect", "--env", "Pendulum-v1", "--steps", "600", "--seed", "1", "--out", "random.arrow", cwd=play)
-        told = command("train", "resume=killed", f"total_timesteps={done + 600}", cwd=tmp_path, fails=True)
-        assert "the dataset must be the one that was trained with" in told
-        told = command("train", "resume=killed", f"dataset={moved}", cwd=tmp_path, fails=True)
-        assert "must stay dataset=" in told
+        printed = command("train", "resume=killed", f"total_timesteps={done + 600}", cwd=tmp_path, fails=True)
+        assert "the dataset must be the one that was trained with" in printed
+        printed = command("train", "resume=killed", f"dataset={moved}", cwd=tmp_path, fails=True)
+        assert "must stay dataset=" in printed
     finally:
         moved.replace(play / "random.arrow")
 
@@ -339,6 +341,6 @@ def test_what_cannot_be_is_said_in_one_paragraph(play, tmp_path, extra, message)
 
 
 def test_on_policy_algorithms_take_no_dataset(play, tmp_path):
-    told = command("train", "algo=ppo", f"dataset={play / 'random.arrow'}", cwd=tmp_path, fails=True)
-    assert "dataset must be left out with algo=ppo" in told
-    assert "those that learn from one: bc, cql, iql, sac, td3, td3_bc" in told
+    printed = command("train", "algo=ppo", f"dataset={play / 'random.arrow'}", cwd=tmp_path, fails=True)
+    assert "dataset must be left out with algo=ppo" in printed
+    assert "those that learn from one: bc, cql, iql, sac, td3, td3_bc" in printed

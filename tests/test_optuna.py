@@ -51,7 +51,7 @@ def ledger(folder):
     return list(Sweep.read(folder / "sweep").jobs.values())
 
 
-def told(trials):
+def results(trials):
     """What a study is: its trials' values, states, results and evaluations, in their order."""
     return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in trials]
 
@@ -113,7 +113,7 @@ def test_what_is_searched(arguments, searched, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["hydra.sweeper.search=[lerning_rate]"], r"got lerning_rate; did you mean 'learning_rate'"),
         (["hydra.sweeper.search=[ortho_init]"], r"got ortho_init; .*algo.ortho_init='interval\(LOW,HIGH\)'"),
@@ -130,8 +130,8 @@ def test_what_is_searched(arguments, searched, tmp_path):
         (["algo=dqn", "algo.learning_starts=0,900000"], r"learning_starts must be below total_timesteps"),
     ],
 )
-def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, told):
-    with pytest.raises(UsageError, match=told):
+def test_what_cannot_be_searched_is_told_before_anything_runs(arguments, reported):
+    with pytest.raises(UsageError, match=reported):
         compose_jobs(["-m"], [*OPTUNA[1:], *arguments])
 
 
@@ -165,7 +165,7 @@ def killed(cwd, n, victim, *args):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("round_", range(ROUNDS))
-@pytest.mark.parametrize("launcher", [[], JOBLIB], ids=["basic", "joblib"])
+@pytest.mark.parametrize("launcher", [[], pytest.param(JOBLIB, marks=pytest.mark.exhaustive)], ids=["basic", "joblib"])
 def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_, whole, tmp_path):
     if launcher:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -188,7 +188,7 @@ def test_killed_at_any_moment_a_search_has_its_trials_each_once(launcher, round_
         assert {f"{key}={value}" for key, value in trial.params.items()} < set(job.overrides)
         assert (trial.state is TrialState.PRUNED) == (run.step < 8192)
     if not launcher:  # one after another, so that each trial knows the same of those before it
-        assert told(trials) == told(study(whole))
+        assert results(trials) == results(study(whole))
         assert outcomes(tmp_path) == outcomes(whole)
 
 
@@ -204,7 +204,7 @@ def test_a_trial_killed_between_the_pruners_word_and_its_checkpoint_ends_where_i
         database.execute("UPDATE trials SET state = 'RUNNING', datetime_complete = NULL WHERE number = ?", (number,))
     assert ends(run)["finished"] == 0
     rlox(tmp_path, "sweep", "resume", "sweep")
-    assert told(study(tmp_path)) == told(study(whole))
+    assert results(study(tmp_path)) == results(study(whole))
     assert outcomes(tmp_path) == outcomes(whole)
 
 
@@ -237,7 +237,7 @@ def test_a_search_prunes_what_is_bad_tells_what_is_best_and_takes_more_trials(tm
     optuna.load_study(study_name="rlox", storage=f"sqlite:///{tmp_path}/sweep/study.db").ask()
     printed = rlox(tmp_path, "sweep", "resume", "sweep", "hydra.sweeper.n_trials=11")
     assert [trial.state.is_finished() for trial in study(tmp_path)] == [True] * 11
-    assert told(study(tmp_path)[:9]) == told(trials)
+    assert results(study(tmp_path)[:9]) == results(trials)
     assert {"trial 9 of 11", "trial 10 of 11"} == set(re.findall(r"trial \d+ of 11", printed))
     assert "11 of 11 trials have ended" in rlox(tmp_path, "sweep", "status", "sweep")
 
@@ -251,7 +251,7 @@ def test_a_trial_of_two_seeds_is_worth_their_mean_and_another_sweep_adds_to_its_
     assert [job.overrides[-1] for job in ledger(tmp_path)] == ["seed=3", "seed=4"]
     assert trial.value == sum(run.last for run in runs) / 2
     rlox(tmp_path, "train", *common, "hydra.sweeper.n_trials=2", "hydra.sweep.dir=more")
-    assert told(study(tmp_path, "s.db")[:1]) == told([trial])
+    assert results(study(tmp_path, "s.db")[:1]) == results([trial])
     assert len(study(tmp_path, "s.db")) == 2
     assert len(list(tmp_path.glob("more/*/metrics.jsonl"))) == 2
     other = [*common, "hydra.sweeper.n_trials=3", "hydra.sweep.dir=other", "algo.gamma=0.5"]

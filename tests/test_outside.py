@@ -107,8 +107,8 @@ def test_training_by_name_and_evaluating(site, tmp_path):
     command(site, "train", "algo=ppo", "env=Gusts-v0", *small, cwd=tmp_path)
     assert header_of(tmp_path)["env"]["id"] == "Gusts-v0"
     (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
-    told = command(site, "eval", str(run), "--json", cwd=tmp_path)
-    assert json.loads(told.stdout)["n_episodes"] == 3
+    printed = command(site, "eval", str(run), "--json", cwd=tmp_path)
+    assert json.loads(printed.stdout)["n_episodes"] == 3
     # Without the package the same file says what is missing.
     gone = command("", "eval", str(run), cwd=tmp_path, check=False)
     assert gone.returncode != 0
@@ -165,9 +165,9 @@ def composed(*overrides):
 def test_messages_know_what_is_installed(installed, overrides, message):
     from rlox_cli.terminal.errors import UsageError
 
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as reported:
         composed(*overrides)
-    assert message in str(told.value)
+    assert message in str(reported.value)
 
 
 def test_what_is_installed_composes_and_completes(installed):

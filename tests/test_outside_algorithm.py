@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -49,14 +50,7 @@ def installed(site, monkeypatch):
 
 
 def command(path, *args, cwd, code=(0,)):
-    done = subprocess.run(
-        [sys.executable, "-m", "rlox_cli.main", *args],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(path)},
-    )
+    done = forked.run(*args, cwd=cwd, env={**os.environ, "PYTHONPATH": str(path)})
     assert done.returncode in code, done.stderr
     return done
 

@@ -282,9 +282,9 @@ def test_compare_agrees_with_numpy(made, tmp_path):
     found = json.loads(rlox("compare", a, b, "--threshold", "60", "--json", cwd=tmp_path).stdout)
     assert found["config"] == {"algo.learning_rate": [["1e-05"], ["0.01"]]}
     assert list(found["versions"]) == ["numpy"]
-    told = found["environments"]["CartPole-v1"]
+    reported = found["environments"]["CartPole-v1"]
     ours, theirs = finals(b, "0.01"), finals(a, "1e-05")
-    final = told["metrics"]["final"]
+    final = reported["metrics"]["final"]
     assert [final["a"], final["b"]] == pytest.approx([iqm(theirs), iqm(ours)])
     assert final["difference"] == pytest.approx(iqm(ours) - iqm(theirs))
     low, high = resampled(ours, theirs, statistic=lambda x, y: iqm(x) - iqm(y))
@@ -293,31 +293,31 @@ def test_compare_agrees_with_numpy(made, tmp_path):
     for name, folder, rate in (("a", a, "1e-05"), ("b", b, "0.01")):
         lines = list(curves(folder, rate).values())
         areas = [((p[1:, 1] + p[:-1, 1]) / 2 * np.diff(p[:, 0])).sum() / np.ptp(p[:, 0]) for p in lines]
-        assert told["metrics"]["mean_over_steps"][name] == pytest.approx(iqm(areas))
+        assert reported["metrics"]["mean_over_steps"][name] == pytest.approx(iqm(areas))
         first = [next((step for step, value in p if value >= 60), np.inf) for p in lines]
-        middle = told["metrics"]["steps_to_threshold"][name]
+        middle = reported["metrics"]["steps_to_threshold"][name]
         assert (np.inf if middle is None else middle) == np.median(first)
         heights[name] = sum(map(np.isfinite, first))
-    assert told["metrics"]["steps_to_threshold"]["reached"] == list(heights.values())
-    assert told["pairs"] == {
+    assert reported["metrics"]["steps_to_threshold"]["reached"] == list(heights.values())
+    assert reported["pairs"] == {
         "seeds": [0, 1, 2, 3, 4],
         "b_higher": (ours > theirs).sum(),
         "equal": (ours == theirs).sum(),
     }
     wins = np.mean([(x > y) + 0.5 * (x == y) for x in ours for y in theirs])
-    assert told["verdict"]["improvement"]["value"] == pytest.approx(wins)
+    assert reported["verdict"]["improvement"]["value"] == pytest.approx(wins)
     # The permutation test, exactly: all ways to choose five of the ten.
     pool = np.concatenate([ours, theirs])
     splits = [list(chosen) for chosen in itertools.combinations(range(10), 5)]
     shifts = np.array([iqm(pool[c]) - iqm(np.delete(pool, c)) for c in splits])
     at = iqm(ours) - iqm(theirs)
     p = 2 * min((shifts >= at - 1e-9).mean(), (shifts <= at + 1e-9).mean())
-    assert told["verdict"]["p_value"] == pytest.approx(min(1.0, p))
+    assert reported["verdict"]["p_value"] == pytest.approx(min(1.0, p))
     apart = p <= 0.05 and not low <= 0 <= high
-    assert told["verdict"]["winner"] == (("b" if at > 0 else "a") if apart else None)
+    assert reported["verdict"]["winner"] == (("b" if at > 0 else "a") if apart else None)
     text = rlox("compare", a, b, cwd=tmp_path).stdout
     assert re.search(r"algo\.learning_rate +1e-05 +→ +0\.01", text)
-    assert f"verdict: {told['verdict']['sentence']}" in text
+    assert f"verdict: {reported['verdict']['sentence']}" in text
     assert "seeds: A 0 to 4; B 0 to 4" in text
 
 

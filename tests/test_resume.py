@@ -161,7 +161,7 @@ def test_foreign_environments_that_can_be_restored(tmp_path):
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=EXHAUSTIVE)])
 def test_evaluations_beside_training(algo, round_, tmp_path):
     """None is lost that was pending when the run was killed, and no process is left that played it."""
     # gymnasium's environments, which can be restored, and evaluations that take as long as the training between them.

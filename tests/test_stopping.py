@@ -83,12 +83,19 @@ def updating(cwd, *words):
     """A training that is in the middle of its first update."""
     process = Process(cwd, "train", *words)
     process.wait_for(lambda: list(cwd.rglob("metrics.jsonl")))
-    process.works(1.0)
+    process.works(0.3)
     return process
 
 
 @pytest.mark.parametrize(
-    ("algo", "backend"), [("ppo", "native"), ("ppo", "torch"), ("dqn", "native"), ("sac", "native"), ("sac", "torch")]
+    ("algo", "backend"),
+    [
+        ("ppo", "native"),
+        ("sac", "torch"),
+        pytest.param("ppo", "torch", marks=pytest.mark.exhaustive),
+        pytest.param("dqn", "native", marks=pytest.mark.exhaustive),
+        pytest.param("sac", "native", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backend, tmp_path):
     words, endless = ENDLESS[algo]
@@ -98,7 +105,7 @@ def test_the_second_ctrl_c_stops_an_update_and_keeps_what_was_saved(algo, backen
     before = last.read_bytes()
     process = Process(tmp_path, "train", "resume=run", "total_timesteps=400", endless)
     process.wait_for(lambda: (tmp_path / "run/metrics.jsonl").read_text().count('"start"') == 2)
-    process.works(1.0)
+    process.works(0.3)
     process.process.send_signal(signal.SIGINT)
     process.wait_for(lambda: "stopping after this update" in process.said)
     assert "Ctrl-C once more stops at once" in process.said
@@ -138,7 +145,7 @@ gymnasium.register("Busy-v0", Busy, max_episode_steps=10)
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_an_environment_that_hangs_is_stopped_too(workers, tmp_path):
     (tmp_path / "busy.py").write_text(BUSY)
     words = [word for word in PPO_SMALL if not word.startswith("env=")]
@@ -148,8 +155,15 @@ def test_an_environment_that_hangs_is_stopped_too(workers, tmp_path):
     assert "stopped at once" in process.said
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    ("launcher", "how"),
+    [
+        ("basic", "ctrl-c"),
+        ("joblib", "sigterm"),
+        pytest.param("basic", "sigterm", marks=pytest.mark.exhaustive),
+        pytest.param("joblib", "ctrl-c", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_sweep_obeys(launcher, how, tmp_path):
     if launcher != "basic":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -176,8 +190,15 @@ def any_of_session(session):
     return any(line.split()[0] == str(session) and "Z" not in line.split()[1] for line in table.splitlines()[1:])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("verb", ["eval", "bench"])
+@pytest.mark.parametrize(
+    ("verb", "number", "code"),
+    [
+        ("eval", signal.SIGTERM, 143),
+        ("bench", signal.SIGINT, 130),
+        pytest.param("eval", signal.SIGINT, 130, marks=pytest.mark.exhaustive),
+        pytest.param("bench", signal.SIGTERM, 143, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_eval_and_bench_obey(verb, number, code, tmp_path):
     if verb == "eval":
         agent = PPO("CartPole-v1", n_envs=2, n_steps=16, hidden_sizes=[8])
@@ -189,7 +210,7 @@ def test_eval_and_bench_obey(verb, number, code, tmp_path):
         endless = ["algo.n_epochs=100000000", "--seeds", "5", "--jobs", "2", "--runs", "runs", "--score-only"]
         process = Process(tmp_path, "bench", "learn", *words, *endless)
         process.wait_for(lambda: list(tmp_path.rglob("metrics.jsonl")))
-    process.works(1.0)
+    process.works(0.3)
     process.process.send_signal(number)
     if verb == "bench" and number == signal.SIGINT:
         process.wait_for(lambda: "once more stops at once" in process.said)

@@ -33,7 +33,7 @@ LAUNCHERS = {
     "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.address=local", "+hydra.launcher.ray.init.num_cpus=2"],
 }
 EIGHT = ["-m", "algo=ppo,dqn", "seed=0,1,2,3", "env=CartPole-v1", "tuned=off", "logger=none", "algo.hidden_sizes=[16]"]
-EIGHT += ["total_timesteps=24_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=2_000"]
+EIGHT += ["total_timesteps=12_000", "eval.n_points=4", "eval.n_episodes=2", "checkpoint.every_steps=1_000"]
 EIGHT += ["hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
 SHORT = ["env=CartPole-v1", "tuned=off", "logger=none", "total_timesteps=512", "algo.n_steps=64", "eval.n_points=1"]
 SHORT += ["algo.hidden_sizes=[8]", "eval.n_episodes=1", "hydra.sweep.dir=sweep", "hydra.sweeper.plot=false"]
@@ -141,7 +141,7 @@ def test_killed_at_any_moment_it_loses_nothing_and_repeats_nothing(launcher, rou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.exhaustive)])
 def test_ctrl_c_saves_what_runs_and_says_how_to_go_on(launcher, whole, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     process = forked.Rlox("train", *EIGHT, *LAUNCHERS[launcher], cwd=tmp_path, stdout=subprocess.PIPE)
@@ -173,8 +173,8 @@ def test_status_tells_where_a_killed_job_goes_on(tmp_path):
     process.kill()
     process.wait(60)
     at = load_checkpoint(last).header["counters"]["env_steps"]
-    told = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
-    assert [(job["state"], job["resumes_at"]) for job in told] == [("killed", at), ("waiting", 0)]
+    reported = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
+    assert [(job["state"], job["resumes_at"]) for job in reported] == [("killed", at), ("waiting", 0)]
     assert f"goes on at step {at:,}" in " ".join(rlox(tmp_path, "sweep", "status", "sweep").split())
     # And there it goes on.
     process = forked.Rlox("sweep", "resume", "sweep", cwd=tmp_path)
@@ -316,8 +316,8 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
     assert "is being run by another process" in rlox(tmp_path, "sweep", "resume", "sweep", code=2)
     sweep.release()
     assert "2 of 2 jobs are finished" in rlox(tmp_path, "sweep", "resume", "sweep")
-    told = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
-    assert [(job["state"], job["attempts"], job["step"]) for job in told] == [("finished", 1, 512)] * 2
+    reported = json.loads(rlox(tmp_path, "sweep", "status", "sweep", "--json"))
+    assert [(job["state"], job["attempts"], job["step"]) for job in reported] == [("finished", 1, 512)] * 2
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 

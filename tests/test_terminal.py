@@ -122,13 +122,16 @@ def test_closed_streams_cost_no_training(tmp_path, closed):
     assert wrong.returncode == 2
 
 
+POSIX = {"LC_ALL": "C", "PYTHONIOENCODING": ""}
+
+
 @pytest.mark.parametrize(
     ("env", "encoding", "sign"),
     [
-        ({"PYTHONIOENCODING": "ascii"}, "ascii", "+-"),
         ({"PYTHONIOENCODING": "latin-1"}, "latin-1", "±"),
-        ({"LC_ALL": "C", "PYTHONIOENCODING": ""}, "ascii", "+-"),
-        ({"PYTHONIOENCODING": "utf-8"}, "utf-8", "±"),
+        (POSIX, "ascii", "+-"),
+        pytest.param({"PYTHONIOENCODING": "ascii"}, "ascii", "+-", marks=pytest.mark.exhaustive),
+        pytest.param({"PYTHONIOENCODING": "utf-8"}, "utf-8", "±", marks=pytest.mark.exhaustive),
     ],
 )
 def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign):
@@ -146,8 +149,17 @@ def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign)
         assert len(text) > 50
 
 
-@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONIOENCODING": ""}])
-@pytest.mark.parametrize("columns", [80, 39, 20])
+@pytest.mark.parametrize(
+    ("columns", "locale"),
+    [
+        (80, {}),
+        (39, POSIX),
+        pytest.param(80, POSIX, marks=pytest.mark.exhaustive),
+        pytest.param(39, {}, marks=pytest.mark.exhaustive),
+        (20, {}),
+        pytest.param(20, POSIX, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_the_live_line_fits_and_drops_losses_first(tmp_path, columns, locale):
     words = ["train", *SMALL, "total_timesteps=40_000", "eval.n_points=2", "hydra.run.dir=run"]
     code, lines = on_a_terminal(columns, *words, cwd=tmp_path, **locale)
@@ -222,8 +234,17 @@ def test_a_sweep_stays_readable_at_80_columns(trained):
     assert max(len(line) for line in lines if "/checkpoints/" not in line) <= 80
 
 
-@pytest.mark.parametrize("columns", [80, 40])
-@pytest.mark.parametrize("topic", ["algo=ppo", "eval", "env=CartPole-v1"])
+@pytest.mark.parametrize(
+    ("topic", "columns"),
+    [
+        ("algo=ppo", 80),
+        ("algo=ppo", 40),
+        ("env=CartPole-v1", 40),
+        pytest.param("eval", 80, marks=pytest.mark.exhaustive),
+        pytest.param("eval", 40, marks=pytest.mark.exhaustive),
+        pytest.param("env=CartPole-v1", 80, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_show_breaks_no_word(trained, columns, topic):
     code, lines = on_a_terminal(columns, "show", topic, cwd=trained)
     assert code == 0

@@ -172,7 +172,7 @@ def _release(fd: int, path: str, pid: int, keep: list[bool]) -> None:
         if os.getpid() == pid and not keep[0] and _is_at(fd, path):
             os.unlink(path)
     except OSError:
-        pass  # the folder may be gone already; nobody is left to tell
+        pass  # the folder may be gone already; no one is left to report it to
     finally:
         os.close(fd)
 

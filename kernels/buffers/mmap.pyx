@@ -42,8 +42,8 @@ cdef class MmapReplayBuffer:
 
     The file belongs to this process alone. It goes with `close`, when the buffer is forgotten and when the
     interpreter ends, except if a state names it (`get_state(include_cold=False)`): then it stays until
-    `clean_cold_files` is told that no checkpoint does. After a kill, the next buffer in the same folder removes
-    what was left and no state has ever named.
+    `clean_cold_files` is called without a checkpoint that needs it. After a kill, the next buffer in the same
+    folder removes the files that no state has ever named.
 
     One thread may sample while another one closes the buffer. Pushing while another thread samples is safe too,
     but a batch may then hold rows of which part is older than the rest.

@@ -65,7 +65,7 @@ cdef class NativeCQL(SoftCritics):
             log_weight[0] = <f32>bounded(log_weight[0], -INFINITY, LOG_WEIGHT_MAX)
         return 0
 
-    cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+    cdef void penalty_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
         cdef Py_ssize_t n = self.n_random, first = 0, states
         while first < rows:
             states = min(self.n_states, rows - first)

@@ -167,7 +167,7 @@ cdef class NativeQ(FlatLearner):
     cdef readonly cnp.ndarray target
     cdef readonly Py_ssize_t n_outputs
     cdef Values online
-    cdef Values aim
+    cdef Values target_net
     cdef f32* t
     cdef f32* x             # (CHUNK, obs_pad): states, then those they led to
     cdef f32* ahead         # (HALF): values of those
@@ -186,7 +186,7 @@ cdef class NativeQ(FlatLearner):
         self.target = target
         self.t = <f32*>cnp.PyArray_DATA(self.target)
         self.make(&self.online, self.weights.p, dueling)
-        self.make(&self.aim, self.t, dueling)
+        self.make(&self.target_net, self.t, dueling)
         self.x = scratch(self.held, CHUNK * self.obs_pad)
         self.ahead = scratch(self.held, HALF)
         self.next_values = scratch(self.held, HALF * self.n_outputs)
@@ -299,7 +299,7 @@ cdef class NativeQ(FlatLearner):
             for i in range(half):
                 memcpy(self.x + i * self.obs_pad, rows.obs + (start + i) * d, d * sizeof(f32))
                 memcpy(self.x + (half + i) * self.obs_pad, rows.next_obs + (start + i) * d, d * sizeof(f32))
-            q = values_of(&self.aim, self.x + half * self.obs_pad, self.obs_pad, half)
+            q = values_of(&self.target_net, self.x + half * self.obs_pad, self.obs_pad, half)
             for i in range(half):
                 memcpy(self.next_values + i * a, q + i * ld, a * sizeof(f32))
             # Double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461): who chooses does not value.
@@ -429,7 +429,7 @@ cdef class NativeQ(FlatLearner):
             self.watch = watching()
             with nogil:
                 pack_all(&self.online, True)
-                pack_all(&self.aim, False)
+                pack_all(&self.target_net, False)
                 self.learn(&rows, n, &options, rate, <f32*>cnp.PyArray_DATA(td_errors), metrics)
         return dict(zip(METRICS, [metrics[0], metrics[1], metrics[2], metrics[3]])), td_errors
 
@@ -516,7 +516,7 @@ cdef class NativeQ(FlatLearner):
                 self.watch = watching()
                 with nogil:
                     pack_all(&self.online, True)
-                    pack_all(&self.aim, False)
+                    pack_all(&self.target_net, False)
                     for _ in range(loop.n_rounds):
                         round_start = loop.env_steps
                         for k in range(loop.steps_per_round):
@@ -534,7 +534,7 @@ cdef class NativeQ(FlatLearner):
                             progress = progress_of(&loop, round_start)
                             if loop.env_steps // period != moved:
                                 lerp(self.t, self.weights.p, self.weights.size, <f32>share)
-                                pack_all(&self.aim, False)
+                                pack_all(&self.target_net, False)
                                 moved = loop.env_steps // period
                             for k in range(loop.updates_per_round):
                                 draw(&loop)

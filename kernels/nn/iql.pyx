@@ -58,8 +58,8 @@ cdef class NativeIQL(TwinCritics):
         while start < n:
             look(&self.watch)
             rows = min(<Py_ssize_t>CHUNK, n - start)
-            self.appraise(batch, start, rows, options, sums)
-            self.criticise(batch, start, rows, 0.0, td_errors, sums)
+            self.value_gradient(batch, start, rows, options, sums)
+            self.critic_gradient(batch, start, rows, 0.0, td_errors, sums)
             self.imitate(batch, start, rows, sums)
             start += rows
         for k in range(2):
@@ -70,12 +70,12 @@ cdef class NativeIQL(TwinCritics):
         sums.policy_norm = move(&self.policy_weights, options.policy_rate, options.limit)
         return 0
 
-    cdef void appraise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, const Options* options,
-                       Sums* sums) noexcept nogil:
-        """Add the values' gradient of the expectile loss (eq. 5); what the critics are to say (eq. 6), and how much
+    cdef void value_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, const Options* options,
+                             Sums* sums) noexcept nogil:
+        """Add the values' gradient of the expectile loss (eq. 5); compute the critics' targets (eq. 6) and how much
         each action counts (eq. 7), as the values stand."""
         cdef Py_ssize_t i, d = self.obs_dim, ld = last_of(&self.values).out_pad
-        cdef Py_ssize_t ldq = last_of(&self.aims[0]).out_pad
+        cdef Py_ssize_t ldq = last_of(&self.target_critics[0]).out_pad
         cdef f64 advantage, share
         cdef const f32* v
         cdef const f32* first
@@ -85,10 +85,10 @@ cdef class NativeIQL(TwinCritics):
         self.fill(self.x + rows * self.obs_pad, self.obs_pad, batch.next_obs + start * d, NULL, rows)
         v = forward(&self.values, self.x, self.obs_pad, 2 * rows)
         self.fill(self.next_pairs, self.in_pad, batch.obs + start * d, batch.actions + start * self.act_dim, rows)
-        first = forward(&self.aims[0], self.next_pairs, self.in_pad, rows)
-        second = forward(&self.aims[1], self.next_pairs, self.in_pad, rows)
+        first = forward(&self.target_critics[0], self.next_pairs, self.in_pad, rows)
+        second = forward(&self.target_critics[1], self.next_pairs, self.in_pad, rows)
         for i in range(rows):
-            self.goals[i] = batch.rewards[start + i] + batch.discounts[start + i] * v[(rows + i) * ld]
+            self.q_targets[i] = batch.rewards[start + i] + batch.discounts[start + i] * v[(rows + i) * ld]
             advantage = <f64>smaller(first[i * ldq], second[i * ldq]) - v[i * ld]
             share = (1.0 - options.expectile if advantage < 0.0 else options.expectile) / batch.n
             sums.own[0] += share * advantage * advantage
@@ -98,7 +98,7 @@ cdef class NativeIQL(TwinCritics):
         backward(&self.values, self.x, self.obs_pad, rows)
 
     cdef void imitate(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
-        """Add the policy's gradient of the actions' log-densities, each by its share, from `appraise`'s inputs."""
+        """Add the policy's gradient of the weighted log-densities, from `value_gradient`'s inputs and shares."""
         cdef Py_ssize_t i, j, a = self.act_dim, ld = last_of(&self.actor).out_pad
         cdef const f32* y = forward(&self.actor, self.x, self.obs_pad, rows)
         cdef f32* d_y = last_of(&self.actor).d_out

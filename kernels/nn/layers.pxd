@@ -47,7 +47,7 @@ cdef struct Layer:
     Py_ssize_t x_to_out_ld  # and how far apart the rows are then
     Py_ssize_t out_to_x_ld
     f32* padded_bias    # (out_pad)
-    f32* out            # (CHUNK, out_pad), or as many rows as `build` was told
+    f32* out            # (CHUNK, out_pad), or the number of rows `build` was given
     f32* d_out          # likewise
     f32* d_padded       # (n_out, in_pad) where in_pad != n_in; by input (n_in, out_pad) where out_pad != n_out
 
@@ -102,7 +102,7 @@ cdef inline void pack(Net* net, bint backward) noexcept nogil:
 
 
 cdef inline const f32* forward(Net* net, const f32* x, Py_ssize_t ldx, Py_ssize_t rows) noexcept nogil:
-    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx), at most as many as `build` was told."""
+    """Outputs (rows, out_pad) of the last layer for inputs (rows, ldx), at most as many as `build` was given."""
     cdef int l, after
     cdef Layer* layer
     for l in range(net.n_layers):

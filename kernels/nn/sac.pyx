@@ -89,10 +89,10 @@ cdef class SoftCritics(TwinCritics):
             y = forward(&self.actor, self.x, self.obs_pad, ahead + rows)
             squash(y + ahead * ld, ld, rows, a, batch.noise + (n + start) * a, &self.pi)
             # With the penalty, the targets have no entropy.
-            self.aim(batch, start, rows, 0.0 if self.n_random else alpha)
-            self.criticise(batch, start, rows, self.conservatism, td_errors, sums)
+            self.compute_targets(batch, start, rows, 0.0 if self.n_random else alpha)
+            self.critic_gradient(batch, start, rows, self.conservatism, td_errors, sums)
             if self.n_random:
-                self.conserve(batch, start, rows, sums)
+                self.penalty_gradient(batch, start, rows, sums)
             start += rows
         self.move_critics(options, self.critic_targets, sums)
         clear(&self.policy_weights, &self.actor, 1)
@@ -113,7 +113,7 @@ cdef class SoftCritics(TwinCritics):
             move_number(&self.temperature, sums.own[0] - options.target_entropy, options.rate)
         return 0
 
-    cdef void conserve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
+    cdef void penalty_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, Sums* sums) noexcept nogil:
         """Add the critics' gradient of the penalty's soft maxima, from the policy's last `forward`."""
 
     cdef void improve(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha,
@@ -135,10 +135,10 @@ cdef class SoftCritics(TwinCritics):
             sums.own[0] -= self.pi.log_probs[i]
             # Between equal ones the gradient is shared, as in PyTorch.
             share = 0.5 if values[0][i * ldq] == values[1][i * ldq] else <f64>(values[0][i * ldq] < values[1][i * ldq])
-            self.goals[i] = <f32>share
+            self.first_shares[i] = <f32>share
         memset(self.d_actions, 0, rows * a * sizeof(f32))
         for k in range(2):
-            self.blame(&self.critics[k], rows, k == 1, <f32>-scale)
+            self.action_gradient(&self.critics[k], rows, k == 1, <f32>-scale)
         for i in range(rows):
             for j in range(a):
                 d_u = self.d_actions[i * a + j] * self.pi.slopes[i * a + j]
@@ -150,7 +150,7 @@ cdef class SoftCritics(TwinCritics):
                     d_y[i * ld + a + j] = <f32>(d_u * self.pi.shifts[i * a + j] - alpha * scale)
         backward(&self.actor, self.x, self.obs_pad, rows)
 
-    cdef void blame(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil:
+    cdef void action_gradient(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil:
         """Add to `d_actions` what one critic's value, times `scale`, says of those rows where it is the smaller one.
 
         On average these are half of the rows: what the last `forward` left of them moves together first.
@@ -161,7 +161,7 @@ cdef class SoftCritics(TwinCritics):
         cdef f32* to = self.d_actions
         cdef Layer* layer
         for i in range(rows):
-            share = <f32>1.0 - self.goals[i] if second else self.goals[i]
+            share = <f32>1.0 - self.first_shares[i] if second else self.first_shares[i]
             if share != 0.0:
                 last_of(critic).d_out[m * last_of(critic).out_pad] = share * scale
                 self.chosen[m] = <i32>i

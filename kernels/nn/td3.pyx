@@ -66,8 +66,8 @@ cdef class NativeTD3(TwinCritics):
                 # Smoothing of the target, section 5.3.
                 noise = bounded(options.target_noise * draws[i], -options.noise_clip, options.noise_clip)
                 self.pi.actions[i] = <f32>bounded(self.pi.actions[i] + noise, -1.0, 1.0)
-            self.aim(batch, start, rows, 0.0)
-            self.criticise(batch, start, rows, 0.0, td_errors, sums)
+            self.compute_targets(batch, start, rows, 0.0)
+            self.critic_gradient(batch, start, rows, 0.0, td_errors, sums)
             start += rows
         self.move_critics(options, self.critic_targets if options.move_policy else NULL, sums)
         if not options.move_policy:

@@ -81,13 +81,14 @@ cdef class TwinCritics(BlockLearner):
     cdef f32* critic_targets
     cdef Net actor
     cdef Net[2] critics
-    cdef Net[2] aims
+    cdef Net[2] target_critics
     cdef Py_ssize_t in_pad
     cdef f32* x             # (2 * CHUNK, obs_pad): the actor's inputs, states and then those they led to
     cdef f32* pairs         # (CHUNK, in_pad): the critics' inputs
     cdef f32* next_pairs    # (CHUNK, in_pad): their targets' inputs
     cdef f32* d_pairs       # (CHUNK, in_pad)
-    cdef f32* goals         # (CHUNK): what the critics are to say; or the first one's share in the smaller value
+    cdef f32* q_targets     # (CHUNK): the critics' targets
+    cdef f32* first_shares  # (CHUNK): the first critic's share in the smaller value: 0, 1, or 1/2 where both are equal
     cdef f32* d_actions     # (CHUNK, A)
     cdef i32* chosen        # (CHUNK): rows
     cdef Squashed pi
@@ -99,9 +100,9 @@ cdef class TwinCritics(BlockLearner):
     cdef void pack_critics(self) noexcept nogil
     cdef void pack_moved(self) noexcept nogil
     cdef void fill(self, f32* to, Py_ssize_t ld, const f32* obs, const f32* actions, Py_ssize_t rows) noexcept nogil
-    cdef void aim(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha) noexcept nogil
-    cdef void criticise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 lift, f32* td_errors,
-                        Sums* sums) noexcept nogil
+    cdef void compute_targets(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha) noexcept nogil
+    cdef void critic_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 lift, f32* td_errors,
+                              Sums* sums) noexcept nogil
     cdef void move_critics(self, const Options* options, f32* target, Sums* sums) noexcept nogil
     cdef tuple learn_from(self, str where, Options options, tuple names, obs, actions, rewards, next_obs, discounts,
                           noise=*, weights=*, uniform=*)

@@ -79,12 +79,13 @@ cdef class TwinCritics(BlockLearner):
               self.policy_weights.g, act_dim if valued else 0, self.held, False, False, 2 * CHUNK)
         widths = [obs_dim + act_dim, *self.hidden, 1]
         self.make_pair(self.critics, widths, self.critic_weights.p, max(<Py_ssize_t>CHUNK, 2 * n_random))
-        self.make_pair(self.aims, widths, self.critic_targets, CHUNK)
+        self.make_pair(self.target_critics, widths, self.critic_targets, CHUNK)
         self.x = scratch(self.held, 2 * CHUNK * self.obs_pad)
         self.pairs = scratch(self.held, CHUNK * self.in_pad)
         self.next_pairs = scratch(self.held, CHUNK * self.in_pad)
         self.d_pairs = scratch(self.held, CHUNK * self.in_pad)
-        self.goals = scratch(self.held, CHUNK)
+        self.q_targets = scratch(self.held, CHUNK)
+        self.first_shares = scratch(self.held, CHUNK)
         self.d_actions = scratch(self.held, CHUNK * self.act_dim)
         self.chosen = <i32*>scratch(self.held, CHUNK)
         self.pi.actions = scratch(self.held, CHUNK * self.act_dim)
@@ -155,7 +156,7 @@ cdef class TwinCritics(BlockLearner):
         cdef int k
         pack(&self.actor, True)
         for k in range(2):
-            pack(&self.aims[k], False)
+            pack(&self.target_critics[k], False)
 
     cdef void fill(self, f32* to, Py_ssize_t ld, const f32* obs, const f32* actions, Py_ssize_t rows) noexcept nogil:
         """Rows of observations, and of actions behind them unless NULL."""
@@ -165,26 +166,25 @@ cdef class TwinCritics(BlockLearner):
             if actions != NULL:
                 memcpy(to + i * ld + d, actions + i * a, a * sizeof(f32))
 
-    cdef void aim(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha) noexcept nogil:
-        """What the critics are to say, from the chunk's next actions in `pi`: r + discount (min Q' - alpha log pi')."""
+    cdef void compute_targets(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 alpha) noexcept nogil:
+        """The critics' targets, from the chunk's next actions in `pi`: r + discount (min Q' - alpha log pi')."""
         cdef Py_ssize_t i, ld
         cdef f32 ahead
         cdef const f32* first
         cdef const f32* second
         self.fill(self.next_pairs, self.in_pad, batch.next_obs + start * self.obs_dim, self.pi.actions, rows)
-        first = forward(&self.aims[0], self.next_pairs, self.in_pad, rows)
-        second = forward(&self.aims[1], self.next_pairs, self.in_pad, rows)
-        ld = last_of(&self.aims[0]).out_pad
+        first = forward(&self.target_critics[0], self.next_pairs, self.in_pad, rows)
+        second = forward(&self.target_critics[1], self.next_pairs, self.in_pad, rows)
+        ld = last_of(&self.target_critics[0]).out_pad
         for i in range(rows):
             ahead = smaller(first[i * ld], second[i * ld])
             if alpha != 0.0:
                 ahead = <f32>(ahead - alpha * self.pi.log_probs[i])
-            self.goals[i] = batch.rewards[start + i] + batch.discounts[start + i] * ahead
+            self.q_targets[i] = batch.rewards[start + i] + batch.discounts[start + i] * ahead
 
-    cdef void criticise(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 lift, f32* td_errors,
-                        Sums* sums) noexcept nogil:
-        """Add the gradient of half the sum of both mean squared errors, from `goals`, less `lift` times the mean value.
-        """
+    cdef void critic_gradient(self, const Batch* batch, Py_ssize_t start, Py_ssize_t rows, f64 lift, f32* td_errors,
+                              Sums* sums) noexcept nogil:
+        """Add the gradient of half the sum of both mean squared errors, less `lift` times the mean value."""
         cdef Py_ssize_t i, ld = last_of(&self.critics[0]).out_pad
         cdef int k
         cdef f64 error, weight
@@ -196,7 +196,7 @@ cdef class TwinCritics(BlockLearner):
             d_q = last_of(&self.critics[k]).d_out
             for i in range(rows):
                 weight = 1.0 if batch.weights == NULL else batch.weights[start + i]
-                error = q[i * ld] - self.goals[i]
+                error = q[i * ld] - self.q_targets[i]
                 sums.q_loss += 0.5 * weight * error * error
                 sums.value += 0.5 * q[i * ld]
                 sums.td_error += 0.5 * fabs(error)
@@ -361,5 +361,5 @@ cdef class TwinCritics(BlockLearner):
         finally:
             action_rng.skip(position - begun)
             returns, lengths = close_loop(&loop, arrays, obs, replay_rng, replay_begun)
-        told = metrics[:n_updates, :len(METRICS) if self.gaussian else N_COMMON]
-        return loop.env_steps - before, told, update_s, returns, lengths
+        rows = metrics[:n_updates, :len(METRICS) if self.gaussian else N_COMMON]
+        return loop.env_steps - before, rows, update_s, returns, lengths

@@ -103,17 +103,17 @@ class AdviceCallback(Callback):
     def __init__(self, tell: Callable[[str], None] | None = None, plan: bool = True):
         self.tell = tell
         self.plan = plan
-        self.told: list[str] = []  # kinds, by their metric
+        self.given: list[str] = []  # kinds, by their metric
         self._streaks: dict[str, int] = {}
         self._entropy_start: float | None = None
         self._grad_norms: deque[float] = deque(maxlen=_RECENT)
 
     def state(self) -> dict[str, Any]:
         norms = [norm for norm in self._grad_norms if math.isfinite(norm)]
-        return {"told": self.told, "streaks": self._streaks, "entropy_start": self._entropy_start, "grad_norms": norms}
+        return {"told": self.given, "streaks": self._streaks, "entropy_start": self._entropy_start, "grad_norms": norms}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.told, self._streaks = list(state["told"]), dict(state["streaks"])
+        self.given, self._streaks = list(state["told"]), dict(state["streaks"])
         self._entropy_start = state["entropy_start"]
         self._grad_norms.extend(state["grad_norms"])
 
@@ -151,9 +151,9 @@ class AdviceCallback(Callback):
             self._say(kind, line.format(**values))
 
     def _say(self, kind: str, text: str) -> None:
-        if kind in self.told:
+        if kind in self.given:
             return
-        self.told.append(kind)
+        self.given.append(kind)
         if self.tell is None:
             print(f"advice: {text}", file=sys.stderr)
         else:

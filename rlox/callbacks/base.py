@@ -19,7 +19,7 @@ from rlox.checkpoint.counters import Counters
 from rlox.collectors.evaluation import Evaluation, evaluate
 from rlox.config import shown
 from rlox.envs import env_name
-from rlox.envs.failures import blame
+from rlox.envs.failures import note_cause
 
 _Answer = TypeVar("_Answer")
 
@@ -213,7 +213,7 @@ class CallbackList(Callback):
                 answers.append(getattr(callback, hook)(**info))
             except Exception as e:
                 if type(callback).__module__.partition(".")[0] not in ("rlox", "rlox_cli"):
-                    blame(e, f"callback {type(callback).__name__}.{hook}")
+                    note_cause(e, f"callback {type(callback).__name__}.{hook}")
                 raise
             finally:
                 took = time.perf_counter() - started

@@ -11,7 +11,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.envs import env_name, make_vec_env, spec_of
-from rlox.envs.failures import Diverged, blame
+from rlox.envs.failures import Diverged, note_cause
 from rlox.kernels.rng import Rng
 from rlox.nn.batch import FrameStacks
 
@@ -112,7 +112,7 @@ class _Collector:
         try:
             shaped = np.asarray(reward_fn(obs, actions, raw))
         except Exception as e:
-            blame(e, f"reward_fn {reward_name(reward_fn)} on {self._name}")
+            note_cause(e, f"reward_fn {reward_name(reward_fn)} on {self._name}")
             raise
         if shaped.dtype.kind not in "fiub":
             raise TypeError(f"{self._where}: reward_fn must return numbers, got an array of dtype {shaped.dtype}")

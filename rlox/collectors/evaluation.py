@@ -16,7 +16,7 @@ from rlox.collectors.base import all_finite
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.envs.adapters import SpaceAdapter, checked_actions
-from rlox.envs.failures import NO_ANSWERS, UNANSWERED, blame_env
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
 from rlox.kernels.rng import Rng
 from rlox.native import NativeActor
@@ -304,7 +304,9 @@ def _play_gym(
             act.end(np.ones(1, bool))
     except (Exception, SystemExit) as e:
         # What the policy, or the drawing of pictures, has raised has no answer of the environment's before it.
-        blame_env(e, env, hook, answer, "evaluate", f"evaluation on {env_name(env_id)}: {hook}", action=action)
+        explain_env_failure(
+            e, env, hook, answer, "evaluate", f"evaluation on {env_name(env_id)}: {hook}", action=action
+        )
         raise
     finally:
         env.close()

@@ -161,12 +161,12 @@ class EvaluationWorker:
 
     def result(self) -> tuple[Evaluation, float]:
         """The evaluation, once it is `ready`, and the seconds it took; raises what it raised there."""
-        evaluation, told = pickle.loads(self._unread[8:])
+        evaluation, answer = pickle.loads(self._unread[8:])
         self._unread.clear()
         self.busy = False
         if evaluation is None:
-            raise_packed(*pickle.loads(told))
-        return evaluation, told
+            raise_packed(*pickle.loads(answer))
+        return evaluation, answer
 
     def _death(self) -> WorkerDied:
         self.close()

@@ -55,7 +55,7 @@ def failure_of(e: BaseException) -> Failure:
     return found
 
 
-def blame(e: BaseException, what: str) -> None:
+def note_cause(e: BaseException, what: str) -> None:
     """Keep on `e` which call of the user's code it came out of, as a note too; the first one that says so counts."""
     found = failure_of(e)
     if not found.what:
@@ -151,7 +151,7 @@ def described(answer: Any) -> str:
     return f"{type(answer).__name__}{' of shape ' + str(answer.shape) if isinstance(answer, np.ndarray) else ''}"
 
 
-def blame_env(
+def explain_env_failure(
     e: BaseException, env: Any, hook: str, answer: Any, where: str, what: str, when: str = "", action: Any = None
 ) -> None:
     """Keep on `e` which environment it came out of; raise a ValueError from it where an answer of that one is wrong.
@@ -184,15 +184,15 @@ def blame_env(
     what_and_when = f"{what} {when}".strip()
     if isinstance(e, SystemExit):
         ended = RuntimeError(f"{where}: it must not end the process, got {e!r}")
-        blame(ended, what_and_when)
+        note_cause(ended, what_and_when)
         raise ended from e
     if answer is UNANSWERED:
-        blame(e, what_and_when)
+        note_cause(e, what_and_when)
         return
     wrong = wrong_answer(env.unwrapped, hook, answer) or wrong_answer(env, hook, answer)
     if wrong is not None:
         error = ValueError(f"{where}: {wrong} ({what}{_place(env, hook)})")
-        blame(error, what)
+        note_cause(error, what)
         raise error from e
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlox.config import nearest
-from rlox.envs.failures import blame, frames_of
+from rlox.envs.failures import frames_of, note_cause
 from rlox.envs.registry import announce_all, env_name, foreign_id, native_env_ids
 
 # Which extra brings the library that a package-less gymnasium id needs; gymnasium names the module it misses.
@@ -75,7 +75,7 @@ def make_gym_env(env: Any, kwargs: dict[str, Any] | None = None, wrappers: Seque
     except Exception as e:
         # What is refused here, and a package that is missing, name what is at fault themselves.
         if frames_of(e.__traceback__)[-1].module != "rlox" and not isinstance(e, ImportError):
-            blame(e, f"making environment {env_name(env)}")
+            note_cause(e, f"making environment {env_name(env)}")
         raise
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
 from rlox.envs.adapters import SpaceAdapter, checked_actions
-from rlox.envs.failures import NO_ANSWERS, UNANSWERED, blame_env
+from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec
@@ -173,7 +173,7 @@ class EnvGroup:
 
     def _blame(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
         at, action = self.at, None if action is None else self.adapter.to_env(action)
-        blame_env(
+        explain_env_failure(
             e,
             self.envs[at],
             hook,

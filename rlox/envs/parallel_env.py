@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from rlox.envs.failures import blame, failure_of, frames_of
+from rlox.envs.failures import failure_of, frames_of, note_cause
 from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
 from rlox.envs.registry import env_name, foreign_id, worker_imports
 from rlox.envs.spec import EnvSpec
@@ -467,7 +467,7 @@ def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any],
     found = failure_of(e)
     found.frames, found.trace = frames, trace
     if what:
-        blame(e, what)
+        note_cause(e, what)
     raise e from WorkerTraceback(trace)
 
 

@@ -23,8 +23,14 @@ def rng_from_torch() -> Rng:
 
 @torch.no_grad()
 def _set_(layer: nn.Linear | nn.Conv2d, weight: np.ndarray, bias: np.ndarray) -> nn.Module:
-    layer.weight.copy_(torch.from_numpy(weight).view_as(layer.weight))
-    layer.bias.copy_(torch.from_numpy(bias))
+    """Give `layer` these weights, in place; one of the device ``meta``, which has none, takes the arrays' memory."""
+    for name, array in (("weight", weight), ("bias", bias)):
+        parameter = getattr(layer, name)
+        values = torch.from_numpy(array).view(parameter.shape)
+        if parameter.is_meta:
+            setattr(layer, name, nn.Parameter(values))
+        else:
+            parameter.copy_(values)
     return layer
 
 
@@ -56,16 +62,11 @@ def mlp(
     rng = rng or rng_from_torch()
     layers: list[nn.Module] = []
     for weight, bias in mlp_weights(sizes, out_gain, orthogonal, rng):
-        # skip_init: nn.Linear would draw its own weights from PyTorch's global generator, which belongs to the user.
-        linear = nn.utils.skip_init(nn.Linear, *weight.shape[::-1])
+        # meta: nn.Linear would draw its own weights from PyTorch's global generator, which belongs to the user.
+        linear = nn.Linear(*weight.shape[::-1], device="meta")
         layers += [_set_(linear, weight, bias), _NONLINEARITIES[activation]()]
     layers = layers[:-1]
     return nn.Sequential(*layers)
-
-
-def hidden_widths(hidden: int | Sequence[int]) -> list[int]:
-    """Of the hidden layers: one number stands for two of them."""
-    return [hidden, hidden] if isinstance(hidden, int) else list(hidden)
 
 
 def nature_cnn(shape: tuple[int, ...], orthogonal: bool, rng: Rng) -> tuple[nn.Sequential, int]:
@@ -82,11 +83,51 @@ def nature_cnn(shape: tuple[int, ...], orthogonal: bool, rng: Rng) -> tuple[nn.S
         raise ValueError(f"nature_cnn: an image must have at least 36 x 36 pixels, got {height} x {width}")
     gain, layers = math.sqrt(2.0), []
     for n_out, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-        convolution = nn.utils.skip_init(nn.Conv2d, channels, n_out, size, stride)
+        convolution = nn.Conv2d(channels, n_out, size, stride, device="meta")
         layers += [init_layer_(convolution, gain, orthogonal, rng), nn.ReLU()]
         channels, height, width = n_out, (height - size) // stride + 1, (width - size) // stride + 1
-    linear = nn.utils.skip_init(nn.Linear, channels * height * width, 512)
+    linear = nn.Linear(channels * height * width, 512, device="meta")
     return nn.Sequential(*layers, nn.Flatten(), init_layer_(linear, gain, orthogonal, rng), nn.ReLU()), 512
+
+
+class NetworkSpec:
+    """What all networks of a module have in common; it builds them one after the other from one generator.
+
+    Parameters
+    ----------
+    obs : int or (C, H, W)
+        Observation size D, or the shape of an image.
+    hidden : int or sequence of int
+        Width of both hidden layers, or the widths themselves; after the features of an image they may be ``()``.
+    activation : str
+        ``tanh`` or ``relu``.
+    orthogonal : bool
+        Orthogonal initial weights and zero biases; else both start at U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+    rng : Rng, optional
+        Generator of the initial weights; by default seeded from PyTorch's.
+
+    Attributes
+    ----------
+    body : nn.Module or None
+        `nature_cnn` for images.
+    widths : list of int
+        Of what the perceptrons read (the observation, or the features of an image) and of their hidden layers.
+    """
+
+    def __init__(
+        self, obs: int | Sequence[int], hidden: int | Sequence[int], activation: str, orthogonal: bool, rng: Rng | None
+    ):
+        self.activation, self.orthogonal, self.rng = activation, orthogonal, rng or rng_from_torch()
+        self.body: nn.Module | None = None
+        if isinstance(obs, int):
+            n_inputs = obs
+        else:
+            self.body, n_inputs = nature_cnn(tuple(obs), orthogonal, self.rng)
+        self.widths = [n_inputs, *([hidden, hidden] if isinstance(hidden, int) else hidden)]
+
+    def mlp(self, n_outputs: int, out_gain: float = 1.0, first: int = 0) -> nn.Sequential:
+        """A perceptron of these widths, or of those from the `first` on."""
+        return mlp([*self.widths[first:], n_outputs], self.activation, out_gain, self.orthogonal, self.rng)
 
 
 class QNetwork(nn.Module):
@@ -115,7 +156,7 @@ class QNetwork(nn.Module):
         rng: Rng | None = None,
     ):
         super().__init__()
-        self.layers = mlp([obs_dim + act_dim, *hidden_widths(hidden), 1], activation, orthogonal=False, rng=rng)
+        self.layers = NetworkSpec(obs_dim + act_dim, hidden, activation, False, rng).mlp(1)
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         return self.layers(torch.cat([obs, actions], -1))
@@ -138,9 +179,8 @@ class TwinQNetwork(nn.Module):
         rng: Rng | None = None,
     ):
         super().__init__()
-        rng = rng or rng_from_torch()
-        sizes = [obs_dim + act_dim, *hidden_widths(hidden), 1]
-        pairs = list(zip(*(mlp_weights(sizes, 1.0, False, rng) for _ in range(2)), strict=True))
+        spec = NetworkSpec(obs_dim + act_dim, hidden, activation, False, rng)
+        pairs = list(zip(*(mlp_weights([*spec.widths, 1], 1.0, False, spec.rng) for _ in range(2)), strict=True))
         self._activate_ = getattr(torch, f"{activation}_")
         self.weights = nn.ParameterList(torch.tensor(np.stack([w.T for w, _ in pair])).contiguous() for pair in pairs)
         self.biases = nn.ParameterList(torch.tensor(np.stack([b[None] for _, b in pair])) for pair in pairs)
@@ -196,22 +236,14 @@ class DiscreteQNetwork(nn.Module):
         rng: Rng | None = None,
     ):
         super().__init__()
-        widths = hidden_widths(hidden)
-        rng = rng or rng_from_torch()
-        self.dueling = dueling
-        self.body: nn.Module | None = None
-        n_inputs = obs_dim
-        if not isinstance(obs_dim, int):
-            self.body, n_inputs = nature_cnn(tuple(obs_dim), False, rng)
-        widths = [n_inputs, *widths]  # type: ignore[list-item]  # a number by now
-        self.trunk = nn.Sequential()
-        if dueling and len(widths) > 2:
-            shared = mlp(widths[:-1], activation, orthogonal=False, rng=rng)
+        spec = NetworkSpec(obs_dim, hidden, activation, False, rng)
+        self.dueling, self.body, self.trunk = dueling, spec.body, nn.Sequential()
+        first = -2 if dueling else 0
+        if dueling and len(spec.widths) > 2:
+            shared = mlp(spec.widths[:-1], activation, orthogonal=False, rng=spec.rng)
             self.trunk = nn.Sequential(*shared, _NONLINEARITIES[activation]())
-        if dueling:
-            widths = widths[-2:]
-        self.head = mlp([*widths, n_actions], activation, orthogonal=False, rng=rng)
-        self.value = mlp([*widths, 1], activation, orthogonal=False, rng=rng) if dueling else None
+        self.head = spec.mlp(n_actions, first=first)
+        self.value = spec.mlp(1, first=first) if dueling else None
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Values (B, n_actions), in units of discounted return."""

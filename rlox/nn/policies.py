@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.nn.networks import hidden_widths, mlp, nature_cnn, rng_from_torch
+from rlox.nn.networks import NetworkSpec, rng_from_torch
 
 POLICY_METHODS = ("get_action_and_logprob", "get_value", "get_logprob_and_entropy")
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -88,15 +88,8 @@ class ActorCritic(Actor):
         rng: Rng | None = None,
     ):
         super().__init__()
-        widths = hidden_widths(hidden)
-        rng = rng or rng_from_torch()
-        self.body: nn.Module | None = None
-        n_inputs = obs_dim
-        if not isinstance(obs_dim, int):
-            self.body, n_inputs = nature_cnn(tuple(obs_dim), ortho_init, rng)
-        # n_inputs is a number by now.
-        self.actor = mlp([n_inputs, *widths, n_outputs], activation, 0.01, ortho_init, rng)  # type: ignore[list-item]
-        self.critic = mlp([n_inputs, *widths, 1], activation, 1.0, ortho_init, rng)  # type: ignore[list-item]
+        spec = NetworkSpec(obs_dim, hidden, activation, ortho_init, rng)
+        self.body, self.actor, self.critic = spec.body, spec.mlp(n_outputs, 0.01), spec.mlp(1)
 
     def features(self, obs: torch.Tensor) -> torch.Tensor:
         """What both heads read: the observation itself, or the body's features of an image."""
@@ -302,7 +295,7 @@ class BoundedPolicy(Actor):
         self.act_dim = act_dim
         self.n_outputs = self.outputs_per_action * act_dim
         if net is None:
-            net = mlp([obs_dim, *hidden_widths(hidden), self.n_outputs], activation, orthogonal=False, rng=rng)
+            net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(self.n_outputs)
         self.net = net
         self.bound_(low, high)
 
@@ -455,7 +448,7 @@ class CategoricalPolicy(Actor):
     ):
         super().__init__()
         self.n_actions = n_actions
-        self.net = mlp([obs_dim, *hidden_widths(hidden), n_actions], activation, orthogonal=False, rng=rng)
+        self.net = NetworkSpec(obs_dim, hidden, activation, False, rng).mlp(n_actions)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Logits (B, n_actions)."""

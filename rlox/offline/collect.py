@@ -114,7 +114,7 @@ def collect(
     deterministic : bool
         Take the most likely actions rather than act as in training: sampled, with its exploration noise.
     progress : callable, optional
-        Told how many steps were taken since it was last called.
+        Called with the number of steps taken since its last call.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def collect(
     seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**62, len(behaviours))
     with ArrowWriter(path) as writer:
         rows: Any = None  # made with the first environment
-        told: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         n_cut = 0
         for behaviour, count, own_seed in zip(behaviours, counts, seeds, strict=True):
             side_by_side = min(n_envs, count)
@@ -159,15 +159,15 @@ def collect(
                     vec.close()
             n_cut += episodes.n_cut
             acting = {**_told(behaviour), **_exploration(behaviour.algorithm, deterministic)}
-            told.append({**acting, "n_steps": count, **_summary(returns)})
+            entries.append({**acting, "n_steps": count, **_summary(returns)})
         metadata = {
             "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
             "seed": seed,
-            "policies": told,
+            "policies": entries,
             "n_cut_episodes": n_cut,
             "versions": versions(),
         }
-        metadata |= _references(env["id"], told)
+        metadata |= _references(env["id"], entries)
         metadata |= rows.finish()
         writer.finish(metadata)
     return metadata
@@ -209,8 +209,8 @@ def _summary(returns: list[float]) -> dict[str, Any]:
     return {"n_episodes": len(returns), "mean_return": float(np.mean(returns)), "std_return": float(np.std(returns))}
 
 
-def _references(env_id: str, told: list[dict[str, Any]]) -> dict[str, Any]:
-    known = {policy["name"]: policy["mean_return"] for policy in told if "mean_return" in policy}
+def _references(env_id: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    known = {policy["name"]: policy["mean_return"] for policy in entries if "mean_return" in policy}
     if "random" in known and "expert" in known:
         return {"reference_returns": {"random": known["random"], "expert": known["expert"]}}
     reference = reference_returns(env_id)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
-from rlox.envs.failures import blame, wrong_answer
+from rlox.envs.failures import note_cause, wrong_answer
 from rlox_cli.run.limits import plays_native, time_limit
 from rlox_cli.terminal.errors import UsageError
 
@@ -103,7 +103,7 @@ def _called(where: str, what: str, call: Callable[..., Any], *args: Any, **kwarg
     try:
         return call(*args, **kwargs)
     except Exception as e:  # the user's own code
-        blame(e, f"{where}: {what}")
+        note_cause(e, f"{where}: {what}")
         raise UsageError(f"{where}: {what} failed with {type(e).__name__}: {_plain(str(e))}") from e
 
 

@@ -84,16 +84,16 @@ def test_the_native_update_is_what_auto_means_and_goes_on_from_a_checkpoint(tmp_
 def test_the_kernel_says_what_it_cannot_take():
     bc = labelled("native")
     obs, labels = np.zeros((5, 4), np.float32), np.arange(5) % 3
-    told = {"learning_rate": 1e-3}
+    settings = {"learning_rate": 1e-3}
     with pytest.raises(ValueError, match=r"actions must be in \[0, 3\), got 0 to 3"):
-        bc.net.update(obs, np.array([0, 1, 2, 3, 0]), **told)
+        bc.net.update(obs, np.array([0, 1, 2, 3, 0]), **settings)
     with pytest.raises(TypeError, match="actions must have dtype int64"):
-        bc.net.update(obs, labels.astype(np.float32), **told)
+        bc.net.update(obs, labels.astype(np.float32), **settings)
     with pytest.raises(ValueError, match=r"obs must have shape \(5, 4\)"):
-        bc.net.update(obs[:, :3], labels, **told)
+        bc.net.update(obs[:, :3], labels, **settings)
     with pytest.raises(ValueError, match="at least one row"):
-        bc.net.update(obs[:0], labels[:0], **told)
-    assert np.isnan(bc.net.update(np.full_like(obs, np.nan), labels, **told)["policy_loss"])
+        bc.net.update(obs[:0], labels[:0], **settings)
+    assert np.isnan(bc.net.update(np.full_like(obs, np.nan), labels, **settings)["policy_loss"])
 
 
 def test_discrete_cloning_learns_the_probabilities_of_the_data():

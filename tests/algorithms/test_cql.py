@@ -133,7 +133,7 @@ def test_the_learned_weight_rises_while_the_penalty_is_above_its_target(target, 
 
 
 def test_the_penalty_keeps_values_of_other_actions_below_those_of_the_data():
-    """All rewards are 0 and the data has one action: plain SAC tells nothing apart, CQL values that action above."""
+    """All rewards are 0 and the data has one action: SAC values all alike, CQL values that one above the others."""
     differences = []
     for cql_alpha in (0.0, 5.0):
         cql = textbook.on_levers(CQL, cql_alpha=cql_alpha, learning_rate=1e-3, backend="torch")

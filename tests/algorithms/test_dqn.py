@@ -172,21 +172,21 @@ def test_prioritised_replay_is_told_its_errors_and_weighs_its_samples():
     batch = dqn.sample()
     assert batch.weights.shape == batch.indices.shape == (16,)
     assert 0 < batch.weights.min() < 1 < batch.weights.max()  # they correct the mean, and do not shrink it
-    told = []
+    reported = []
     update_priorities = dqn.buffer.update_priorities
 
-    class Told:
+    class Recorder:
         def update_priorities(self, indices, priorities):
-            told.append((indices, priorities))
+            reported.append((indices, priorities))
             update_priorities(indices, priorities)
 
-    dqn._buffer = Told()
+    dqn._buffer = Recorder()
     with torch.no_grad():
         ahead = dqn.target(batch.next_obs).gather(-1, dqn.policy(batch.next_obs).argmax(-1, keepdim=True)).squeeze(-1)
         values = dqn.policy(batch.obs).gather(-1, batch.actions[:, None]).squeeze(-1)
         errors = values - batch.rewards - batch.discounts * ahead
     metrics = dqn.update(batch)
-    ((indices, priorities),) = told
+    ((indices, priorities),) = reported
     assert np.array_equal(indices, batch.indices)
     np.testing.assert_allclose(priorities, errors.abs().numpy(), rtol=1e-4, atol=1e-6)
     losses = torch.where(errors.abs() < 1, 0.5 * errors**2, errors.abs() - 0.5)

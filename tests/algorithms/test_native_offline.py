@@ -224,11 +224,11 @@ RIGHT = {
 def test_wrong_arguments_are_named(cls, change, kind, message):
     options = {"n_random_actions": 2} if cls is CQL else {}
     net = textbook.on_levers(cls, backend="native", **options).net
-    told = {**RIGHT[cls], "learning_rate": 1e-3, "tau": 0.01}
-    net.update(**told)
+    arguments = {**RIGHT[cls], "learning_rate": 1e-3, "tau": 0.01}
+    net.update(**arguments)
     before = {name: block.copy() for name, block in net.parameters.items()}
     with pytest.raises(kind, match=message):
-        net.update(**{**told, **change})
+        net.update(**{**arguments, **change})
     for name, block in net.parameters.items():
         np.testing.assert_array_equal(block, before[name])
 

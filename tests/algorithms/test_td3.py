@@ -66,16 +66,16 @@ def test_policy_and_targets_wait_for_the_critics(backend):
 
 def test_delayed_metrics_are_means_over_their_own_updates():
     td3 = TD3(probes.Levers, seed=0, backend="torch", policy_delay=4, train_freq=10, gradient_steps=10, **SMALL)
-    told = []
+    reported = []
     update = td3.update
 
     def watched(batch):
-        told.append(update(batch))
-        return told[-1]
+        reported.append(update(batch))
+        return reported[-1]
 
     td3.update = watched
     metrics = td3.train(100)
-    last = told[-10:]
+    last = reported[-10:]
     own = [row["policy_loss"] for row in last if "policy_loss" in row]
     assert len(own) in (2, 3)
     assert metrics["policy_loss"] == pytest.approx(torch.stack(own).mean().item())

@@ -327,7 +327,7 @@ def test_what_acts_as_in_training_has_its_noise(kind, backend, noise_correlation
     played(1, False)
     by_evaluation = played(400, False)
     env = {"id": "Recorder-v0", "kwargs": {}, "wrappers": []}
-    told = collect([Behaviour("it", 1.0, algorithm)], env, 2000, tmp_path / "a.arrow", n_envs=2)
+    reported = collect([Behaviour("it", 1.0, algorithm)], env, 2000, tmp_path / "a.arrow", n_envs=2)
     rows = rlox.open_dataset(tmp_path / "a.arrow").get_state()
     by_collect = algorithm.policy.to_unit(torch.tensor(rows["actions"])).numpy().reshape(400, 5, 2)
     for x in (by_evaluation, by_collect):
@@ -336,24 +336,25 @@ def test_what_acts_as_in_training_has_its_noise(kind, backend, noise_correlation
         assert correlation(x[:, 1:], x[:, :-1]) == pytest.approx(noise_correlation, abs=0.1)
         assert abs(correlation(x[1:, 0], x[:-1, 4])) < 0.15  # no episode remembers another
     assert np.array_equal(played(400, False), by_evaluation)
-    assert told["policies"][0] == {
-        **told["policies"][0], "deterministic": False, "exploration_noise": 0.3, "noise_correlation": noise_correlation,
+    assert reported["policies"][0] == {
+        **reported["policies"][0], "deterministic": False, "exploration_noise": 0.3,
+        "noise_correlation": noise_correlation,
     }  # fmt: skip
-    told = collect([Behaviour("it", 1.0, algorithm)], env, 20, tmp_path / "b.arrow", n_envs=2, deterministic=True)
+    reported = collect([Behaviour("it", 1.0, algorithm)], env, 20, tmp_path / "b.arrow", n_envs=2, deterministic=True)
     rows = rlox.open_dataset(tmp_path / "b.arrow").get_state()
     assert np.abs(algorithm.policy.to_unit(torch.tensor(rows["actions"])).numpy()).max() < 1e-6
-    assert told["policies"][0]["deterministic"] is True
-    assert "exploration_noise" not in told["policies"][0]
+    assert reported["policies"][0]["deterministic"] is True
+    assert "exploration_noise" not in reported["policies"][0]
 
 
 def test_a_policy_without_noise_is_said_to_be_deterministic(tmp_path):
     td3 = in_the_middle(TD3, exploration_noise=0.0)
     env = {"id": "Recorder-v0", "kwargs": {}, "wrappers": []}
-    told = collect([Behaviour("it", 1.0, td3)], env, 20, tmp_path / "a.arrow", n_envs=2)
-    assert told["policies"][0]["deterministic"] is True
+    reported = collect([Behaviour("it", 1.0, td3)], env, 20, tmp_path / "a.arrow", n_envs=2)
+    assert reported["policies"][0]["deterministic"] is True
     sac = in_the_middle(SAC)
-    told = collect([Behaviour("it", 1.0, sac)], env, 20, tmp_path / "b.arrow", n_envs=2)
-    assert told["policies"][0]["deterministic"] is False
+    reported = collect([Behaviour("it", 1.0, sac)], env, 20, tmp_path / "b.arrow", n_envs=2)
+    assert reported["policies"][0]["deterministic"] is False
 
 
 @BOTH

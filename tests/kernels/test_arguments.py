@@ -177,7 +177,7 @@ def test_wrong_argument_is_named(make, arguments, argument, bad):
     # MemoryError: what nobody could have, such as 2**70 transitions.
     with pytest.raises((ValueError, TypeError, IndexError, MemoryError)) as caught:
         make()(**{**call, argument: bad})
-    # A wrong length of one array may be told as another's: both are then in the message's family of names.
+    # A wrong length of one array may be reported as another's: the message then names one of both.
     assert any(re.search(rf"\b{name}\b", str(caught.value)) for name in arguments), caught.value
 
 

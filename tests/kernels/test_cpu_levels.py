@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,3 +98,26 @@ def test_the_folder_is_inert_under_its_own_name():
     done = run(code)
     assert done.returncode == 0, done.stderr
     assert "CPU_LEVEL" not in done.stdout
+
+
+OLDER = """
+import sys, types, warnings
+cpu = types.ModuleType("rlox.kernels._cpu")
+cpu.cpu_level = lambda: 2
+sys.modules["rlox.kernels._cpu"] = cpu
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    import rlox.kernels
+print(rlox.kernels.CPU_LEVEL, *[str(w.message) for w in found if "x86-64-v" in str(w.message)])
+"""
+
+
+def test_kernels_of_a_newer_machine_are_slow_and_say_so():
+    built = [level for level in ("3", "4") if any(Path(rlox.kernels.__file__).parent.glob(f"_v{level}/rng*.so"))]
+    level, _, warning = run(OLDER).stdout.strip().partition(" ")
+    assert level == "2"
+    if len(built) == 1:
+        assert f"built on a CPU of x86-64-v{built[0]}" in warning
+        assert "RLOX_CPU_LEVELS=all" in warning
+    else:
+        assert not warning  # all levels, or the baseline alone: it is optimised

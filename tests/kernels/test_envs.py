@@ -178,7 +178,7 @@ def test_episodes_side_by_side_are_those_of_one_environment(env_id):
     n = 6
 
     def policy(obs, k):
-        # A function of the observation, different for every episode so that they are told apart.
+        # A function of the observation, different for every episode so that they differ.
         mixed = obs.sum(axis=1) * (k + 1)
         if one.discrete:
             return np.floor(1000 * np.abs(mixed)).astype(np.int64) % one.n_actions
@@ -430,14 +430,14 @@ def test_cartpole_time_limit_order_and_state():
 
 @pytest.mark.parametrize("cls", [CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous])
 def test_the_first_step_begins_the_first_episode(cls):
-    lazy, told = cls(seed=3), cls(seed=3)
+    lazy, explicit = cls(seed=3), cls(seed=3)
     with pytest.raises((TypeError, ValueError), match="action must"):
         lazy.step("up")
-    told.reset()
-    action = 1 if told.discrete else 0.5
+    explicit.reset()
+    action = 1 if explicit.discrete else 0.5
     for _ in range(5):
-        np.testing.assert_array_equal(lazy.step(action)["obs"], told.step(action)["obs"])
-    np.testing.assert_array_equal(lazy.reset(), told.reset())
+        np.testing.assert_array_equal(lazy.step(action)["obs"], explicit.step(action)["obs"])
+    np.testing.assert_array_equal(lazy.reset(), explicit.reset())
 
 
 def test_cartpole_errors_and_entropy():
@@ -455,9 +455,9 @@ def test_cartpole_errors_and_entropy():
 
 
 def test_first_step_starts_the_first_episodes():
-    lazy, told = VecEnv(4, 9), VecEnv(4, 9)
-    told.reset_all()
-    first, second = lazy.step_all([0, 1, 0, 1]), told.step_all([0, 1, 0, 1])
+    lazy, explicit = VecEnv(4, 9), VecEnv(4, 9)
+    explicit.reset_all()
+    first, second = lazy.step_all([0, 1, 0, 1]), explicit.step_all([0, 1, 0, 1])
     assert np.array_equal(first["obs"], second["obs"])
     assert (lazy.get_state()["episodes"] == 1).all()
 

@@ -20,10 +20,10 @@ def make(obs_dim, n_actions, hidden, activation, dueling, seed, learning_rate=1e
     """The same random networks twice: PyTorch's, online and target, with the optimiser, and the native ones."""
     torch.manual_seed(seed)
     q, target = (DiscreteQNetwork(obs_dim, n_actions, hidden, activation, dueling) for _ in range(2))
-    aim = torch.cat([p.detach().reshape(-1) for p in target.parameters()]).numpy()
+    target_block = torch.cat([p.detach().reshape(-1) for p in target.parameters()]).numpy()
     flat = FlatOptimizer(q.parameters(), learning_rate, eps=1e-8)
     native = NativeQ(
-        flat.flat.detach().numpy().copy(), aim.copy(), obs_dim, n_actions, list(hidden), activation, dueling
+        flat.flat.detach().numpy().copy(), target_block.copy(), obs_dim, n_actions, list(hidden), activation, dueling
     )
     return q, target.requires_grad_(False), flat, native
 
@@ -102,8 +102,8 @@ def test_twenty_updates_stay_together(dueling, double_dqn, loss, weighted, hidde
                 polyak_update(q, target, tau)
                 native.move_target(tau)
     np.testing.assert_allclose(native.parameters, flat.flat.detach().numpy(), rtol=0, atol=1e-5)
-    aim = torch.cat([p.reshape(-1) for p in target.parameters()]).numpy()
-    np.testing.assert_allclose(native.target, aim, rtol=0, atol=1e-5)
+    target_block = torch.cat([p.reshape(-1) for p in target.parameters()]).numpy()
+    np.testing.assert_allclose(native.target, target_block, rtol=0, atol=1e-5)
     assert native.step == 20
 
 

@@ -361,7 +361,7 @@ def test_a_stack_costs_one_frame():
     for step in range(150):
         obs, next_obs, term, trunc = map(np.array, zip(*[s[step] for s in streams], strict=True))
         small.push_batch(obs, next_obs, np.zeros(4), np.arange(4) + 4.0 * step, term, trunc)
-    assert len(small) == 300  # all of them fit, with the streams of four environments told apart
+    assert len(small) == 300  # all of them fit, with the streams of four environments kept apart
     batch = small.sample(100, 0)
     for row in range(100):
         step, env = divmod(int(batch.rewards[row]), 4)

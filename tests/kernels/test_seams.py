@@ -71,7 +71,7 @@ def test_no_return_reaches_across(kind, n_envs, tmp_path):
     assert windows(buffer, lengths) == {0, 1, 2}
     assert buffer.n_pushed == 10 * n_envs
     np.testing.assert_array_equal(buffer.seams, np.cumsum(lengths) * n_envs)
-    # They survive a saved state, are told apart from what comes after, and leave with their transitions.
+    # They survive a saved state, are kept apart from what comes after, and leave with their transitions.
     state = buffer.get_state()
     if kind.startswith("mmap"):
         again = make(kind, n_envs, tmp_path)

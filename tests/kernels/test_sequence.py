@@ -35,7 +35,7 @@ class Machine(RuleBasedStateMachine):
         self.starting, self.with_next, self.count = [True] * n_envs, with_next, 0
 
     def step(self, env, terminated, truncated, is_first):
-        """One step whose contents tell where it comes from."""
+        """One step whose contents show where it comes from."""
         self.count += 1
         c = self.count % 120
         obs = (np.arange(np.prod(self.kind["obs_shape"])) + c).reshape(self.kind["obs_shape"])

@@ -17,7 +17,7 @@ D, A = 3, 2
 
 
 def make_rows(first, n):
-    """Rows that tell where they come from."""
+    """Rows that show where they come from."""
     at = np.arange(first, first + n, dtype=np.float32)
     return {
         "obs": at[:, None] + np.arange(D, dtype=np.float32) / 8,

@@ -303,11 +303,11 @@ for obs_dim, act_dim, hidden, n in ((3, 1, [256, 256], 64), (17, 6, [40, 7], 300
         out += [*net.gradients.values(), errors, np.float32(list(metrics.values())), blocks[-1]]
     more, values = act_dim + p, n_parameters(obs_dim, 1, hidden, False)[0]
     iql = NativeIQL(normal(more) / 8, normal(q + values) / 8, normal(q) / 8, *sizes)
-    told = {"policy_learning_rate": 0.0, "expectile": 0.7, "temperature": 1.0, "max_weight": 2.0}
+    options = {"policy_learning_rate": 0.0, "expectile": 0.7, "temperature": 1.0, "max_weight": 2.0}
     p = n_parameters(obs_dim, act_dim, hidden, True)[0]
     cql = NativeCQL(normal(p) / 8, normal(q) / 8, normal(q) / 8, *np.zeros((2, 1), np.float32), *sizes, "relu", 3)
     drawn = normal(5, n, act_dim), np.tanh(normal(3, n, act_dim))
-    for net, draws, more in ((iql, (), told), (cql, drawn, {"target_entropy": -1.0, "cql_target_value": 0.5})):
+    for net, draws, more in ((iql, (), options), (cql, drawn, {"target_entropy": -1.0, "cql_target_value": 0.5})):
         metrics, errors = net.update(*rows, *draws, learning_rate=0.0, tau=0.5, **more)
         out += [*net.gradients.values(), errors, np.float32(list(metrics.values()))]
 """
