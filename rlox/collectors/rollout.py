@@ -174,10 +174,12 @@ class RolloutCollector(_Collector):
         last = obs[n_steps % kept]
         seen = obs[:n_steps].reshape(-1, *spec.obs_shape) if frames is None else frames.rows(self.device)
         flat_actions = actions.reshape(-1, *spec.action_shape)
-        columns = acting.judge(seen, flat_actions, np.concatenate([last, reached]))
+        cut = len(limits) > 0
+        columns = acting.judge(seen, flat_actions, np.concatenate([last, reached]) if cut else last)
         seen, flat_actions, log_probs, values, after_values = columns
         next_values = np.zeros((n_steps, n), np.float32)
-        next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
+        if cut:
+            next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
         values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
         advantages, returns = compute_gae_batched_f32(
             rewards_f32,
@@ -207,7 +209,7 @@ class RolloutCollector(_Collector):
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
         """Raise for what is not finite in a rollout: its observations, those `reached` where time limits cut, its
         rewards."""
-        if all_finite(obs) and all_finite(reached) and all_finite(rewards):
+        if all_finite(obs) and all_finite(rewards) and (not len(reached) or all_finite(reached)):
             return
         said = "" if self.normalizer is None else " after normalisation"
         for t, row in enumerate(rewards):

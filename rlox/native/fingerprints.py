@@ -50,7 +50,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.acting:ModuleRollout.judge": "afc74335bb02bc4f",
     "rlox.collectors.acting:ModuleRollout.place": "6ba2990ced85c0d9",
     "rlox.collectors.base:_LARGEST": "8db3db8ad8332d6e",
-    "rlox.collectors.base:all_finite": "bc6fef67e7b463c1",
+    "rlox.collectors.base:all_finite": "cd3ae04f57ed58ff",
     "rlox.collectors.replay:ReplayCollector": "9fd2ed9362ec7907",
     "rlox.collectors.replay:ReplayCollector.__init__": "8fdccf2852e4cf61",
     "rlox.collectors.replay:ReplayCollector._act": "28e5a33ac007a928",
