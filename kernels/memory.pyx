@@ -1,4 +1,4 @@
-"""Memory of large results, used again once nobody holds the result.
+"""Memory of large results, used again once no one holds the result.
 
 A fresh array of some hundred kilobytes costs more than what most kernels do with it: the C library gives
 such memory back to the system when it is freed, and the next array gets it page by page, each by a fault and

@@ -212,6 +212,7 @@ def test_training_imports_no_tracker_and_no_cli():
     assert run(program) == []
 
 
+@pytest.mark.slow
 def test_a_native_run_imports_no_torch(tmp_path):
     program = f"""
 import sys
@@ -266,6 +267,7 @@ def test_names_are_where_the_documents_look_for_them():
     assert networks.DeterministicPolicy is policies.DeterministicPolicy
 
 
+@pytest.mark.slow
 def test_python_m_rlox_is_the_command_line():
     def said(*argv):
         return subprocess.run([sys.executable, "-m", "rlox", *argv], capture_output=True, text=True)

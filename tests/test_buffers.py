@@ -224,6 +224,7 @@ def test_a_registered_buffer_composes_with_its_own_keys(registered):
         compose_jobs([], ["algo=dqn", "buffer=newest", "buffer.window=0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -266,6 +267,7 @@ def test_a_preset_may_choose_the_memory(tmp_path):
     assert job.config.buffer == PrioritizedBufferConfig(alpha=0.7)
 
 
+@pytest.mark.slow
 def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
     for typed, message in (
         (["env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C, PPO"),
@@ -277,6 +279,7 @@ def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
         assert not list(tmp_path.rglob("*.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_dqn_from_the_command_line(kept, tmp_path):
     small = ["total_timesteps=1500", "eval.n_points=1", "eval.n_episodes=3", "logger=none", "algo.train_freq=100"]

@@ -303,6 +303,7 @@ needs_video = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_video
 @pytest.mark.parametrize("kind", ["mp4", "gif"])
 def test_video_of_evaluations(tmp_path, kind):

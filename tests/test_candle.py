@@ -154,6 +154,7 @@ def test_the_layout_is_the_learners():
     np.testing.assert_allclose(net.values(obs), policy.get_value(torch.from_numpy(obs)).detach(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_hybrid_ppo_learns_as_ppo_does(tmp_path):
     """The original's stays at a random policy's 22."""
     options = {"n_steps": 128, "learning_rate": 1e-3}

@@ -210,6 +210,7 @@ def rlox(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), BAD, ids=[" ".join(args) for args, _ in BAD])
 def test_what_cannot_work_is_refused_in_one_paragraph(args, message, rlox):
     code, _, err = rlox(*args, "--check")
@@ -223,6 +224,7 @@ def test_what_cannot_work_is_refused_in_one_paragraph(args, message, rlox):
     assert err.count("\n") == 1 or raised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), ODD, ids=[" ".join(args) for args, _ in ODD])
 def test_what_is_odd_is_a_warning(args, message, rlox):
     code, out, err = rlox("logger=none", *args, "--check")
@@ -251,17 +253,20 @@ def offline(datasets, rlox, tmp_path, monkeypatch):
     return rlox
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), OFFLINE_BAD, ids=[" ".join(args) for args, _ in OFFLINE_BAD])
 def test_what_cannot_be_learned_from_a_dataset_is_refused(args, message, offline):
     test_what_cannot_work_is_refused_in_one_paragraph(args, message, offline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), OFFLINE_ODD, ids=[" ".join(args) for args, _ in OFFLINE_ODD])
 def test_what_is_odd_of_a_dataset_is_a_warning(args, message, offline):
     small = ["algo=td3_bc", "dataset=pend.arrow", "tuned=off", "total_timesteps=200", "eval.n_episodes=2"]
     test_what_is_odd_is_a_warning([*small, "algo.hidden_sizes=[16]", "algo.batch_size=32", *args], message, offline)
 
 
+@pytest.mark.slow
 def test_each_offline_algorithm_is_reported(offline):
     words = ["algo=bc,td3_bc,iql,cql", "dataset=pend.arrow", "seed=0,1", "tuned=off", "logger=none"]
     small = ["algo.hidden_sizes=[16]", "algo.batch_size=32", "total_timesteps=2000", "eval.n_points=4"]
@@ -282,6 +287,7 @@ def test_each_offline_algorithm_is_reported(offline):
     assert "8 jobs: " in out
 
 
+@pytest.mark.slow
 def test_a_good_environment_of_ones_own_gets_no_warning(rlox):
     code, out, _ = rlox(*own("Good"), "logger=none", "--check")
     assert not code
@@ -292,6 +298,7 @@ def test_a_good_environment_of_ones_own_gets_no_warning(rlox):
     assert "warning" not in out
 
 
+@pytest.mark.slow
 def test_every_bad_job_of_a_sweep_is_told_and_the_good_ones_are_priced(rlox):
     code, out, err = rlox("-m", "algo=ppo,dqn,sac", "env=Pendulum-v1,CartPole-v1", "logger=none", "--check")
     assert code == 2
@@ -318,6 +325,7 @@ def test_a_sweep_that_has_a_job_that_fits_nothing_does_not_start(rlox, tmp_path)
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_the_report_of_a_process_of_its_own(tmp_path):
     command = [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1", "max_time=1s", "--check"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -346,6 +354,7 @@ def record(run: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows if "event" not in row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [["algo=ppo"], ["algo=dqn", "algo.learning_starts=100"], own("Good")])
 def test_looking_at_a_run_before_it_starts_changes_no_bit_of_it(args, rlox, tmp_path, monkeypatch):
     common = ["logger=none", "total_timesteps=1000", "eval.n_points=2", "eval.n_episodes=2"]
@@ -367,6 +376,7 @@ def test_checks_leave_the_generators_that_all_share(rlox):
     assert (np.random.uniform(), random.random()) == expected  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_resume_is_checked_without_touching_the_run(rlox, tmp_path):
     small = ["logger=none", "total_timesteps=1000", "algo.learning_starts=100", "eval.n_episodes=1", "tuned=off"]
     rlox("algo=dqn", "env=CartPole-v1", *small, "hydra.run.dir=run")

@@ -47,6 +47,7 @@ def trained(tmp_path_factory):
     return cwd, run, done
 
 
+@pytest.mark.slow
 def test_train_leaves_a_complete_run_and_says_where(trained):
     cwd, run, done = trained
     for name in ("config.yaml", "metrics.jsonl", "checkpoints/last.safetensors", "checkpoints/best.safetensors"):
@@ -71,6 +72,7 @@ def test_train_leaves_a_complete_run_and_says_where(trained):
     assert sum("eval/mean_return" in row for row in record) == 3
 
 
+@pytest.mark.slow
 def test_the_backend_is_asked_for_recorded_and_refused(tmp_path):
     small = ("total_timesteps=128", "algo.n_steps=8", "eval.n_episodes=1", "logger=none", "tuned=off")
     done = rlox("train", "algo=ppo", "env=CartPole-v1", "backend=torch", *small, "hydra.run.dir=by_torch", cwd=tmp_path)
@@ -82,6 +84,7 @@ def test_the_backend_is_asked_for_recorded_and_refused(tmp_path):
     assert "backend must be one of auto, native, torch, got 'numpy'" in done.stderr
 
 
+@pytest.mark.slow
 def test_mlflow_holds_what_the_record_holds(trained):
     cwd, run, _ = trained
     from mlflow import MlflowClient
@@ -116,6 +119,7 @@ def test_eval_reproduces_the_evaluation_that_chose_best(trained, tmp_path):
     assert other != out
 
 
+@pytest.mark.slow
 def test_lists_and_explanations(trained):
     cwd, run, _ = trained
     assert re.search(r"^ppo +Proximal", rlox("ls", "algos", cwd=cwd).stdout, re.MULTILINE)
@@ -149,6 +153,7 @@ def test_lists_and_explanations(trained):
         assert key in everything
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_complete(tmp_path):
     out = rlox("--help", cwd=tmp_path).stdout
     for verb in ("train", "eval", "ls", "show", "cp", "sync", "ui"):
@@ -165,6 +170,7 @@ def test_help_is_quick_and_complete(tmp_path):
     assert rlox("--version", cwd=tmp_path).stdout.startswith("rlox 0.")
 
 
+@pytest.mark.slow
 def test_hydra_flags(tmp_path):
     job = rlox("train", "--cfg", "job", "env=Pendulum-v1", "seed=4", cwd=tmp_path).stdout
     plain = yaml.safe_load(job)
@@ -176,6 +182,7 @@ def test_hydra_flags(tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_completion_of_overrides(tmp_path):
     def complete(word):
         env = {"_RLOX_COMPLETE": "complete_bash", "COMP_WORDS": f"rlox train {word}", "COMP_CWORD": "2"}
@@ -234,6 +241,7 @@ BAD_INPUT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT, ids=[" ".join(args) for args, _ in BAD_INPUT])
 def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, monkeypatch, capsys):
     """In this process, since a start of Python for each would be a minute."""
@@ -250,6 +258,7 @@ def test_bad_input_is_one_paragraph_and_nothing_runs(args, message, tmp_path, mo
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -302,6 +311,7 @@ def test_a_folder_that_holds_a_run_is_not_touched(trained):
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_diverged_training_says_so_and_leaves_the_record(tmp_path):
     args = ["algo.learning_rate=1e30", "algo.max_grad_norm=null", "logger=none"]
     done = rlox("train", *args, cwd=tmp_path, check=False)
@@ -312,6 +322,7 @@ def test_diverged_training_says_so_and_leaves_the_record(tmp_path):
     assert rows(run)[-1]["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_one_diverging_job_does_not_take_the_sweep_along(tmp_path):
     args = ["-m", "algo.learning_rate=1e30,1e-3", "algo.max_grad_norm=null", "logger=none", *SMALL]
     done = rlox("train", *args, cwd=tmp_path, check=False)
@@ -393,6 +404,7 @@ def imported(tmp_path_factory):
     return cwd, run, done
 
 
+@pytest.mark.slow
 def test_import_brings_an_environment_and_is_recorded(imported):
     cwd, run, done = imported
     assert done.stdout.count("imported my_envs") == 1
@@ -429,6 +441,7 @@ def test_import_of_broken_code_says_whose_it_is(tmp_path):
     assert (place.rpartition(", ")[0], source) == (f'  File "{tmp_path / "broken.py"}", line 1', "    1 / 0")
 
 
+@pytest.mark.slow
 def test_environment_named_with_its_module(tmp_path):
     (tmp_path / "my_envs.py").write_text(MINE)
     rlox("train", "env=my_envs:Mine-v0", "logger=none", *SMALL, cwd=tmp_path)
@@ -439,6 +452,7 @@ def test_environment_named_with_its_module(tmp_path):
     assert "reproduced exactly" in rlox("eval", str(run), "--import", "my_envs", cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_wrappers_reach_the_environment(tmp_path):
     wrappers = "env.wrappers=[{TimeLimit: {max_episode_steps: 12}}]"
     rlox("train", wrappers, "logger=none", *SMALL, cwd=tmp_path)
@@ -447,6 +461,7 @@ def test_wrappers_reach_the_environment(tmp_path):
     assert "reproduced exactly" in rlox("eval", str(run), cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
@@ -470,6 +485,7 @@ def test_a_run_that_stops_early_is_finished_and_says_why(args, reason, tmp_path)
     assert load_checkpoint(run / "checkpoints" / "last.safetensors").header["counters"]["env_steps"] == end
 
 
+@pytest.mark.slow
 def test_init_from_starts_where_another_run_ended(trained, tmp_path):
     _, run, _ = trained
     best = run / "checkpoints" / "best.safetensors"
@@ -487,6 +503,7 @@ def test_init_from_starts_where_another_run_ended(trained, tmp_path):
     assert len(run_folders(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_experiment_csv_and_tensorboard_together(tmp_path):
     done = rlox("train", "experiment=ppo-smoke", "logger=[csv,tensorboard]", *SMALL, cwd=tmp_path)
     (run,) = run_folders(tmp_path)
@@ -503,6 +520,7 @@ def test_experiment_csv_and_tensorboard_together(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_advice_is_printed_once_and_only_to_the_sick(trained, tmp_path):
     assert "advice:" not in trained[2].stdout
     sick = ["algo.learning_rate=0.1", "algo.learning_rate_schedule=constant", "total_timesteps=10_000"]
@@ -521,6 +539,7 @@ def test_a_preset_of_seeds_is_swept(tmp_path):
     assert "job 0 of the sweep (seed=0 experiment=cartpole-seeds algo.gamma=7): algo.gamma must be" in done.stderr
 
 
+@pytest.mark.slow
 def test_cp_fills_a_folder_that_goes_before_what_ships(tmp_path):
     done = rlox("cp", "tuned/ppo/CartPole-v1", "mine", cwd=tmp_path)
     assert "rlox train -cd mine algo=ppo env=CartPole-v1" in done.stdout
@@ -541,6 +560,7 @@ def test_cp_fills_a_folder_that_goes_before_what_ships(tmp_path):
     assert (tmp_path / "all" / "env" / "CartPole-v1.yaml").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("imageio_ffmpeg") is None, reason='pip install "rlox-cli[video]"')
 def test_eval_films_and_shows(trained, tmp_path):
     import imageio.v2 as imageio
@@ -584,6 +604,7 @@ def test_sync_after_the_fact(tmp_path):
     assert "no MLflow database absent.db" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_with_a_checkpoint_and_no_orphans(tmp_path):
     process = training(tmp_path, "env=Acrobot-v1", "env.workers=2")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -237,6 +237,7 @@ def load_state(path):
         return {k: v.item() if v.ndim == 0 else v for k, v in arrays.items()}
 
 
+@pytest.mark.slow
 def test_the_next_start_cleans_what_no_checkpoint_names_and_nothing_else(tmp_path):
     dead = Killed(tmp_path, "plain", tmp_path / "a")
     named = Killed(tmp_path, "named", tmp_path / "named.npz")

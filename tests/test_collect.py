@@ -74,6 +74,7 @@ def require_chained(state):
     np.testing.assert_array_equal(state["next_obs"][:-1][goes_on], state["obs"][1:][goes_on])
 
 
+@pytest.mark.slow
 def test_a_mixture_is_what_the_environment_did(saved):
     words = ("--mix", "medium:3,random:1", "--steps", 5003, "--out", "a.arrow", "--seed", 4)
     printed = collect(f"medium={saved}/ppo.safetensors", *words)
@@ -200,6 +201,7 @@ def test_ctrl_c_leaves_nothing(saved, tmp_path, out, number):
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_show_and_train_know_the_dataset(saved):
     words = [f"{saved}/dqn.safetensors", "--steps", "300", "--out", "a.arrow"]
     printed = forked.run("collect", *words).stdout

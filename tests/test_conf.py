@@ -43,6 +43,7 @@ def test_buffers_have_a_yaml_each():
         assert set(yaml.safe_load((CONF / "buffer" / f"{name}.yaml").read_text())) == {"defaults"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "env"), tuned_pairs())
 def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_path):
     settings = tuned(algo, env)

@@ -175,6 +175,7 @@ def test_save_load_continues_exactly(name, env, tmp_path):
     assert {k: expected[k] for k in same} == pytest.approx({k: metrics[k] for k in same}, abs=0, nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_does_not_disturb_training(name):
     plain, watched = make(name), make(name, callbacks=[EvalCallback(n_points=7, n_episodes=3)])
@@ -193,6 +194,7 @@ def test_solves_the_discrete_probe(name):
     assert algorithm.predict([-1.0]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", takes("continuous"))
 def test_solves_the_continuous_probe(name):
     algorithm = make(name, probes.ReachTheTarget, on={"ent_coef": 0.0}, n_envs=8, learning_rate=3e-3, gamma=0.9)
@@ -200,6 +202,7 @@ def test_solves_the_continuous_probe(name):
     assert algorithm.evaluate(50).returns.mean() > -0.02  # acting 0 gives -0.21
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", takes("multi-discrete"))
 def test_solves_the_multi_discrete_probe(name):
     algorithm = make(name, probes.TwoSwitches, n_envs=8, learning_rate=3e-3, gamma=0.9)
@@ -209,6 +212,7 @@ def test_solves_the_multi_discrete_probe(name):
     assert algorithm.predict([[1.0], [-1.0]]).tolist() == [[1, 2], [0, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", takes("discrete"))
 def test_solves_the_image_probe(name):
     settings = {"n_envs": 8, "learning_rate": 1e-3, "gamma": 0.9, "hidden_sizes": []}
@@ -224,6 +228,7 @@ def test_images_are_not_normalised_twice(name):
         make(name, probes.BrightSide, normalize_obs=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
     gamma, continuous = 0.8, name not in takes("discrete")
@@ -276,6 +281,7 @@ def test_unknown_and_bad_hyper_parameters_are_refused(name):
         make(name).train(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "env"), [(n, e) for n, e in pairs("CartPole-v1", "Pendulum-v1") if n in BY_TORCH])
 def test_both_backends_are_the_same_training(name, env):
     """The same numbers are drawn, and what is learned from them agrees to a float's rounding."""
@@ -392,6 +398,7 @@ def test_an_offline_update_moves_every_trainable_parameter_and_no_frozen_one(nam
     assert np.isfinite([value for value in metrics.values()]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), DATASETS)
 def test_offline_save_load_continues_exactly(name, kind, tmp_path):
     """N + N updates through a checkpoint end in the same bits as N + N updates without one; another seed does not."""
@@ -434,6 +441,7 @@ def test_an_offline_training_that_was_cut_ends_in_the_same_bits(name, tmp_path):
 SOLVES = {"td3_bc": {"alpha": 10.0}, "iql": {"expectile": 0.9, "temperature": 30.0}, "cql": {"cql_alpha": 0.05}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OFFLINE)
 def test_solves_the_continuous_probe_from_a_dataset(name):
     data = recorded(n=4000, expert=name == "bc", normalize=True)

@@ -389,6 +389,7 @@ def test_metadata_is_read_without_the_rows(tmp_path):
     assert dataset_metadata(save(tmp_path / "a.npz", rows())) == {}
 
 
+@pytest.mark.slow
 def test_sampling_takes_no_memory_of_its_own(tmp_path):
     """The file's pages are the system's, to be dropped when it needs them; anonymous memory is what a copy would be."""
     rng, n = np.random.default_rng(0), 50_000

@@ -176,6 +176,7 @@ def test_the_collector_chooses_the_backend():
 # Introduction, 8, and the tutorial, 2.1: the loop by hand
 
 
+@pytest.mark.slow
 def test_the_whole_ppo_loop_by_hand_learns():
     torch.manual_seed(0)
     policy = DiscretePolicy(obs_dim=4, n_actions=2)
@@ -297,6 +298,7 @@ def test_a_curriculum_keeps_the_policy_and_changes_the_environment():
 # Tutorial, 2.2: REINFORCE from primitives
 
 
+@pytest.mark.slow
 def test_reinforce_from_primitives_learns():
     from rlox import GymVecEnv
     from rlox.callbacks import CallbackList, EarlyStoppingCallback
@@ -494,6 +496,7 @@ def test_the_dqn_loop_by_hand():
 # Introduction, 4 and 8: SAC and TD3, and the loop of SAC by hand
 
 
+@pytest.mark.slow
 def test_sac_and_td3_as_they_are_called():
     from rlox.algorithms import SAC, TD3
 
@@ -506,6 +509,7 @@ def test_sac_and_td3_as_they_are_called():
         assert algorithm.predict(np.zeros(3, np.float32)).shape == (1,)
 
 
+@pytest.mark.slow
 def test_the_sac_loop_by_hand():
     import copy
 

@@ -152,6 +152,7 @@ def test_bodies_are_where_the_last_step_left_them():
         require_same_future(one, other, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Hopper-v5", delayed_wanderer])
 def test_a_state_is_the_same_with_and_without_workers(env):
     wrappers = ["ClipAction"] if env == "Hopper-v5" else []
@@ -163,6 +164,7 @@ def test_a_state_is_the_same_with_and_without_workers(env):
         assert require_same_future(alone, other, 200) >= 2
 
 
+@pytest.mark.slow
 def test_workers_pass_on_states_larger_than_a_sockets_buffer():
     class Laden(Wanderer):
         ballast = 1_000_000
@@ -198,6 +200,7 @@ def require_exact_continuation(make, load, n_steps, tmp_path, **saving):
         assert algorithm.collector.state() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "workers", "options"),
     [
@@ -326,6 +329,7 @@ def test_a_damaged_state_is_refused(change, message):
         HOPPERS.set_state(changed(STATE, change))
 
 
+@pytest.mark.slow
 def test_a_refused_state_leaves_the_workers_usable():
     with make_vec_env("Hopper-v5", 2, 9, workers=2) as vec:
         with pytest.raises(ValueError, match="length so far"):

@@ -99,6 +99,7 @@ def test_the_same_numbers_and_checkpoints(kind, tmp_path):
         assert all(a[key].tobytes() == b[key].tobytes() for key in a)
 
 
+@pytest.mark.slow
 def test_an_offline_policy_with_its_statistics(tmp_path):
     rng = np.random.default_rng(0)
     obs, n = rng.normal(size=(200, 3)).astype(np.float32), 200
@@ -215,6 +216,7 @@ def test_a_worker_that_is_killed_loses_nothing(at, tmp_path):
     assert header(tmp_path / "0/best.safetensors") == header(tmp_path / "1/best.safetensors")
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_environment_names_its_place(command, tmp_path):
     arguments = ["train", "--import", "waiting_envs", "env=FailsInEvaluation-v0", "eval.seed=11", "eval.workers=1"]
     small = ["logger=none", "total_timesteps=512", "algo.n_steps=32", "env.n_envs=2", "hydra.run.dir=run"]
@@ -353,6 +355,7 @@ def test_an_episode_that_does_not_end_is_cut(monkeypatch):
         evaluate(module.actor, "CartPole-v1", 3, 11, max_steps=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_on_an_environment_that_never_ends_an_episode(workers, command, tmp_path, recwarn):
     arguments = ["train", "--import", "waiting_envs", "env=EndlessEvaluation-v0", "eval.max_steps=50", "eval.seed=11"]

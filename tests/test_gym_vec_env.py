@@ -45,6 +45,7 @@ def true_next(obs, ended, info):
     return reached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_id", "kwargs"),
     [
@@ -86,6 +87,7 @@ def test_equals_gymnasiums_vector_environment(env_id, kwargs):
     assert ends >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_native_environment_equals_gymnasiums_vector_environment(env_id):
     """10,000 steps; gymnasium's state is set to the native one at every start and 200th step, then both run freely.
@@ -430,6 +432,7 @@ def test_make_vec_env_chooses_the_implementation():
 # Atari
 
 
+@pytest.mark.slow
 def test_atari_gets_the_usual_preprocessing():
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
@@ -497,6 +500,7 @@ def test_pong_from_the_command_line(algo, tmp_path):
     again.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "dqn"])
 def test_pong_in_the_library_is_the_command_lines(algo, tmp_path):
     pytest.importorskip("ale_py")
@@ -516,6 +520,7 @@ def test_pong_in_the_library_is_the_command_lines(algo, tmp_path):
         one.close()
 
 
+@pytest.mark.slow
 def test_atari_games_learn_from_signs_unless_told_otherwise():
     (job,) = compose_jobs([], ["algo=dqn", "env=ALE/Pong-v5", "env.reward_fn=null", "algo.hidden_sizes=[64]"])
     assert (job.config.env.reward_fn, job.config.algo.hidden_sizes) == (None, [64])

@@ -73,6 +73,7 @@ def refused(path, load=load_checkpoint, kinds=(ValueError, FileNotFoundError)):
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["ppo", "sac", "memory"])
 def test_any_byte_flipped_or_missing_is_an_error_that_names_the_file(run, saved, tmp_path):
     """None of them loads: the SHA-256 covers names, shapes and contents, the format's own header the rest."""
@@ -277,6 +278,7 @@ for path in sys.argv[3:]:
 """
 
 
+@pytest.mark.slow
 def test_hostile_headers_are_refused_at_once_and_take_no_memory(hostile, saved):
     paths = sorted(hostile.glob("*.safetensors"))
     assert len(paths) > 50
@@ -333,6 +335,7 @@ def test_what_a_header_says_beside_is_never_looked_at(saved, tmp_path):
     assert not marker.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:from_checkpoint. the replay memory starts empty")
 @pytest.mark.parametrize("cls", [PPO, SAC])
 def test_tensors_of_another_shape_or_none_are_refused(cls, saved, tmp_path):
@@ -590,6 +593,7 @@ def test_a_record_that_rlox_did_not_write_is_refused(case, tmp_path):
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it_in_a_paragraph(hostile, saved, tmp_path):
     marker = tmp_path / "ran"
     foreign_files(tmp_path, marker)

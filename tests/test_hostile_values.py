@@ -109,6 +109,7 @@ def offline(name) -> bool:
     return issubclass(resolve(ALGORITHMS[name].config), OfflineConfig)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_a_field_takes_trains(name):
     config = resolve(ALGORITHMS[name].config)
@@ -149,6 +150,7 @@ CALLED = {
 UNTRIED = {"compile": [True], "env_workers": [1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_argument_is_refused_by_name_or_trains(name):
     for key, parameter in arguments(name).items():

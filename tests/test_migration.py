@@ -123,6 +123,7 @@ def test_the_error_says_what_it_is_here():
         rlox.PPOConfig.from_dict({"n_envs": 4})
 
 
+@pytest.mark.slow
 def test_the_command_line_says_it_in_its_own_words():
     for argv, text in (
         (
@@ -139,6 +140,7 @@ def test_the_command_line_says_it_in_its_own_words():
         assert text in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_completion_offers_our_key_for_theirs():
     assert completions("algo.clip_range") == ["algo.clip_eps="]
     assert completions("algo.target_policy") == ["algo.target_noise="]

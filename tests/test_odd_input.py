@@ -102,6 +102,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"), REFUSED, ids=[" ".join(args)[:40].replace("\0", "0") for args, _ in REFUSED]
 )
@@ -149,6 +150,7 @@ def test_a_rollout_beyond_all_memory_is_refused_by_its_name():
             rlox.PPO("CartPole-v1", n_steps=n_steps).train(100)
 
 
+@pytest.mark.slow
 def test_what_memory_cannot_hold_is_refused_by_its_key(command, monkeypatch):
     monkeypatch.setattr("rlox_cli.run.machine.memory", lambda: (10**7, 10**8))
     for word, says in (
@@ -159,6 +161,7 @@ def test_what_memory_cannot_hold_is_refused_by_its_key(command, monkeypatch):
         assert (code, says in err) == (2, True), err
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_run_or_a_sweep_takes_neither(command, tmp_path):
     few = [*SMALL, "hydra.sweeper.plot=false"]
     assert not command("train", *few, "output_dir=run")[0]
@@ -177,6 +180,7 @@ def test_a_folder_with_a_run_or_a_sweep_takes_neither(command, tmp_path):
     assert not command("train", "resume=run", "total_timesteps=128")[0]
 
 
+@pytest.mark.slow
 def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
@@ -201,6 +205,7 @@ def test_other_verbs_refuse_before_they_work(command, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*a.arrow*"))
 
 
+@pytest.mark.slow
 def test_an_empty_argument_does_not_stand_for_the_working_folder(tmp_path):
     for words in (["eval", ""], ["sync", ""], ["plot", "a", ""]):
         done = forked.run(*words, cwd=tmp_path)
@@ -208,6 +213,7 @@ def test_an_empty_argument_does_not_stand_for_the_working_folder(tmp_path):
         assert done.stderr == f"rlox: argument {len(words)} must not be empty, got ''\n"
 
 
+@pytest.mark.slow
 def test_a_run_whose_config_names_another_environment_does_not_go_on(command, tmp_path):
     assert not command("train", *SMALL, "output_dir=run")[0]
     config = tmp_path / "run/config.yaml"
@@ -217,6 +223,7 @@ def test_a_run_whose_config_names_another_environment_does_not_go_on(command, tm
     assert "run/checkpoints/last.safetensors must be of Acrobot-v1, as the run's config.yaml says, got CartPole" in err
 
 
+@pytest.mark.slow
 def test_output_dir_is_the_runs_folder_and_that_of_a_sweep(command, tmp_path, monkeypatch):
     assert not command("train", *SMALL, "output_dir=runs/first")[0]
     assert (tmp_path / "runs/first/checkpoints/last.safetensors").is_file()
@@ -235,6 +242,7 @@ def test_output_dir_is_the_runs_folder_and_that_of_a_sweep(command, tmp_path, mo
     assert "output_dir" in err
 
 
+@pytest.mark.slow
 def test_init_from_another_algorithm_says_what_is_taken_or_whose_it_is(command):
     rlox.PPO("CartPole-v1", 2, 0).save("ppo.safetensors")
     code, out, _ = command("train", *SMALL, "algo=a2c", "init_from=ppo.safetensors")
@@ -270,6 +278,7 @@ def test_wandb_mode_is_taken_from_the_environment_unless_it_is_typed(monkeypatch
         _ = WandbConfig().in_effect
 
 
+@pytest.mark.slow
 def test_wandb_mode_decides_what_is_recorded(command, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert not command("train", "logger=wandb", *SMALL[1:], "output_dir=off")[0]
@@ -294,6 +303,7 @@ def test_a_tracker_that_is_not_there_is_one_short_sentence(tmp_path):
     assert len(said) < 200
 
 
+@pytest.mark.slow
 def test_a_full_disk_names_only_checkpoints_that_there_are(tmp_path):
     program = (
         "import resource, signal, sys, rlox\n"
@@ -315,6 +325,7 @@ def test_a_full_disk_names_only_checkpoints_that_there_are(tmp_path):
     assert load_checkpoint(tmp_path / "c.safetensors")
 
 
+@pytest.mark.slow
 def test_exit_codes_are_by_what_went_wrong(command, tmp_path):
     (tmp_path / "damaged.safetensors").write_bytes(b"no checkpoint")
     for words in (

@@ -60,6 +60,7 @@ def weights(folder):
     return rlox.load_checkpoint(path).tensors
 
 
+@pytest.mark.slow
 def test_the_example_is_short_and_says_what_an_author_provides(installed):
     module = importlib.import_module("rlox_reinforce")
     assert len((EXAMPLE / "rlox_reinforce.py").read_text().splitlines()) <= 80
@@ -84,6 +85,7 @@ def test_by_name_in_the_library(installed, tmp_path):
         rlox.Trainer("reinforce", env="CartPole-v1", config={"gae_lambda": 0.9})
 
 
+@pytest.mark.slow
 def test_the_command_line_checks_trains_resumes_and_evaluates(site, tmp_path):
     checked = command(site, "train", *SMALL, "--check", "total_timesteps=4000", cwd=tmp_path)
     assert "Reinforce has an update of its own" in checked.stdout
@@ -103,6 +105,7 @@ def test_the_command_line_checks_trains_resumes_and_evaluates(site, tmp_path):
     assert "did you mean 'use_baseline'" in wrong
 
 
+@pytest.mark.slow
 def test_verdicts_compare_it(site, tmp_path):
     learn = ["bench", "learn", *SMALL, "total_timesteps=2000", "--seeds", "2"]
     verdict = (0, 1, 3)  # two seeds say little
@@ -113,6 +116,7 @@ def test_verdicts_compare_it(site, tmp_path):
     assert any(word in said for word in ("PASS", "FAIL", "NEED MORE SEEDS"))
 
 
+@pytest.mark.slow
 def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
     broken = tmp_path / "site"
     shutil.copytree(site, broken)
@@ -125,6 +129,7 @@ def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
     assert str(line) in said
 
 
+@pytest.mark.slow
 def test_what_is_no_algorithm_is_refused(site, tmp_path):
     broken = tmp_path / "site"
     shutil.copytree(site, broken)

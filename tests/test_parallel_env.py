@@ -99,6 +99,7 @@ def trajectory(vec, n_steps):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "n_envs", "workers", "kwargs", "wrappers"),
     [
@@ -225,6 +226,7 @@ def test_an_exception_that_cannot_be_sent_is_told_all_the_same():
     assert "in step\n" in str(failed.value.__cause__)
 
 
+@pytest.mark.slow
 def test_a_class_of_the_main_script_stays_that_class(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -247,6 +249,7 @@ def test_a_class_of_the_main_script_stays_that_class(tmp_path):
     assert done.stdout == "caught gone\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_noticed_though_another_is_busy():
     vec = ParallelGymVecEnv(Odd, 6, workers=3)
     vec.reset_all()
@@ -263,6 +266,7 @@ def test_a_killed_worker_is_noticed_though_another_is_busy():
     assert gone(processes)
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_between_steps_is_noticed_at_the_next():
     vec = ParallelGymVecEnv(Odd, 2, workers=2)
     vec.reset_all()
@@ -276,6 +280,7 @@ def test_a_worker_that_died_between_steps_is_noticed_at_the_next():
         vec.step_all([3, 0])
 
 
+@pytest.mark.slow
 def test_workers_end_with_close_with_the_object_and_without_a_fuss():
     vec = ParallelGymVecEnv(Odd, 2, workers=2)
     first = pids(vec)
@@ -289,6 +294,7 @@ def test_workers_end_with_close_with_the_object_and_without_a_fuss():
     assert gone(second, 0.1)
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_its_parents_workers_alone():
     vec = ParallelGymVecEnv(Odd, 1)
     vec.reset_all()
@@ -333,6 +339,7 @@ def start(rest, **kwargs):
     return parent, [int(word) for word in parent.stdout.readline().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["time.sleep(60)", "vec.step_all([1, 0])"], ids=["idle", "busy"])
 def test_no_worker_outlives_a_killed_parent(rest):
     parent, workers = start(rest)
@@ -344,6 +351,7 @@ def test_no_worker_outlives_a_killed_parent(rest):
     assert gone(workers, 3.0)
 
 
+@pytest.mark.slow
 def test_a_script_without_main_guard_and_without_close_ends_by_itself():
     parent, workers = start("")
     assert parent.stdout.read() == ""
@@ -351,6 +359,7 @@ def test_a_script_without_main_guard_and_without_close_ends_by_itself():
     assert gone(workers, 0.5)
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_the_parents_business():
     """The terminal sends it to the whole group; workers go on, and the parent may catch it and step again."""
     parent, workers = start(
@@ -372,6 +381,7 @@ except KeyboardInterrupt:
     assert gone(workers, 0.5)
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_does_not_mix_up_the_next_ones():
     class Interrupt(Exception):
         pass

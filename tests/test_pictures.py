@@ -133,6 +133,7 @@ KINDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "by_time"), [*((kind, False) for kind in KINDS), ("one run", True), ("many steps", True)]
 )
@@ -188,6 +189,7 @@ def test_times_of_trainings(seconds):
     require_readable(train.draw([row] * 3, "what was measured, where and with what"))
 
 
+@pytest.mark.slow
 def test_what_each_system_learned_is_one_measure():
     """The committed result: every system has a range, and it is that of the evaluations after training."""
     result = json.loads((BENCHMARKS / "train.json").read_text())
@@ -210,6 +212,7 @@ def test_times_of_operations():
     require_readable(data.draw(result["results"], "what was measured, where and with what"))
 
 
+@pytest.mark.slow
 def test_learning_curves_as_committed():
     cells = json.loads((BENCHMARKS / "learning.json").read_text())["cells"]
     require_readable(curves.draw({label: cell for label, cell in cells.items() if cell["curves"]}))

@@ -146,6 +146,7 @@ def test_files_that_are_gone_or_damaged_are_named(tmp_path):
     assert again.memory_start == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_command_line_keeps_it_beside_the_checkpoint(kept, tmp_path):
     small = ["total_timesteps=200", "eval.n_points=1", "eval.n_episodes=1", "logger=none", "tuned=off"]

@@ -488,6 +488,7 @@ SAC_REASON = "from rlox.algorithms import SAC; print(SAC('Pendulum-v1').backend_
 NATIVE = "perceptrons on the CPU, computed as the PyTorch update defines them"
 
 
+@pytest.mark.slow
 def test_an_edited_function_is_learned_by_in_pytorch(copied):
     *reasons, last = copied(REASONS, ("rlox/nn/losses.py", "(std + 1e-8)", "(std + 1e-6)"))
     assert reasons == ["rlox.nn.losses.normalized", "rlox.nn.losses.normalized", NATIVE]
@@ -507,6 +508,7 @@ EDITS = {
 OFTEN = ("nn.policies:LOG_STD_RANGE", "algorithms.sac:SAC.update", "nn.networks:TwinQNetwork.__call__")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.exhaustive) for name in EDITS]
 )
@@ -568,6 +570,7 @@ except SystemExit as e:
 # ---- the command line
 
 
+@pytest.mark.slow
 def test_the_command_line_says_which_function_differs(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import rlox.nn.losses\nplain = rlox.nn.losses.normalized\nrlox.nn.losses.normalized = lambda x: plain(x)\n"
@@ -584,6 +587,7 @@ def test_the_command_line_says_which_function_differs(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_threads_may_make_algorithms_at_once(tmp_path):
     """Python 3.11's parser fails where two threads are in it."""
     program = (

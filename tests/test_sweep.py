@@ -321,6 +321,7 @@ def test_what_cannot_be_is_refused(tmp_path, monkeypatch, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

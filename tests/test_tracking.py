@@ -381,6 +381,7 @@ def test_a_record_without_a_row_yet_is_waited_for_and_is_an_error_once_its_train
         assert f"{run / FILE} must begin with a start row" in state.error
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_the_light_store_leaves_the_rows_that_mlflow_leaves(tmp_path, monkeypatch):
     run = make_run(tmp_path, "run", {"mlflow": mlflow_settings(tmp_path)}, gamma=0.99)
@@ -507,6 +508,7 @@ def trainer(run, *arguments):
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(TRAINER), str(run), *arguments])
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_four_trainers_on_a_new_database(tmp_path):
     runs = [make_run(tmp_path, f"run{i}", {"mlflow": mlflow_settings(tmp_path)}) for i in range(4)]
@@ -522,6 +524,7 @@ def test_four_trainers_on_a_new_database(tmp_path):
     assert query(tmp_path, "select count(*) from runs") == [(4,)]
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_killed_trainer_and_its_resume(db):
     run = make_run(db, "died", {"mlflow": mlflow_settings(db)}, total_timesteps=200)
@@ -649,6 +652,7 @@ def test_wandb_offline_holds_the_record(tmp_path):
     assert {a.name for a in logged} == {f"checkpoint-last-{record.run_id}", f"config-{record.run_id}"}
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_wandb_online_without_a_key(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # no ~/.netrc, no ~/.config/wandb
@@ -683,6 +687,7 @@ def expected_scalars(run):
     return [(name, step, ms / 1000, pytest.approx(value, rel=1e-6)) for name, step, ms, value in expected(run)]
 
 
+@pytest.mark.slow
 @needs_tensorboard
 def test_tensorboard_holds_the_record_whatever_was_killed(tmp_path):
     run = make_run(tmp_path, "run", {"tensorboard": {"folder": "events"}})

@@ -99,6 +99,7 @@ def test_an_exception_of_the_users_code_names_its_place(args, says, shown, comma
         assert end["message"].endswith(f"({HERE}, line {line_of(shown[-1][1])})")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -154,6 +155,7 @@ def test_a_wrong_answer_of_an_environment_is_named(env, hook, message, workers):
         rlox.PPO(env, 1).evaluate(1)
 
 
+@pytest.mark.slow
 def test_wrong_answers_are_a_paragraph_in_the_command(command):
     code, _, err = command(*own("FourValues-v0"))
     assert code == 1
@@ -228,6 +230,7 @@ def test_the_whole_traceback_on_demand(tmp_path):
     assert load_checkpoint(saved).header["counters"]["env_steps"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_modules_of_import_reach_the_workers(workers, command, tmp_path):
     (tmp_path / "inner_part.py").write_text(

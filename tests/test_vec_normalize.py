@@ -81,6 +81,7 @@ class Far(gymnasium.Env):
         return np.zeros(2, np.float32) + np.float32(5e3), reward, True, False, {}
 
 
+@pytest.mark.slow
 def test_normalisation_is_what_makes_an_awkward_scale_learnable():
     settings = {"n_envs": 8, "n_steps": 32, "seed": 0, "learning_rate": 3e-3}
     plain, normalized = PPO(Far, **settings), PPO(Far, normalize_obs=True, normalize_rewards=True, **settings)

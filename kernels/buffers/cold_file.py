@@ -13,8 +13,8 @@ serial      the last serial number given away
 =========== ==================================================================================================
 
 Life: the process that uses a file holds an exclusive ``flock`` on it, and the kernel drops that lock however the
-process ends. So a file whose lock can be taken belongs to nobody alive. Blocks are written with ``pwrite`` and read
-through a read-only map: on a full disk a store through a map kills the process, while ``pwrite`` says so.
+process ends. So a file whose lock can be taken belongs to no living process. Blocks are written with ``pwrite`` and
+read through a read-only map: on a full disk a store through a map kills the process, while ``pwrite`` says so.
 """
 
 import fcntl
@@ -100,7 +100,7 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def _remove(path: str, may_remove) -> bool:
-    """Remove a cold file that nobody alive holds and whose header pleases `may_remove`; True if it is gone."""
+    """Remove a cold file that no process holds and that `may_remove` accepts by its header; True if it was removed."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):  # nor open anything else: a FIFO would block
             return False
@@ -201,11 +201,11 @@ class ColdFile:
         self._block_bytes = header["block_rows"] * header["stride"]
         self._keep = [bool(header["named"])]
         mapped = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
-        # Samples jump: reading ahead would fetch pages that nobody asked for.
+        # Samples jump: reading ahead would fetch pages that are not needed.
         if hasattr(mapped, "madvise"):
             mapped.madvise(mmap.MADV_RANDOM)
         self.rows = np.frombuffer(mapped, np.uint8)[PAGE:]
-        # Last, so that whoever sees an error from here still owns `fd`.
+        # Last, so that after an error from here the caller still owns `fd`.
         self._finalizer = weakref.finalize(self, _release, fd, path, self.pid, self._keep)
 
     @classmethod

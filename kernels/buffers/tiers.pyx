@@ -96,7 +96,7 @@ cdef class Store:
                 at += t.hot_capacity
             # What the entry of the table held so far, if anything, is older than what may be sampled.
             old = t.table[t.table_at]
-            # The lowest block that nobody needs. There is one: COPIES * n_table less what two states and the rest
+            # The lowest block that is not needed. There is one: COPIES * n_table less what two states and the rest
             # of the table can hold.
             block = self.free_from
             if old >= 0 and users[old] == CURRENT and old < block:

@@ -29,7 +29,7 @@ cdef enum:
 METRICS = ("q_loss", "q_value", "td_error", "grad_norm")  # of an update, means over its batch
 
 
-# Q(s, .) of a trunk (which may have no layers) and a head; where dueling, of a value's head beside it.
+# Q(s, .): a trunk (which may have no layers), a head, and with dueling a head for the value.
 cdef struct Values:
     Net trunk
     Net head

@@ -47,7 +47,7 @@ class Taken:
 
 
 class ReplayFiles:
-    """What one training writes beside its checkpoints.
+    """The files that one training writes next to its checkpoints.
 
     Parameters
     ----------

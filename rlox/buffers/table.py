@@ -135,7 +135,7 @@ def buffer_config(
     prioritized
         True turns that into the prioritized one; True and False must fit a name that is given.
     **changes
-        Fields that go before those of `buffer`; None leaves one alone.
+        Fields that override those of `buffer`; None leaves one alone.
 
     Raises
     ------

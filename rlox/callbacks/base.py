@@ -339,7 +339,7 @@ class _HandWritten:
 
 
 def _algorithm(owner: Callback, given: Any, step: int | None = None, **info: Any) -> Any:
-    """`given`, or what stands for it where a loop written by hand passes none of rlox's."""
+    """`given`, or its replacement where a hand-written loop passes no object of rlox."""
     if hasattr(given, "counters"):
         return given
     found = owner.__dict__.setdefault("_hand_written", _HandWritten(owner))

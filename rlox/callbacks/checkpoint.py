@@ -47,7 +47,7 @@ class CheckpointCallback(Callback):
     run : dict, optional
         The resolved configuration of the run, kept in the header.
     memory : bool
-        Whether ``last`` has the replay memory beside it, in ``memory/`` (off-policy).
+        Whether the replay memory is saved with ``last``, in ``memory/`` (off-policy).
     every_steps : int, optional
         Environment steps (offline: updates) between two saves of ``last``, whichever comes first.
     policy : nn.Module, optional

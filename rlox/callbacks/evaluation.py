@@ -225,7 +225,7 @@ class EvalCallback(Callback):
         self._begun.clear()
 
     def obstacle(self, algorithm) -> str | None:
-        """Why the evaluations of this training cannot be made beside it; None where they can."""
+        """Why this training cannot be evaluated while it goes on; None where it can."""
         kind = type(algorithm)
         if isinstance(algorithm, _HandWritten):
             return "a loop written by hand passes no algorithm"

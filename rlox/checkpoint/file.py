@@ -23,7 +23,7 @@ bounds          of a dataset's continuous actions, low and high (A,); its sizes 
 =============== =============================================================================================
 
 A SHA-256 over names, shapes and contents guards against every damage that leaves the file readable, but not against
-malice: whoever writes a file computes it. So sizes are looked at before anything of that size is made, and what the
+malice: the author of a file computes it. So sizes are looked at before anything of that size is made, and what the
 header holds is checked here, before another module sees it.
 """
 

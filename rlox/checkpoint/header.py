@@ -117,7 +117,7 @@ def _parts(text: str) -> int:
 
 
 def parse_json(text: str) -> Any:
-    """As `json.loads`, for a text that nobody vouches for.
+    """As `json.loads`, for a text that is not trusted.
 
     Raises
     ------

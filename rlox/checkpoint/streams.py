@@ -1,4 +1,4 @@
-"""The streams of the counter-based generator: one for each decision that randomness takes in a run.
+"""The streams of the counter-based generator: one for each kind of random decision in a run.
 
 Streams of one seed are independent, so that drawing more from one (an evaluation, say) never shifts another.
 """

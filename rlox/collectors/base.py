@@ -78,7 +78,7 @@ class _FrameStore:
 class _Collector:
     """The environments of a collector, and what both kinds do with them."""
 
-    _where: ClassVar[str]  # whom errors name
+    _where: ClassVar[str]  # the name that starts error messages
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def usual_settings(env_id: Any) -> dict[str, Any]:
-    """`reward_fn` and hyper-parameters that are usual in an environment, for where nothing else is asked for.
+    """`reward_fn` and hyper-parameters that are usual in an environment, used where nothing else is given.
 
     In ``ALE/…`` games signs of rewards are learned from, and the network of Mnih et al. 2015 has no layer behind its
     features.

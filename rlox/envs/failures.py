@@ -36,7 +36,7 @@ class Diverged(FloatingPointError):
 
 @dataclass
 class Failure:
-    """What is known about an exception beside its type and message."""
+    """What is known about an exception in addition to its type and message."""
 
     what: str = ""  # the call it came out of: "environment 3 (Mine-v0): step 7 of its episode"; empty: not known
     frames: list[Frame] = field(default_factory=list)  # of another process, outermost first
@@ -80,7 +80,7 @@ def frames_of(trace: TracebackType | None) -> list[Frame]:
     ]
 
 
-UNANSWERED = object()  # what stands for an answer where ``reset`` or ``step`` has not returned
+UNANSWERED = object()  # in place of an answer where ``reset`` or ``step`` did not return
 NO_ANSWERS = frozenset((str, bytes, np.str_, type(None)))  # kinds that `float` or `bool` takes for a reward or a flag
 
 
@@ -169,7 +169,7 @@ def explain_env_failure(
     answer : Any
         What it returned; `UNANSWERED` where it did not return.
     where, what, when : str
-        Whom errors name, which call of which environment, and its step.
+        The name that starts error messages; which call of which environment; its step.
     action : Any
         What ``step`` was given.
     """

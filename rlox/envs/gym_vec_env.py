@@ -42,7 +42,7 @@ class EnvGroup:
     n : int
         How many.
     where : str
-        Whom errors name.
+        The name that starts error messages.
     first : int
         The number of the first one, as errors count them.
     process : str
@@ -324,7 +324,7 @@ class ForeignVecEnv:
         return None if found is None else env_state.pack(self._stacks, *found)
 
     def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` is of environments such as these, so that `set_state` is worth trying.
+        """Whether `state` comes from environments like these, so that `set_state` may succeed.
 
         Raises
         ------

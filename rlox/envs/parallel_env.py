@@ -334,7 +334,7 @@ def _stop(workers: list[_Worker], owner: int, within: float) -> None:
 
 
 def _send(sock: socket.socket, data: bytes, kind: bytes = b"") -> None:
-    # Whoever is gone will be noticed when an answer is awaited.
+    # A worker that is gone is noticed when its answer is awaited.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(kind + _framed(data))
 
@@ -393,7 +393,7 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
             else:
                 sock.sendall(_SETTLE if command == _SETTLE else _DONE)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # nobody waits for us any more
+        pass  # the parent no longer waits
     finally:
         if group is not None:
             group.close()

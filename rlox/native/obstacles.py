@@ -177,7 +177,7 @@ class ModuleWatch:
         self._parts = [
             (part, type(part), _members(part), len(vars(part)), _functions(part)) for part in module.modules()
         ]
-        # Those would not be called, and go before the methods of the class.
+        # Those would not be called, and override the methods of the class.
         self._own = next((name for part, kind, *_, own in self._parts for name in own if hasattr(kind, name)), None)
         self._parameters = [(p, p.data_ptr(), p.requires_grad) for p in module.parameters()]
 

@@ -430,7 +430,7 @@ def _file(module: str, reread: bool = True) -> _File:
 
 
 # Parsing takes 0.2 s. What it found is kept beside this file, and holds for files of the same time and size, or of the
-# same SHA-256: setup.py writes it when the kernels are built, and whoever parses an edited file writes it again.
+# same SHA-256: setup.py writes it when the kernels are built, and a process that parses an edited file writes it again.
 _KEPT = Path(__file__).with_suffix(".json")
 
 

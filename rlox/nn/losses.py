@@ -304,8 +304,8 @@ def weighted_cloning_loss(
 
 
 def conservative_penalty(values: torch.Tensor, log_ratios: torch.Tensor, data_values: torch.Tensor) -> torch.Tensor:
-    """How much more than the data's action a soft maximum over all actions is worth, averaged over critics and states
-    (Kumar et al. 2020, arXiv:2006.04779, eq. 4, estimated by importance sampling as in appendix F).
+    """A soft maximum of the values over all actions less the value of the data's action, averaged over critics and
+    states (Kumar et al. 2020, arXiv:2006.04779, eq. 4, estimated by importance sampling as in appendix F).
 
     The soft maximum is ``log E exp Q(s, a)`` over actions a that are uniform on [-1, 1]^A: 0 less the data's value
     where Q is the same for all actions. (Against the integral over actions of the paper's eq. 4 a constant, A log 2, is

@@ -102,7 +102,7 @@ class FlatOptimizer:
         self._steps += 1
         grad = self.grad
         if "exp_avg" in self._moments:
-            # What torch.optim.Adam(fused=True) comes to after as much time in Python.
+            # The kernel that torch.optim.Adam(fused=True) calls, after as much time in Python.
             torch._fused_adam_(
                 [self.flat], [grad], *([m] for m in self._moments.values()), [], [self._steps], lr=self.learning_rate,
                 beta1=0.9, beta2=0.999, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,

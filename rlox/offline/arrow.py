@@ -52,7 +52,7 @@ def _is_env(value: Any) -> bool:
     return isinstance(value, dict) and "id" in value and all(isinstance(value.get(k, t()), t) for k, t in kinds.items())
 
 
-# What is used of the metadata must be such, whoever wrote it.
+# Metadata is used only if it has these types: its author is not trusted.
 _RULES = {
     "env": _is_env,
     "n_actions": lambda x: is_count(x, 2**31) and x >= 1,

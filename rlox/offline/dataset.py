@@ -91,7 +91,7 @@ def open_dataset(
 
 
 def dataset_metadata(source: str | os.PathLike) -> dict[str, Any]:
-    """What is known of a dataset beside its rows, which are not looked at: ``env``, ``policies``, ``seed`` and others.
+    """What a dataset says about itself; its rows are not read: ``env``, ``policies``, ``seed`` and others.
 
     Raises
     ------

@@ -88,7 +88,7 @@ class Rows:
     Parameters
     ----------
     where : str
-        Whom errors name.
+        The name that starts error messages.
     sink
         Given every finished block: the six columns with equal dtypes and shapes throughout.
     n_actions : int, optional

@@ -27,7 +27,7 @@ NPZ_METADATA = "rlox_dataset"  # the array of this name holds the metadata's JSO
 class Source:
     """Rows to be read in blocks, and what is known of them beforehand."""
 
-    where: str  # whom errors name
+    where: str  # the name that starts error messages
     blocks: Iterator[Block]
     metadata: dict[str, Any] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """The background writer: ``python -m rlox.tracking.writer NAME STORE``.
 
-It takes the store's lock (or leaves at once: whoever holds it does the work), mirrors every run that
+It takes the store's lock (or exits at once: the process that holds it does the work), mirrors every run that
 is registered there, round-robin, and leaves when none is left. Killing it at any moment loses
 nothing: its progress is in each run's ``mirrors/NAME.json``, and sending a row twice is harmless.
 
@@ -211,7 +211,7 @@ class Logger:
         return self._mirror
 
 
-# In what HTTP clients say when there is nobody to talk to.
+# In the messages of HTTP clients that reach no server.
 _UNREACHABLE = (
     *("Max retries exceeded", "Connection refused", "Failed to establish a new connection", "timed out"),
     *("Name or service not known", "Temporary failure in name resolution", "Connection reset"),
@@ -279,7 +279,7 @@ def main(name: str, store: Path) -> int:
             drain(name, store)
         finally:
             os.close(held)
-        # Whoever registered between the last look and the unlock found the lock taken: look again.
+        # A run that registered between the last look and the unlock found the lock taken: look again.
     return 0
 
 

@@ -340,7 +340,7 @@ class Algorithm:
         total_timesteps : int, optional
             A new training of so many steps.
         until : int, optional
-            Another end for the training that is gone on with, in environment steps since the algorithm was made. Its
+            Another end for the training that is continued, in environment steps since the algorithm was made. Its
             schedules are stretched to the new end, so that a learning rate that had fallen rises again.
         schedule_timesteps : int, optional
             Steps after which schedules (learning rate, exploration, …) have come to their end, counted from the
@@ -440,7 +440,7 @@ class Algorithm:
             return evaluate(**self.evaluation_arguments(n_episodes, seed, deterministic), **options)
 
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """What `evaluate` gives `rlox.collectors.evaluation.evaluate`, beside its options."""
+        """The arguments of `rlox.collectors.evaluation.evaluate`, without its options."""
         self.check_kernel("evaluate")
         if self.env_id is None:
             raise ValueError(f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' when made")

@@ -265,7 +265,7 @@ class OffPolicyAlgorithm(Algorithm):
         return -(-self.config.train_freq // self.n_envs) * self.n_envs
 
     def _step_by_step(self) -> str | None:
-        """Why Python must see each step, whoever listens; None where `rounds` can do without."""
+        """Why Python must see each step, whatever callbacks there are; None where `rounds` can do without."""
         place = {name: i for i, cls in reversed([*enumerate(type(self).__mro__)]) for name in vars(cls)}
         changed = [name for name in _AT_ONCE if place.get(name, math.inf) < place["rounds"]]
         kind = type(self._buffer) if self.buffer_config is None else buffer_class(self.buffer_config.name)
@@ -368,7 +368,7 @@ class OffPolicyAlgorithm(Algorithm):
         config = self.buffer_config
         if config is None:
             return {"name": type(self._buffer).__name__}
-        # A folder is this machine's; whoever restores the run chooses one.
+        # A folder is this machine's; the user who restores the run chooses another.
         folder = {"folder": None} if isinstance(config, MmapBufferConfig) else {}
         return {**config.to_dict(), **folder}
 

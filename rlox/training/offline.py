@@ -253,7 +253,7 @@ class OfflineAlgorithm(Algorithm):
         n_updates : int, optional
             A new training of so many updates.
         until : int, optional
-            Another end for the training that is gone on with, in updates since the algorithm was made. Its schedules
+            Another end for the training that is continued, in updates since the algorithm was made. Its schedules
             are stretched to the new end, so that a learning rate that had fallen rises again.
         schedule_timesteps : int, optional
             Updates after which schedules have come to their end; by default `n_updates`, or what `until` says.

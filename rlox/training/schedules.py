@@ -55,7 +55,7 @@ def plan(algorithm: Any, length: int | None, until: int | None, schedule_timeste
     Warns
     -----
     RuntimeWarning
-        Where the schedules of a training that is gone on with get another end, with their values before and after; and
+        Where the schedules of a continued training get another end, with their values before and after; and
         where a learning rate is 0 in all that is left, as it was planned before.
 
     Raises
@@ -114,7 +114,7 @@ def running(algorithm: Any) -> Iterator[None]:
 
 
 def warn_if_done(counters: Counters) -> None:
-    """A RuntimeWarning where a training that is gone on with has nothing left to do."""
+    """A RuntimeWarning where a continued training has nothing left to do."""
     c = counters
     if c.steps >= c.end:
         warnings.warn(

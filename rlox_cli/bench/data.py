@@ -217,7 +217,7 @@ def measure(workers: list[Worker], operation: Operation, size: Size, samples: in
             faults[system] = f"{system} and rlox must agree, got {theirs} and {ours}"
             present = [one for one in present if one.system != system]
     for k in range(rounds):
-        # Who begins changes, so that nobody always runs on a cold or a hot machine.
+        # The order changes, so that no system always runs first on a cold machine.
         turn = present[k % len(present) :] + present[: k % len(present)]
         for one in turn:
             times.setdefault(one.system, []).extend(one.ask(operation, size, wanted[one.system])["ns"])

@@ -148,7 +148,7 @@ def _share_text(found: Interval) -> str:
 
 
 def write(found: dict[str, Any], path: Path) -> None:
-    """The result as JSON, and its curves beside it as a PNG."""
+    """The result as JSON, and its curves as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dumps(found) + "\n")
     drawn = {label: cell for label, cell in found["cells"].items() if cell["curves"]}

@@ -79,7 +79,7 @@ def _read(path: Path, config: RunConfig) -> tuple[list[dict[str, float]], str]:
 
 
 def _task(config: RunConfig) -> dict[str, Any]:
-    """What must be the same in a recording for its scores to be comparable, beside its length."""
+    """What must be equal in a recording for its scores to be comparable, in addition to its length."""
     return {
         "env": config.env.id,
         "env_kwargs": config.env.kwargs,

@@ -62,7 +62,7 @@ class Run:
 
 
 def settings(config: RunConfig, algo: str) -> dict[str, Any]:
-    """What decides a run's numbers beside its seed, as plain data."""
+    """Everything but the seed that decides a run's numbers, as plain data."""
     return _deciding(resolved(config, algo))
 
 

@@ -35,7 +35,7 @@ class OptunaConfig(Config):
     n_jobs: int = 1  # trials that the launcher is given at once
     n_seeds: int = 1  # runs of a trial, with the seeds seed, seed + 1, ...; its value is their mean
     search: list[str] | None = None  # fields to search in their own ranges, or all; null: all, unless ranges are typed
-    params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones go before them
+    params: dict[str, Any] | None = None  # ranges in Hydra's grammar by key, for a preset; typed ones override them
     objective: str = "final"  # the mean return that counts: of the final evaluation, or of the best
     pruner: str = "median"  # what stops poor trials early: median (of five finished ones or more), hyperband or none
     n_startup_trials: int = 10  # trials at random before the sampler learns from them

@@ -30,7 +30,7 @@ from rlox_cli.run.progress import ProgressCallback
 
 # CPU seconds that the parts of a probe may take, about; a single update or episode is waited for.
 _SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
-# A mirror runs beside the training, in a process of its own that nobody shall wait for here. Of its CPU seconds so many
+# A mirror runs in a process of its own during the training, and is not waited for here. Of its CPU seconds so many
 # come once, and so many with each row of the record; measured in those that rlox takes to start, which has another
 # machine's speed in it.
 _MIRRORS = {"mlflow": (7.0, 0.004), "wandb": (2.0, 0.003), "tensorboard": (0.6, 0.0), "csv": (0.25, 0.0)}
@@ -275,7 +275,7 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
 
 
 def _expected_length(seen: Seen, config: RunConfig) -> float:
-    """Steps of an evaluation's episodes, averaged over the training: nobody knows, and this is what is likely.
+    """Steps of an evaluation's episodes, averaged over the training: a guess.
 
     Where every step brings the same reward, the score that tuned settings must reach says how long episodes are in the
     end, and without one the time limit does, or random play where a step costs; elsewhere it is halfway from random

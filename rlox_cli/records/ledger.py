@@ -257,7 +257,7 @@ class Sweep:
 
     def _append(self, items: Iterable[dict[str, Any]]) -> None:
         with open(self.folder / FILE, "r+b") as file:
-            # A line that a kill has cut off goes before the next one comes.
+            # Remove a line that a kill has cut off before the next one is written.
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)
             file.seek(0, os.SEEK_END)

@@ -132,6 +132,7 @@ def test_the_learned_weight_rises_while_the_penalty_is_above_its_target(target, 
     assert (metrics["cql_alpha"] > 5.0) is grows
 
 
+@pytest.mark.slow
 def test_the_penalty_keeps_values_of_other_actions_below_those_of_the_data():
     """All rewards are 0 and the data has one action: SAC values all alike, CQL values that one above the others."""
     differences = []

@@ -418,6 +418,7 @@ PINNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("kind", PINNED)
 def test_pinned_trajectory(kind, backend):

@@ -90,6 +90,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", OPTIONS)
 @settings(max_examples=40, deadline=None)
 @given(st.data())

@@ -75,6 +75,7 @@ PINNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize("env", PINNED)
 def test_pinned_trajectory(env, backend):
@@ -151,6 +152,7 @@ class UserPolicy(nn.Module):
         return dist.log_prob(actions), dist.entropy()
 
 
+@pytest.mark.slow
 def test_user_policy_trains_saves_and_continues(tmp_path):
     torch.manual_seed(0)
     ppo = PPO("CartPole-v1", n_envs=8, seed=0, policy=UserPolicy(), learning_rate=2e-3)

@@ -120,6 +120,7 @@ def test_updates_equal_the_papers(backend, auto, weighted):
     assert (float(metrics["alpha"]) == pytest.approx(0.3)) is not auto
 
 
+@pytest.mark.slow
 def test_temperature_brings_the_entropy_to_its_target():
     def entropy(**settings):
         sac = SAC(

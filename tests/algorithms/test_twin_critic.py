@@ -260,6 +260,7 @@ def test_noise_that_is_independent_is_the_policys_own():
     assert TD3("Pendulum-v1", noise_correlation=0.9, **SMALL).policy.noise_std == 0.0
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_noise_continues_exactly_where_the_environments_do(kind, backend, tmp_path):
@@ -309,6 +310,7 @@ def in_the_middle(kind, **settings):
     return algorithm
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("noise_correlation", [0.0, 0.9])
@@ -428,6 +430,7 @@ PINNED = {
 }
 
 
+@pytest.mark.slow
 @BOTH
 def test_pinned_trajectory(kind):
     program = f"""

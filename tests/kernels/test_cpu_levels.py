@@ -59,6 +59,7 @@ def run(code, **env):
     return subprocess.run([sys.executable, "-c", code], env=env, cwd="/", capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_all_levels_give_the_same_bits():
     results = []
     for level in (2, 3, 4):

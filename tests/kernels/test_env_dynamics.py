@@ -84,6 +84,7 @@ def test_the_attributes(env_id):
         env.n_envs = 4
 
 
+@pytest.mark.slow
 @gymnasiums
 def test_dynamics_are_gymnasiums(env_id):
     # The same state and action into both, 10,400 times: one step of each at a time, so that chaos cannot hide a wrong

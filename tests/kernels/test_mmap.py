@@ -52,6 +52,7 @@ def same(a, b):
         np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400 if THOROUGH else 60)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -199,6 +200,7 @@ class Machine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+@pytest.mark.slow
 def test_against_a_model():
     Machine.operations = 0
     steps = settings(deadline=None, max_examples=150 if THOROUGH else 25, stateful_step_count=50 if THOROUGH else 25)

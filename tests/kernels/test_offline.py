@@ -33,6 +33,7 @@ def bounds(data):
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=2000 if FULL else 150, deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),

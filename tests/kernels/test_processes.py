@@ -110,6 +110,7 @@ def hammer(*jobs, seconds=1.0):
     return errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ReplayBuffer", "PrioritizedReplayBuffer"])
 def test_pushing_sampling_clearing_and_restoring_at_once_is_safe(name):
     buffer = make(name)
@@ -124,6 +125,7 @@ def test_pushing_sampling_clearing_and_restoring_at_once_is_safe(name):
     assert digest(buffer) == digest(make(name))
 
 
+@pytest.mark.slow
 def test_closing_a_mapped_buffer_while_others_sample(tmp_path):
     for k in range(5):
         buffer = fill(rlox.MmapReplayBuffer(100, 1000, D, A, str(tmp_path / f"cold-{k}")))
@@ -135,6 +137,7 @@ def test_closing_a_mapped_buffer_while_others_sample(tmp_path):
         assert all("closed" in str(e) for e in errors)
 
 
+@pytest.mark.slow
 def test_one_environment_stepped_by_two_threads_is_refused_or_in_turn():
     env = rlox.VecEnv(4096)
     env.reset_all()

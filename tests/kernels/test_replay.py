@@ -372,6 +372,7 @@ def test_a_stack_costs_one_frame():
 # Statistics.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 1000, 2**24 + 1000])
 def test_draws_are_uniform(n):
     buffer = rlox.ReplayBuffer(n, 1, 1)

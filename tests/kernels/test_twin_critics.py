@@ -172,6 +172,7 @@ def assert_gradients_equal(reference):
 shapes = st.fixed_dictionaries({**PERCEPTRONS, "act_dim": st.integers(1, 20)})
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shapes, BATCHES, st.booleans(), st.sampled_from([None, -3.0]))
 def test_gradients_of_sac_equal_pytorchs(shape, n, weighted, target_entropy):
@@ -313,6 +314,7 @@ for obs_dim, act_dim, hidden, n in ((3, 1, [256, 256], 64), (17, 6, [40, 7], 300
 """
 
 
+@pytest.mark.slow
 def test_every_cpu_level_gives_the_same():
     """Panels are as wide as the level's vectors, and so is what is padded."""
     here = {}
