@@ -3,7 +3,7 @@
 from rlox import lazy
 
 _EXPORTS = {
-    "all_finite": "rlox.collectors.base",
+    "all_finite": "rlox.kernels.stats",
     "CandleCollector": "rlox.collectors.candle",
     "Evaluation": "rlox.collectors.evaluation",
     "evaluate": "rlox.collectors.evaluation",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -13,21 +12,13 @@ from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.envs import env_name, make_vec_env, spec_of
 from rlox.envs.failures import Diverged, note_cause
 from rlox.kernels.rng import Rng
+from rlox.kernels.stats import all_finite
 from rlox.nn.batch import FrameStacks
 
 _LARGEST = 1e150  # that a running variance can take in
 
 # In the state of foreign environments: the observations that the next actions answer.
 _OBS = "env_obs"
-
-
-def all_finite(numbers: np.ndarray) -> bool:
-    """Whether there is neither NaN nor infinity; a fraction of a microsecond for a few numbers."""
-    if numbers.dtype.kind != "f":
-        return True
-    flat = numbers.ravel()
-    # Both show in the sum of squares, which overflows before they do.
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(flat).all())
 
 
 class _FrameStore:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.collectors.base import _Collector, all_finite
+from rlox.collectors.base import _Collector
 from rlox.collectors.exploration import ActionNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.kernels.reward import NativeReward
+from rlox.kernels.stats import all_finite
 from rlox.native import NativeActor
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ class ReplayCollector(_Collector):
             "episode_return": np.empty(n),
             "episode_length": np.empty(n, np.int64),
         }
-        self._final, self._floats = self._out["final_obs"].reshape(-1), spec.obs_dtype == np.float32
         self._noise: np.ndarray | None = None
         self.n_step = 1  # of the returns that the memory makes
         self._fed: tuple[Any, int | None] | None = None  # the memory of the last step, and how much was pushed to it
@@ -103,11 +103,11 @@ class ReplayCollector(_Collector):
             rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
         terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
         self.env_steps += n
-        # The memory, which is saved, must not hold them. Faster than `all_finite`, which is asked where this says no.
-        flat, rewards = self._final, rewards.astype(np.float32)
-        if self._floats and not math.isfinite(np.dot(flat, flat)) and not all_finite(flat):
+        rewards = rewards.astype(np.float32)
+        # The memory, which is saved, must not hold them.
+        if not all_finite(out["final_obs"]):
             self._refuse_numbers("observations", out["final_obs"], self.env_steps)
-        if not math.isfinite(np.dot(rewards, rewards)) and not all_finite(rewards):
+        if not all_finite(rewards):
             self._refuse_numbers("rewards", rewards, self.env_steps)
         self.follow_on(buffer)
         buffer.push_batch(

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.collectors.base import _LARGEST, _Collector, _FrameStore, all_finite
+from rlox.collectors.base import _LARGEST, _Collector, _FrameStore
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.envs.failures import failure_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.rng import Rng
+from rlox.kernels.stats import all_finite
 from rlox.native import NativePolicy
 from rlox.nn.batch import RolloutBatch
 
@@ -209,7 +210,7 @@ class RolloutCollector(_Collector):
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:
         """Raise for what is not finite in a rollout: its observations, those `reached` where time limits cut, its
         rewards."""
-        if all_finite(obs) and all_finite(rewards) and (not len(reached) or all_finite(reached)):
+        if all_finite(obs) and all_finite(reached) and all_finite(rewards):
             return
         said = "" if self.normalizer is None else " after normalisation"
         for t, row in enumerate(rewards):

@@ -117,7 +117,6 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.training.loops:off_policy",
         "rlox.training.schedules:interpolated",
         "rlox.collectors.replay:ReplayCollector",
-        "rlox.collectors.base:all_finite",
         "rlox.training.off_policy:OffPolicyAlgorithm.sample",
         "rlox.training.off_policy:OffPolicyAlgorithm._rows",
         "rlox.training.off_policy:OffPolicyAlgorithm._beta",

@@ -41,15 +41,16 @@ class Watch:
         ]
         self._addresses = {name: value.data_ptr() for name, value in self._held.items() if hasattr(value, "data_ptr")}
 
+    def due(self) -> bool:
+        """Whether the last look is 5 ms ago: a round of training may take less time than a look."""
+        return time.monotonic() >= self._next_look
+
     def require(self, where: str, functions: bool, difference: Callable[[], str | None]) -> None:
         """A ValueError where something has changed, or where there is a `difference` between functions.
 
-        For a difference is looked where `functions` says so, and every second. A training's rounds, which may take less
-        than a look does, are looked at every 5 ms.
+        Looks for a difference where `functions` says so, and every second.
         """
         now = time.monotonic()
-        if where == "train" and not functions and now < self._next_look:
-            return
         self._next_look = now + 0.005
         found = self._altered() or (None if self._actor is None else self._actor.altered())
         if found is None and (functions or now > self._next_difference):

@@ -295,8 +295,9 @@ class Algorithm:
 
         The loops call it before each round. The `functions` are looked at where that is asked for, and every second.
         """
-        if self._watch is not None:
-            self._watch.require(where, functions, partial(self._update_difference, reread=False))
+        watch = self._watch
+        if watch is not None and (functions or where != "train" or watch.due()):
+            watch.require(where, functions, partial(self._update_difference, reread=False))
 
     def _update_difference(self, reread: bool = True) -> str | None:
         collector = () if self.collector is None else (self.collector,)
