@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -299,8 +298,8 @@ class RolloutCollector(_Collector):
                         rewards[t] = self._shaped(before, taken, rewards[t])
                     if normalizer is not None:
                         # Its statistics would never be finite again.
-                        flat, row = self._raw.reshape(-1), rewards[t]
-                        if not math.isfinite(np.dot(flat, flat)) or not np.dot(row, row) < _LARGEST**2:
+                        row = rewards[t]
+                        if not all_finite(self._raw) or not np.abs(row).max() < _LARGEST:
                             self._refuse_row(row, self.env_steps + (t + 1) * self.n_envs)
                         normalizer.update(self._raw)
                         rewards[t] = normalizer.normalize_rewards(row, terminated[t] | truncated[t])

@@ -64,7 +64,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.replay:ReplayCollector.require_finite_rows": "929cde7074ddf29d",
     "rlox.collectors.replay:ReplayCollector.set_state": "c470bd9bb9a51042",
     "rlox.collectors.replay:ReplayCollector.step": "bbaadca2c683d17b",
-    "rlox.collectors.rollout:RolloutCollector._step_by_step": "f49e8925fc54f7c6",
+    "rlox.collectors.rollout:RolloutCollector._step_by_step": "27550edb409e50c3",
     "rlox.envs.spec:EnvSpec.clip": "c724dd4b1b3f1301",
     "rlox.envs.spec:EnvSpec.random_actions": "d8ee974af37897e8",
     "rlox.nn.batch:RolloutBatch.explained_variance": "0cecfbc33c85a27b",
