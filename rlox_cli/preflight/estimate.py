@@ -33,7 +33,8 @@ _SHORT_S, _UPDATES_S, _EVALUATION_S = 0.2, 1.0, 0.2
 # A mirror runs in a process of its own during the training, and is not waited for here. Of its CPU seconds so many
 # come once, and so many with each row of the record; measured in those that rlox takes to start, which has another
 # machine's speed in it.
-_MIRRORS = {"mlflow": (7.0, 0.004), "wandb": (2.0, 0.003), "tensorboard": (0.6, 0.0), "csv": (0.25, 0.0)}
+_MIRRORS = {"mlflow": (0.3, 0.0005), "wandb": (2.0, 0.003), "tensorboard": (0.6, 0.0), "csv": (0.25, 0.0)}
+_MLFLOW_SERVER = (7.0, 0.004)  # MLflow is imported; an SQLite store is written without it
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,11 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     evaluating[0] += workers * start.python  # their interpreters
     cpu = {"start": start.total, "training": training[0], "evaluation": evaluating[0], "saving": saving[0]}
     rows = looks(config) + n_evaluations
+    mlflow, costs = config.logger.mlflow, dict(_MIRRORS)
+    if mlflow is not None and not mlflow.tracking_uri.startswith("sqlite:"):
+        costs["mlflow"] = _MLFLOW_SERVER
     mirrors = {
-        name: start.python * (once + each * rows) for name, (once, each) in _MIRRORS.items() if name in loggers(config)
+        name: start.python * (once + each * rows) for name, (once, each) in costs.items() if name in loggers(config)
     }
     own, beside = disk_bytes(config, found := replay_footprint(algorithm, config, total), total)
     memory = _peak() + (0 if algorithm.config == config.algo else rollout_bytes(config, algorithm.spec))
