@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memset
 from rlox.kernels.checks cimport as_index, as_number, as_real, as_seed
 from rlox.kernels.fmath cimport bits_of
 from rlox.kernels.outputs cimport fresh
-from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, u64
+from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, real, u64
 
 cnp.import_array()
 
@@ -291,15 +291,7 @@ cdef inline bint all_usual(Py_ssize_t n, const f64* x) noexcept nogil:
     return beyond >= 0
 
 
-cdef inline bint finite_f64(Py_ssize_t n, const f64* x) noexcept nogil:
-    cdef Py_ssize_t j
-    cdef int bad = 0
-    for j in range(n):
-        bad |= not (x[j] - x[j] == 0.0)
-    return not bad
-
-
-cdef inline bint finite_f32(Py_ssize_t n, const f32* x) noexcept nogil:
+cdef inline bint finite(Py_ssize_t n, const real* x) noexcept nogil:
     cdef Py_ssize_t j
     cdef int bad = 0
     for j in range(n):
@@ -313,9 +305,9 @@ def all_finite(numbers) -> bool:
     cdef int kind = cnp.PyArray_TYPE(array)
     cdef Py_ssize_t n = cnp.PyArray_SIZE(array)
     if kind == cnp.NPY_FLOAT32:
-        return finite_f32(n, <const f32*>cnp.PyArray_DATA(array))
+        return finite(n, <const f32*>cnp.PyArray_DATA(array))
     if kind == cnp.NPY_FLOAT64:
-        return finite_f64(n, <const f64*>cnp.PyArray_DATA(array))
+        return finite(n, <const f64*>cnp.PyArray_DATA(array))
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
@@ -425,7 +417,7 @@ cdef class RunningStatsVec:
         memcpy(work, self.rows, 2 * d * sizeof(f64))
         add_batch(cnp.PyArray_SIZE(array) // d, d, <const f64*>cnp.PyArray_DATA(array), &n, work, work + d,
                   work + 2 * d, work + 3 * d)
-        if not finite_f64(d, work + d):
+        if not finite(d, <const f64*>work + d):
             raise not_finite("RunningStatsVec.batch_update", "data", array)
         self._commit(n)
 

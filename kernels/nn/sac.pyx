@@ -151,7 +151,7 @@ cdef class SoftCritics(TwinCritics):
         backward(&self.actor, self.x, self.obs_pad, rows)
 
     cdef void action_gradient(self, Net* critic, Py_ssize_t rows, bint second, f32 scale) noexcept nogil:
-        """Add to `d_actions` the gradient of one critic's value, times `scale`, in the rows where it is the smaller one.
+        """Add to `d_actions` the gradient of one critic's value times `scale`, in the rows where it is the smaller one.
 
         On average these are half of the rows: what the last `forward` left of them moves together first.
         """

@@ -298,11 +298,9 @@ class RolloutCollector(_Collector):
                         rewards[t] = self._shaped(before, taken, rewards[t])
                     if normalizer is not None:
                         # Its statistics would never be finite again.
-                        row = rewards[t]
-                        if not all_finite(self._raw) or not np.abs(row).max() < _LARGEST:
-                            self._refuse_row(row, self.env_steps + (t + 1) * self.n_envs)
+                        self._refuse_row(rewards[t], self.env_steps + (t + 1) * self.n_envs)
                         normalizer.update(self._raw)
-                        rewards[t] = normalizer.normalize_rewards(row, terminated[t] | truncated[t])
+                        rewards[t] = normalizer.normalize_rewards(rewards[t], terminated[t] | truncated[t])
                         if normalize_obs:
                             after[:] = normalizer.normalize(self._raw)
                     if frames is not None:

@@ -49,7 +49,6 @@ _ACTOR_CRITIC = (
     "rlox.nn.policies:policy_outputs",
     "rlox.collectors.acting:ModuleRollout",
     "rlox.collectors.rollout:RolloutCollector._step_by_step",
-    "rlox.collectors.base:_LARGEST",
 )
 _ON_POLICY = (
     *_ACTOR_CRITIC,

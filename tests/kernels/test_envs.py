@@ -178,7 +178,7 @@ def test_episodes_side_by_side_are_those_of_one_environment(env_id):
     n = 6
 
     def policy(obs, k):
-        # A function of the observation, different for every episode so that they differ.
+        # A function of the observation: different in every episode.
         mixed = obs.sum(axis=1) * (k + 1)
         if one.discrete:
             return np.floor(1000 * np.abs(mixed)).astype(np.int64) % one.n_actions
