@@ -1,0 +1,573 @@
+"""Datasets of text: where rows come from, what each task needs of them, and how texts become token ids.
+
+Rows count from 0, lines of a file from 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlox.checkpoint import one_line
+from rlox.config import nearest, shown
+from rlox.envs.failures import note_cause
+
+Chat = list[dict[str, Any]]  # messages, each with the texts "role" and "content"
+Text = str | Chat
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+_CHAT = '[{"role": "user", "content": "..."}]'
+_LONGEST_FIELD = 2**31 - 1  # characters of one field of a CSV file; csv refuses more than 131,072 by default
+
+
+@dataclass
+class Rows:
+    """A table of text: columns of equal length, at least one row.
+
+    Raises
+    ------
+    ValueError
+        If there is no row, or columns differ in length.
+    TypeError
+        If a column's name is no text.
+    """
+
+    columns: dict[str, list]
+    source: str = "<rows>"  # a path, or the kind of object in angle brackets
+
+    def __post_init__(self) -> None:
+        where = f"dataset {self.source}"
+        for name in self.columns:
+            if not isinstance(name, str):
+                raise TypeError(f"{where}: names of columns must be texts, got {shown(name)}")
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if not any(lengths.values()):
+            raise ValueError(f"{where}: it must hold at least one row, got none")
+        first, n = next(iter(lengths.items()))
+        for name, length in lengths.items():
+            if length != n:
+                raise ValueError(f"{where}: column {name} must have {n} rows, as column {first} has, got {length}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def fingerprint(self) -> str:
+        """The SHA-256 of all names and values, to refuse to resume on other data.
+
+        The order of rows counts, that of columns does not.
+
+        Raises
+        ------
+        TypeError
+            If a value is nothing that JSON has.
+        """
+        digest = hashlib.sha256()
+        for name in sorted(self.columns):
+            digest.update(f"{json.dumps(name)}\n".encode())
+            for row, value in enumerate(self.columns[name]):
+                try:
+                    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
+                except (TypeError, ValueError, RecursionError) as e:
+                    raise TypeError(
+                        f"dataset {self.source}: row {row}: {name} must be a value that JSON has, got {shown(value)} "
+                        f"({one_line(e)}); drop that column"
+                    ) from e
+                digest.update(f"{text}\n".encode())
+        return digest.hexdigest()
+
+    def select(self, indices: Iterable[int]) -> dict[str, list]:
+        """The columns of some rows only, in the order of `indices`."""
+        chosen = [int(index) for index in indices]
+        return {name: [column[index] for index in chosen] for name, column in self.columns.items()}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has in place of NumPy's numbers and arrays, dates and bytes, which Parquet files hold."""
+    for method in ("tolist", "isoformat", "hex"):
+        if callable(found := getattr(value, method, None)):
+            return found()
+    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def read_rows(source: Any) -> Rows:
+    """Read a dataset of text.
+
+    Parameters
+    ----------
+    source : str, path, list, dict or datasets.Dataset
+        A file of objects (``.jsonl``: one a line, ``.json``: a list), ``.csv`` with a header, ``.parquet`` or
+        ``.arrow``; a list of dicts; a list of texts, which becomes the column ``prompt``; a dict of lists; or an object
+        with ``column_names`` and ``source[name]``, as Hugging Face's.
+
+    Returns
+    -------
+    Rows
+        All of it, in memory.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file, with the nearest in its folder.
+    ValueError
+        For a file or rows that break the rules: the message has the line or the row.
+    TypeError
+        If `source` is nothing of the above.
+    ImportError
+        If pyarrow is needed and missing.
+    """
+    if isinstance(source, Rows):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _read_file(Path(source))
+    kind = f"<{type(source).__name__}>"
+    where = f"dataset {kind}"
+    if isinstance(source, (list, tuple)):
+        if not any(isinstance(row, str) for row in source):
+            return _from_objects(source, kind, [f"row {i}" for i in range(len(source))])
+        for i, row in enumerate(source):
+            if not isinstance(row, str):
+                raise ValueError(f"{where}: row {i} must be a text, as others are, got {shown(row)}")
+        return Rows({"prompt": list(source)}, kind)
+    if isinstance(source, Mapping):
+        if splits := [name for name, part in source.items() if hasattr(part, "column_names")]:
+            raise ValueError(
+                f"{where}: it must be one split, got {', '.join(map(str, splits))}; pass source[{splits[0]!r}]"
+            )
+        for name, column in source.items():
+            if not isinstance(column, (list, tuple)):
+                raise ValueError(f"{where}: column {name} must be a list, got {shown(column)}")
+        return Rows({name: list(column) for name, column in source.items()}, kind)
+    names = getattr(source, "column_names", None)
+    if names is None or not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"read_rows: source must be a path, a list of dicts or texts, a dict of lists, or a datasets.Dataset, got "
+            f"{shown(source)}; a streamed dataset is read as list(source)"
+        )
+    return Rows({name: list(source[name]) for name in names}, kind)
+
+
+def _read_file(path: Path) -> Rows:
+    where = f"dataset {path}"
+    if not path.exists():
+        there = [p.name for p in path.parent.glob("*") if p.suffix.lower() in SUFFIXES]
+        hint = f"; {nearest(path.name, there)}" if there else ""
+        what = "such file" if path.parent.is_dir() else f"folder {path.parent}"
+        raise FileNotFoundError(f"{where}: there is no {what}{hint}")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{where}: its name must end in one of {', '.join(SUFFIXES)}, got {path.name!r}")
+    if not path.is_file():
+        raise ValueError(f"{where}: it must be an ordinary file")
+    if suffix in (".parquet", ".arrow"):
+        return Rows(_arrow_columns(path, suffix, where), str(path))
+    text = _utf8(path, where)
+    if suffix == ".csv":
+        return Rows(_csv_columns(text, where), str(path))
+    if suffix == ".jsonl":
+        # Not splitlines: JSON may have U+2028 inside a text.
+        lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+        return _from_objects([_json(line, where, i) for i, line in lines], str(path), [f"line {i}" for i, _ in lines])
+    found = _json(text, where)
+    if not isinstance(found, list):
+        raise ValueError(f"{where}: it must hold a list of objects, got {shown(found)}")
+    return _from_objects(found, str(path), [f"row {i}" for i in range(len(found))])
+
+
+def _utf8(path: Path, where: str) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = e.object[: e.start].count(b"\n") + 1
+        raise ValueError(
+            f"{where}: line {line} must be UTF-8, got the byte 0x{e.object[e.start]:02x}; save the file as UTF-8"
+        ) from e
+
+
+def _json(text: str, where: str, line: int | None = None) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as e:
+        place, column, said = e.lineno if line is None else line, f" at column {e.colno}", e.msg
+        text = e.doc.split("\n")[e.lineno - 1]
+    except (ValueError, RecursionError) as e:  # an integer of thousands of digits, lists within lists within lists
+        place, column, said = 1 if line is None else line, "", one_line(e)
+    remedy = "; name it .jsonl, if it has one object a line" if line is None and said == "Extra data" else ""
+    raise ValueError(f"{where}: line {place} must be JSON, got {shown(text)} ({said}{column}){remedy}")
+
+
+def _csv_columns(text: str, where: str) -> dict[str, list]:
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            rows = [(reader.line_num, row) for row in reader if row]
+        except csv.Error as e:
+            raise ValueError(f"{where}: line {reader.line_num} must be CSV, got {one_line(e)}") from e
+    finally:
+        csv.field_size_limit(limit)
+    names = rows[0][1] if rows else []
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ValueError(f"{where}: names of columns must differ, got {twice!r} twice")
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise ValueError(
+                f"{where}: the row that ends in line {line} must have {len(names)} fields, as the header has, got "
+                f"{len(row)}; put texts with commas in double quotes"
+            )
+    return {name: [row[i] for _, row in rows[1:]] for i, name in enumerate(names)}
+
+
+def _arrow_columns(path: Path, suffix: str, where: str) -> dict[str, list]:
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as e:
+        raise ImportError(f"{where}: pyarrow is needed for it; pip install pyarrow") from e
+    try:
+        if suffix == ".parquet":
+            table = pa.parquet.ParquetFile(path).read()
+        else:
+            with pa.OSFile(str(path)) as file:
+                try:
+                    reader = pa.ipc.open_file(file)
+                except pa.ArrowInvalid:  # datasets writes Arrow's other format, a stream
+                    file.seek(0)
+                    reader = pa.ipc.open_stream(file)
+                table = reader.read_all()
+    except (pa.ArrowException, OSError) as e:
+        raise ValueError(f"{where}: it must be a {suffix} file, and is none, or was cut short: {one_line(e)}") from e
+    names = table.column_names
+    if len(set(names)) < len(names):
+        raise ValueError(f"{where}: names of columns must differ, got {', '.join(names)}")
+    return table.to_pydict()
+
+
+def _from_objects(objects: Sequence[Any], source: str, places: Sequence[str]) -> Rows:
+    """A table of objects with the same keys; `places` says of each where it stands."""
+    where = f"dataset {source}"
+    names = list(objects[0]) if objects and isinstance(objects[0], Mapping) else []
+    for row, place in zip(objects, places, strict=True):
+        if not isinstance(row, Mapping):
+            raise ValueError(f'{where}: {place} must be an object such as {{"prompt": "..."}}, got {shown(row)}')
+        if missing := [name for name in names if name not in row]:
+            hint = nearest(str(missing[0]), map(str, row)) if row else "write null where there is no value"
+            raise ValueError(f"{where}: {place} must have column {missing[0]!r}, as {places[0]} has, got none; {hint}")
+        if extra := [name for name in row if name not in names]:
+            raise ValueError(f"{where}: {places[0]} must have column {extra[0]!r}, as {place} has, got none")
+    return Rows({name: [row[name] for row in objects] for name in names}, source)
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Prompts:
+    """What online methods answer: N prompts, and the other columns, which rewards receive by name."""
+
+    prompts: list[Text]
+    columns: dict[str, list] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass
+class Pairs:
+    """N prompts, each with an answer that was preferred and one that was not."""
+
+    prompts: list[Text]
+    chosen: list[Text]
+    rejected: list[Text]
+    columns: dict[str, list] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass
+class Texts:
+    """N demonstrations: the loss is on the completion; the prompt is None where it is on all of a text."""
+
+    prompts: list[Text | None]
+    completions: list[Text]
+    columns: dict[str, list] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def check_text(where: str, name: str, value: Any) -> Text:
+    """`value`, a text or a chat.
+
+    Raises
+    ------
+    ValueError
+        If it is neither, or a message of the chat lacks its role or content.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"{where}: {name} must be a text, or a chat such as {_CHAT}, got {shown(value)}")
+    for i, message in enumerate(value):
+        for part in ("role", "content"):
+            if not isinstance(message, Mapping) or not isinstance(message.get(part), str):
+                raise ValueError(f"{where}: message {i} of {name} must have the text {part!r}, got {shown(message)}")
+    return list(value)
+
+
+def prompt_rows(rows: Rows) -> Prompts:
+    """The rows as prompts.
+
+    Raises
+    ------
+    ValueError
+        If column ``prompt`` is missing, or a row of it is neither a text nor a chat.
+    """
+    return Prompts(_texts(rows, "prompt", f"prompt_rows: dataset {rows.source}"), _others(rows, "prompt"))
+
+
+def pair_rows(rows: Rows) -> Pairs:
+    """The rows as pairs: columns ``prompt``, ``chosen``, ``rejected``.
+
+    Without ``prompt``, the messages that the chats ``chosen`` and ``rejected`` both begin with are the prompt.
+
+    Raises
+    ------
+    ValueError
+        If a column is missing, or a row is no pair of answers to one prompt.
+    """
+    where = f"pair_rows: dataset {rows.source}"
+    chosen, rejected = (_texts(rows, name, where) for name in ("chosen", "rejected"))
+    if "prompt" in rows.columns or any(isinstance(text, str) for text in (*chosen, *rejected)):
+        prompts = _texts(rows, "prompt", where)
+    else:
+        prompts = []
+        for row, (good, bad) in enumerate(zip(chosen, rejected, strict=True)):
+            n = 0
+            while n < min(len(good), len(bad)) - 1 and good[n] == bad[n]:
+                n += 1
+            if n == 0:
+                raise ValueError(
+                    f"{where}: row {row}: chosen and rejected must begin with the same messages, which are the prompt, "
+                    f"got {shown(good[0])} and {shown(bad[0])}; or add column 'prompt'"
+                )
+            prompts.append(good[:n])
+            chosen[row], rejected[row] = good[n:], bad[n:]
+    for name, answers in (("chosen", chosen), ("rejected", rejected)):
+        _check_answers(where, name, prompts, answers)
+    return Pairs(prompts, chosen, rejected, _others(rows, "prompt", "chosen", "rejected"))
+
+
+def text_rows(rows: Rows) -> Texts:
+    """The rows as demonstrations: the first of these that there are.
+
+    Columns ``prompt`` and ``completion``; ``messages``, a chat of which the last message is the completion; ``text``,
+    all of which is learned.
+
+    Raises
+    ------
+    ValueError
+        If columns are missing, or a row breaks their rules.
+    """
+    where, there = f"text_rows: dataset {rows.source}", rows.columns
+    if "completion" in there or not ("messages" in there or "text" in there):
+        if not {"prompt", "completion"} & there.keys():
+            raise ValueError(
+                f"{where}: it must have columns 'prompt' and 'completion', or 'messages', or 'text', got none of them; "
+                f"{_similar(('prompt', 'completion', 'messages', 'text'), there)}"
+            )
+        prompts, completions = (_texts(rows, name, where) for name in ("prompt", "completion"))
+        _check_answers(where, "completion", prompts, completions)
+        return Texts([*prompts], completions, _others(rows, "prompt", "completion"))
+    if "messages" not in there:
+        texts = _texts(rows, "text", where)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(f"{where}: row {row}: text must be a text, got {shown(text)}; name it 'messages'")
+        return Texts([None] * len(rows), texts, _others(rows, "text"))
+    chats = _texts(rows, "messages", where)
+    for row, chat in enumerate(chats):
+        if isinstance(chat, str) or len(chat) < 2 or chat[-1]["role"] != "assistant":
+            raise ValueError(
+                f"{where}: row {row}: messages must be a chat of at least two that ends with one of role 'assistant', "
+                f"got {shown(chat)}"
+            )
+    return Texts([chat[:-1] for chat in chats], [chat[-1:] for chat in chats], _others(rows, "messages"))
+
+
+def _texts(rows: Rows, name: str, where: str) -> list[Any]:
+    """A column of texts or chats."""
+    if name not in rows.columns:
+        raise ValueError(f"{where}: it must have column {name!r}, got none; {nearest(name, rows.columns)}")
+    return [check_text(f"{where}: row {row}", name, value) for row, value in enumerate(rows.columns[name])]
+
+
+def _others(rows: Rows, *names: str) -> dict[str, list]:
+    return {name: column for name, column in rows.columns.items() if name not in names}
+
+
+def _similar(wanted: Iterable[str], there: Iterable[str]) -> str:
+    """The nearest column to any of `wanted`, else all columns."""
+    hints = [nearest(name, there) for name in wanted]
+    return next((hint for hint in hints if hint.startswith("did")), hints[0])
+
+
+def _check_answers(where: str, name: str, prompts: Sequence[Text], answers: Sequence[Text]) -> None:
+    """An answer to a text is a text; one to a chat is a text, or messages of which the assistant has the first."""
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if isinstance(answer, str):
+            continue
+        if isinstance(prompt, str) or answer[0]["role"] != "assistant":
+            rule = "be a text, as prompt is" if isinstance(prompt, str) else "begin with a message of role 'assistant'"
+            remedy = "where chosen and rejected begin with the prompt, leave column 'prompt' out"
+            raise ValueError(
+                f"{where}: row {row}: {name} must {rule}, got {shown(answer)}"
+                f"{f'; {remedy}' if name in ('chosen', 'rejected') else ''}"
+            )
+
+
+# --- token ids -------------------------------------------------------------------------------------------------------
+
+
+def encode(
+    tokenizer: Any,
+    prompt: Text | None,
+    completion: Text | None = None,
+    *,
+    add_eos: bool = True,
+    row: int | None = None,
+    where: str = "encode",
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its completion.
+
+    A text prompt is tokenised with the tokenizer's special tokens, but never with an EOS at its end; its completion
+    without them. A chat is rendered by the tokenizer's chat template, up to the point where the assistant answers; its
+    completion is what follows in the rendering of the whole chat, or else the answer's content alone.
+
+    Parameters
+    ----------
+    tokenizer : transformers.PreTrainedTokenizerBase
+        Or one that is called, and renders chats, in the same way.
+    prompt : str, chat or None
+        None: the completion is a whole text, with special tokens.
+    completion : str, chat or None
+        A text answers a prompt of either kind, messages answer a chat.
+    add_eos : bool
+        End the completion with the tokenizer's EOS, once.
+    row : int, optional
+        For messages.
+
+    Returns
+    -------
+    tuple of list of int
+        Ids of the prompt, empty where it is None, and of the completion, empty where that is None.
+
+    Raises
+    ------
+    ValueError
+        If a text is none and no chat, the prompt has no token, a chat meets a tokenizer without a chat template, or an
+        EOS is asked for and the tokenizer has none.
+    TypeError
+        If `tokenizer` cannot be called.
+    """
+    where = where if row is None else f"{where}: row {row}"
+    if not callable(tokenizer):
+        raise TypeError(
+            f"{where}: tokenizer must be one of transformers, called as tokenizer(text), got {shown(tokenizer)}; wrap "
+            "one of tokenizers in PreTrainedTokenizerFast(tokenizer_object=...)"
+        )
+    for name, text in (("prompt", prompt), ("completion", completion)):
+        if text is not None:
+            check_text(where, name, text)
+    eos: Any = getattr(tokenizer, "eos_token_id", None)
+    if add_eos and completion is not None and eos is None:
+        raise ValueError(
+            f"{where}: tokenizer must have an EOS, which ends completions, got None; set tokenizer.eos_token, or "
+            "add_eos=False"
+        )
+    ids: list[int] = []
+    if prompt is not None:
+        ids = _opening(tokenizer, prompt) if isinstance(prompt, str) else _render(tokenizer, prompt, True, where)
+        if not ids:
+            raise ValueError(f"{where}: prompt must have at least one token, got {shown(prompt)}")
+    if completion is None:
+        return ids, []
+    if isinstance(prompt, str) or (prompt is None and isinstance(completion, str)):
+        if not isinstance(completion, str):
+            raise ValueError(f"{where}: completion must be a text, as prompt is, got {shown(completion)}")
+        answer = _opening(tokenizer, completion) if prompt is None else _ids(tokenizer, completion, False)
+        if prompt is None and not answer:
+            raise ValueError(f"{where}: text must have at least one token, got {shown(completion)}")
+    else:
+        answer = _answer(tokenizer, prompt or [], completion, ids, where)
+    return ids, _ended(tokenizer, answer, eos) if add_eos else answer
+
+
+def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    return [int(i) for i in tokenizer(text, add_special_tokens=special)["input_ids"]]
+
+
+def _opening(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text with special tokens, less the EOS that some tokenizers append."""
+    ids, eos = _ids(tokenizer, text, True), getattr(tokenizer, "eos_token_id", None)
+    if not ids or ids[-1] != eos:
+        return ids
+    bare = _ids(tokenizer, text, False)
+    appended = _run(ids, eos) - _run(bare, eos)
+    if getattr(tokenizer, "bos_token_id", None) == eos and _run(bare, eos) == len(bare):
+        appended -= 1  # of a text without other tokens, the first of the run is the BOS
+    return ids[: len(ids) - max(0, appended)]
+
+
+def _run(ids: Sequence[int], token: int) -> int:
+    """How often `token` stands at the end."""
+    return next((n for n, i in enumerate(reversed(ids)) if i != token), len(ids))
+
+
+def _render(tokenizer: Any, chat: Chat, opens: bool, where: str) -> list[int]:
+    """Ids of a chat by the template; `opens`: up to where the assistant answers."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError(
+            f"{where}: tokenizer must have a chat template where a prompt is a chat, got None; set "
+            "tokenizer.chat_template, or give prompts as texts"
+        )
+    try:
+        found = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=opens, return_dict=False)
+    except Exception as e:
+        note_cause(e, f"{where}: the tokenizer's chat template")
+        raise
+    return [int(i) for i in (found["input_ids"] if isinstance(found, Mapping) else found)]
+
+
+def _answer(tokenizer: Any, prompt: Chat, completion: Text, opening: list[int], where: str) -> list[int]:
+    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    whole = _render(tokenizer, [*prompt, *messages], False, where)
+    if whole[: len(opening)] == opening:
+        return whole[len(opening) :]
+    if len(messages) > 1:
+        raise ValueError(
+            f"{where}: the chat template must render the prompt the same when messages follow, and does not; got "
+            f"{len(messages)} messages as the completion; give one"
+        )
+    return _ids(tokenizer, messages[0]["content"], False)
+
+
+def _ended(tokenizer: Any, ids: list[int], eos: int) -> list[int]:
+    """`ids` with EOS at the end, once: white space that a template puts behind it is cut off."""
+    if eos in ids:
+        end = len(ids) - ids[::-1].index(eos)
+        if end == len(ids) or not tokenizer.decode(ids[end:]).strip():
+            return ids[:end]
+    return [*ids, eos]

@@ -1,0 +1,359 @@
+"""Rewards over HTTP, so that the model may run in another process or on another machine.
+
+``POST /score`` takes ``{"prompts": [...], "completions": [...]}`` and answers ``{"scores": [...]}``; ``GET /health``
+answers ``{"status": "ok"}``; what is refused is answered by ``{"error": "..."}``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.client
+import ipaddress
+import json
+import numbers
+import socket
+import socketserver
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import one_line
+from rlox.config import integer, require, shown
+from rlox.llm.data import Text, check_text
+from rlox.llm.rewards import as_scores, check_pairs, pair_excerpt
+
+MOST_BYTES = 64 << 20  # of one request
+MOST_ROWS = 65_536  # of one request
+
+_AGAIN = frozenset((429, 502, 503))  # statuses of a server that is busy, or starts
+_LONGEST_PAUSE = 30.0  # seconds between two tries
+_REMEDIES = {
+    401: "pass token=, that of the server",
+    404: "pass url=, that of RewardHTTPServer.url",
+    413: "score fewer completions at a time",
+    500: "the reward of the server has failed: mend it there",
+}
+
+
+def _check_token(where: str, token: Any) -> str | None:
+    """`token`, which must fit into a header."""
+    if token is not None and not (
+        isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
+    ):
+        raise ValueError(f"{where}: token must be a text of ASCII characters without spaces, got another")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Refused(Exception):
+    """A request that is answered by an error."""
+
+    def __init__(self, status: int, said: str):
+        super().__init__(said)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 60  # seconds a client may keep silent
+    server_version, sys_version = "rlox", ""
+    server: _Listener
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: what stands on the terminal is the training's."""
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._answer(200, {"status": "ok"})
+        else:
+            self._refuse(_Refused(405 if self.path == "/score" else 404, "ask GET /health, or POST /score"))
+
+    def do_POST(self) -> None:
+        try:
+            if self.path != "/score":
+                raise _Refused(405 if self.path == "/health" else 404, "ask POST /score, or GET /health")
+            self._check_token()
+            prompts, completions = _read_request(self._body())
+            try:
+                with self.server.lock:
+                    scores = np.asarray(self.server.reward.score_batch(prompts, completions), dtype=np.float64)
+            except Exception as e:
+                raise _Refused(500, f"{type(e).__name__}: {one_line(e)}") from e
+            self._answer(200, {"scores": scores.tolist()})
+        except _Refused as e:
+            self._refuse(e)
+
+    def _check_token(self) -> None:
+        if self.server.token is None:
+            return
+        kind, _, given = self.headers.get("Authorization", "").partition(" ")
+        right = hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode())
+        if kind.lower() != "bearer" or not right:
+            raise _Refused(401, "the header must be 'Authorization: Bearer TOKEN', with the token of this server")
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise _Refused(411, "the header Content-Length must say how long the request is")
+        if int(length[:20]) > MOST_BYTES:
+            raise _Refused(413, f"a request must have at most {MOST_BYTES:,} bytes, got {length[:20]}")
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise _Refused(400, f"the request must have {length} bytes, as Content-Length says, got {len(body)}")
+        return body
+
+    def _answer(self, status: int, said: dict[str, Any]) -> None:
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, e: _Refused) -> None:
+        self._answer(e.status, {"error": str(e)})
+        # Closed while the client still sends, the connection would be reset and the answer lost.
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(1)
+        left = 2 * MOST_BYTES
+        while left > 0 and (found := self.connection.recv(1 << 16)):
+            left -= len(found)
+
+
+def _read_request(body: bytes) -> tuple[list[Text], list[Text]]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise _Refused(400, f"the request must be JSON: {one_line(e)}") from e
+    if not isinstance(found, dict) or found.keys() != {"prompts", "completions"}:
+        raise _Refused(400, f'the request must be {{"prompts": [...], "completions": [...]}}, got {shown(found)}')
+    for name, texts in found.items():
+        if not isinstance(texts, list):
+            raise _Refused(400, f"{name} must be a list of texts, got {shown(texts)}")
+        if len(texts) > MOST_ROWS:
+            raise _Refused(413, f"{name} must be at most {MOST_ROWS:,}, got {len(texts):,}")
+        try:
+            for row, text in enumerate(texts):
+                check_text(f"row {row}", name, text)
+        except ValueError as e:
+            raise _Refused(400, str(e)) from e
+    prompts, completions = found["prompts"], found["completions"]
+    if len(prompts) != len(completions):
+        raise _Refused(400, f"prompts must be as many as completions, got {len(prompts)} and {len(completions)}")
+    return prompts, completions
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, reward: Any, host: str, port: int, token: str | None):
+        self.reward, self.token, self.lock = reward, token, threading.Lock()
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own asks the name server for this machine's name, which can take seconds.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that has gone away needs no answer."""
+
+
+class RewardHTTPServer:
+    """Answers over HTTP with the scores of a reward, one request at a time, until it is closed.
+
+    Parameters
+    ----------
+    reward : object with ``score_batch``
+        Such as `rlox.llm.reward_models.RewardModelServer`.
+    host : str
+        Address to listen on. Any but this machine's own, such as ``127.0.0.1``, needs a token.
+    port : int
+        0 chooses a free one.
+    token : str, optional
+        What clients must send; a secret.
+
+    Attributes
+    ----------
+    url : str
+        Where it listens.
+
+    Raises
+    ------
+    TypeError
+        If `reward` has no ``score_batch``.
+    ValueError
+        If others could connect and there is no token, or an argument is out of range.
+    OSError
+        If the port is taken, or the address is not this machine's.
+
+    Examples
+    --------
+    >>> with server.serve(port=8000) as http:  # doctest: +SKIP
+    ...     http.wait()
+    """
+
+    def __init__(self, reward: Any, host: str = "127.0.0.1", port: int = 0, token: str | None = None):
+        where = type(self).__name__
+        if not callable(getattr(reward, "score_batch", None)):
+            raise TypeError(f"{where}: reward must have score_batch(prompts, completions), got {shown(reward)}")
+        port = integer(where, "port", port, 0, 65_535)
+        token = _check_token(where, token)
+        require(where, "host", host, str)
+        if token is None and not _is_loopback(host):
+            raise ValueError(
+                f"{where}: host must be this machine alone where there is no token, got {shown(host)}; pass token=, or "
+                "host='127.0.0.1'"
+            )
+        try:
+            self._listener = _Listener(reward, host, port, token)
+        except OSError as e:
+            raise OSError(f"{where}: cannot listen on port {port} of {host}: {e}; port=0 chooses a free one") from e
+        shown_host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown_host}:{self._listener.server_port}"
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the server is closed; Ctrl-C interrupts."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop listening; again is allowed."""
+        self._listener.shutdown()
+        self._thread.join()
+        self._listener.server_close()
+
+    def __enter__(self) -> RewardHTTPServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A token goes to no other server than the one it was meant for."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class RemoteReward:
+    """A reward that a `RewardHTTPServer` gives.
+
+    Parameters
+    ----------
+    url : str
+        ``RewardHTTPServer.url``, or where else that server is reached.
+    token : str, optional
+        That of the server.
+    timeout : float
+        Seconds to wait for the server to say something.
+    retries : int
+        How often to ask again where no connection comes about or holds, or the server is busy (429, 502, 503).
+    pause : float
+        Seconds before the first of these; each later one waits twice as long, at most 30 seconds.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, retries: int = 3, pause: float = 0.5):
+        where = type(self).__name__
+        parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{where}: url must be such as 'http://127.0.0.1:8000', got {shown(url)}")
+        for name, number, least in (("timeout", timeout, 1e-3), ("pause", pause, 0)):
+            if isinstance(number, bool) or not isinstance(number, numbers.Real) or not least <= number <= 1e6:
+                raise ValueError(f"{where}: {name} must be a number of seconds >= {least}, got {shown(number)}")
+        self.url = url.rstrip("/")
+        self._where = f"{where} {self.url}"
+        self._token = _check_token(where, token)
+        self._timeout, self._pause = float(timeout), float(pause)
+        self._retries = integer(where, "retries", retries, 0)
+
+    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+        """(N,) float64, the server's scores.
+
+        Raises
+        ------
+        ConnectionError
+            If the server cannot be reached, or stays busy.
+        RuntimeError
+            If it refuses the request, with what it says and what to do.
+        ValueError
+            If it answers anything but N finite numbers.
+        """
+        check_pairs(self._where, prompts, completions)
+        try:
+            body = json.dumps({"prompts": list(prompts), "completions": list(completions)}).encode()
+        except (TypeError, ValueError) as e:
+            raise TypeError(f"{self._where}: prompts and completions must be texts or chats, got {one_line(e)}") from e
+        answer = self._ask(body)
+        try:
+            scores = json.loads(answer)["scores"]
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
+            raise ValueError(
+                f'{self._where}: the server must answer {{"scores": [...]}}, got {shown(answer)}; pass url=, that of a '
+                "RewardHTTPServer"
+            ) from e
+        what = f"{self._where}: the server"
+        return as_scores(what, scores, len(completions), lambda i: pair_excerpt(prompts[i], completions[i]))
+
+    __call__ = score_batch
+
+    def _ask(self, body: bytes) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(f"{self.url}/score", body, headers)
+        opener = urllib.request.build_opener(_NoRedirects)
+        pause = self._pause
+        for tries in range(self._retries + 1):
+            if tries:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            try:
+                with opener.open(request, timeout=self._timeout) as answer:
+                    return answer.read()
+            except urllib.error.HTTPError as e:
+                last: Exception = e
+                with e:
+                    if e.code not in _AGAIN:
+                        self._refused(e)
+            except (OSError, http.client.HTTPException) as e:
+                last = e
+        raise ConnectionError(
+            f"{self._where}: the server must answer, got {one_line(last)} {self._retries + 1} times; start it, or "
+            "raise timeout or retries"
+        ) from last
+
+    def _refused(self, e: urllib.error.HTTPError) -> None:
+        """Raise for an answer that would be the same again."""
+        try:
+            said = json.loads(e.read(1 << 16))["error"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, http.client.HTTPException):
+            said = e.reason
+        remedy = f"; {_REMEDIES[e.code]}" if e.code in _REMEDIES else ""
+        raise RuntimeError(
+            f"{self._where}: the server must accept the request, got {e.code} ({one_line(said)}){remedy}"
+        ) from e

@@ -1,0 +1,390 @@
+"""Rewards that models give: several objectives in one, ensembles, and a model that reads texts, here or over HTTP."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.config import integer, nearest, shown
+from rlox.envs.failures import note_cause
+from rlox.llm.data import Text, encode
+from rlox.llm.rewards import as_scores, check_pairs, pair_excerpt
+
+if TYPE_CHECKING:
+    from rlox.llm.reward_http import RewardHTTPServer
+
+Scorer = Callable[[Sequence[Text], Sequence[str]], Any]  # (prompts, completions) -> N numbers
+
+
+def _weight(where: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"{where}: {name} must be a finite number, got {shown(value)}")
+    return float(value)
+
+
+def _call(where: str, name: str, scorer: Scorer, prompts: Sequence[Any], completions: Sequence[Any]) -> np.ndarray:
+    """What `scorer` returns, as (N,) float64; what it raises gets a note of its name."""
+    try:
+        result = scorer(list(prompts), list(completions))
+    except Exception as e:
+        note_cause(e, f"{where}: {name}")
+        raise
+    return as_scores(f"{where}: {name}", result, len(completions), lambda i: pair_excerpt(prompts[i], completions[i]))
+
+
+class MultiObjectiveReward:
+    """The weighted sum of several rewards.
+
+    Parameters
+    ----------
+    objectives : dict of callable or object with ``score_batch``
+        By name; each ``(prompts, completions)`` -> (N,) numbers.
+    weights : dict of float, optional
+        One for each objective; 1 by default.
+
+    Raises
+    ------
+    ValueError
+        If there is no objective, a weight is not finite, or `weights` has other keys than `objectives`.
+    TypeError
+        If an objective can be neither called nor asked to ``score_batch``.
+    """
+
+    def __init__(self, objectives: Mapping[str, Any], weights: Mapping[str, float] | None = None):
+        where = type(self).__name__
+        if not isinstance(objectives, Mapping) or not objectives:
+            raise ValueError(f"{where}: objectives must be a dict of at least one reward, got {shown(objectives)}")
+        if weights is None:
+            weights = dict.fromkeys(objectives, 1.0)
+        for name in weights:
+            if name not in objectives:
+                raise ValueError(
+                    f"{where}: weights must have the keys of objectives, got {shown(name)}; "
+                    f"{nearest(str(name), map(str, objectives))}"
+                )
+        for name in objectives:
+            if name not in weights:
+                raise ValueError(f"{where}: weights must have the key {name!r}, as objectives has, got none")
+        self._scorers = {name: _scorer(f"{where}: objective {name!r}", given) for name, given in objectives.items()}
+        self.weights = {name: _weight(where, f"weight {name!r}", weights[name]) for name in objectives}
+
+    def score_each(self, prompts: Sequence[Text], completions: Sequence[str]) -> dict[str, np.ndarray]:
+        """(N,) float64 of every objective, without its weight.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an objective returns anything but N finite numbers. What it raises is raised as it is, with a note.
+        """
+        where = type(self).__name__
+        check_pairs(where, prompts, completions)
+        return {
+            name: _call(where, f"objective {name!r}", scorer, prompts, completions)
+            for name, scorer in self._scorers.items()
+        }
+
+    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+        """(N,) float64, the weighted sum; raises as `score_each`."""
+        each = self.score_each(prompts, completions)
+        return np.sum([self.weights[name] * scores for name, scores in each.items()], axis=0)
+
+    __call__ = score_batch
+
+
+def _scorer(what: str, given: Any) -> Scorer:
+    """`given` as ``(prompts, completions) -> scores``."""
+    if inspect.isclass(given) or not callable(scorer := getattr(given, "score_batch", given)):
+        raise TypeError(f"{what} must be a function of (prompts, completions) or have score_batch, got {shown(given)}")
+    return scorer
+
+
+class _Reader:
+    """From texts to the ids that networks score."""
+
+    def __init__(self, where: str, tokenizer: Any, max_length: int | None):
+        self._where, self._tokenizer = where, tokenizer
+        self._max_length = None if max_length is None else integer(where, "max_length", max_length, 1)
+        self._warned = False
+
+    def read(self, prompts: Sequence[Text], completions: Sequence[Text]) -> list[list[int]]:
+        """Ids of every prompt with its completion; of those that are too long, the last `max_length`."""
+        check_pairs(self._where, prompts, completions)
+        if self._tokenizer is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._where}: without a tokenizer the bytes of a text are its token ids, 0 to 255; pass tokenizer=, "
+                "that of the reward model, unless it was trained on bytes",
+                RuntimeWarning,
+                4,
+            )
+        keep = self._max_length or 0
+        return [self._ids(i, *pair)[-keep:] for i, pair in enumerate(zip(prompts, completions, strict=True))]
+
+    def _ids(self, row: int, prompt: Text, completion: Text) -> list[int]:
+        if self._tokenizer is not None:
+            # Without a prompt, as with one that has no tokens, the completion is a text of its own.
+            ends = getattr(self._tokenizer, "eos_token_id", None) is not None
+            ids = encode(self._tokenizer, prompt or None, completion, add_eos=ends, row=row, where=self._where)
+            return [*ids[0], *ids[1]]
+        for name, text in (("prompt", prompt), ("completion", completion)):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{self._where}: row {row}: {name} must be a text where there is no tokenizer, got {shown(text)}; "
+                    "pass tokenizer=, one with a chat template"
+                )
+        found = list(f"{prompt}{completion}".encode(errors="replace"))
+        if not found:
+            raise ValueError(f"{self._where}: row {row}: prompt and completion must not both be empty, got '' and ''")
+        return found
+
+
+class _Network:
+    """A network that scores rows of ids: in batches, and yet each row as if it were alone."""
+
+    def __init__(self, where: str, network: Any, batch_size: int, device: Any):
+        if not isinstance(network, nn.Module):
+            remedy = "; what has score_batch needs no server" if hasattr(network, "score_batch") else ""
+            raise TypeError(f"{where}: reward_model must be a torch.nn.Module, got {shown(network)}{remedy}")
+        self.what = f"{where}: reward model {type(network).__name__}"
+        self._network = network if device is None else network.to(device)
+        self._batch_size = integer(where, "batch_size", batch_size, 1)
+        try:
+            self._takes_mask = "attention_mask" in inspect.signature(network.forward).parameters
+        except ValueError:  # of a compiled function that does not say
+            self._takes_mask = False
+        config: Any = getattr(network, "config", None)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        # Models of transformers find a row's last token by this id.
+        self._config = config if hasattr(config, "pad_token_id") else None
+        self._lock = threading.Lock()
+
+    def score(self, rows: Sequence[list[int]]) -> np.ndarray:
+        """(N,) float64 of N rows of ids."""
+        scores = np.empty(len(rows))
+        with self._lock, torch.no_grad(), _evaluating(self._network), self._with_padding() as pad:
+            weights = next(self._network.parameters(), None)
+            device = "cpu" if weights is None else weights.device
+            for batch in self._batches(rows, pad is not None):
+                longest = len(rows[batch[-1]])
+                ids = torch.full((len(batch), longest), pad or 0, dtype=torch.int64)
+                mask = torch.zeros_like(ids)
+                for i, row in enumerate(batch):
+                    ids[i, : len(rows[row])] = torch.tensor(rows[row])
+                    mask[i, : len(rows[row])] = 1
+                scores[batch] = self._forward(ids.to(device), mask.to(device))
+        return scores
+
+    def _batches(self, rows: Sequence[list[int]], padded: bool) -> Iterator[list[int]]:
+        """Indices, the shorter rows first; where nothing can be `padded`, those of a batch are of one length."""
+        batch: list[int] = []
+        for row in sorted(range(len(rows)), key=lambda i: len(rows[i])):
+            differs = bool(batch) and not padded and len(rows[row]) != len(rows[batch[0]])
+            if differs or len(batch) == self._batch_size:
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
+
+    @contextmanager
+    def _with_padding(self) -> Iterator[int | None]:
+        """The id that fills up rows; None where rows of a batch must be of one length.
+
+        A network that takes no mask would score the padding too. One of transformers without ``pad_token_id`` scores
+        the last column, and refuses batches; with -1, which is nobody's id, it scores the last column of batches too.
+        """
+        if not self._takes_mask:
+            yield None
+        elif self._config is None:
+            yield 0
+        elif self._config.pad_token_id is not None and self._config.pad_token_id >= 0:
+            yield self._config.pad_token_id
+        else:
+            before, self._config.pad_token_id = self._config.pad_token_id, -1
+            try:
+                yield None
+            finally:
+                self._config.pad_token_id = before
+
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+        n = len(ids)
+        try:
+            found = self._network(ids, attention_mask=mask) if self._takes_mask else self._network(ids)
+        except Exception as e:
+            note_cause(e, self.what)
+            raise
+        found = getattr(found, "logits", found)
+        shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        if shape not in ((n,), (n, 1)):
+            raise ValueError(
+                f"{self.what} must return one score a row, ({n},) or .logits ({n}, 1), got "
+                f"{shape}{'; load it with num_labels=1' if self._config is not None else ''}"
+            )
+        return found.reshape(n).double().cpu().numpy()
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode, then what each part was in before: some may be frozen."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class RewardModelServer:
+    """A network as a reward: it reads prompts and completions as text.
+
+    Parameters
+    ----------
+    reward_model : torch.nn.Module
+        ``forward(input_ids)``, (B, T) int64, returns (B,) or (B, 1), or an output with such ``logits`` as sequence
+        classifiers of transformers do. If `forward` has a parameter ``attention_mask``, rows of different length are
+        padded on the right; if not, rows of one length are scored together. Either way a row's score is the same as if
+        it were scored alone.
+    batch_size : int
+        Most rows at a time.
+    tokenizer : transformers.PreTrainedTokenizerBase, optional
+        Reads prompt and completion as `rlox.llm.data.encode` does, with EOS where it has one. Without it, the UTF-8
+        bytes of both are the ids.
+    max_length : int, optional
+        Of longer rows, the last so many ids are scored.
+    device : str or torch.device, optional
+        Move the model there; by default it stays where it is.
+
+    Raises
+    ------
+    TypeError
+        If `reward_model` is no module.
+    ValueError
+        If a number is not positive.
+    """
+
+    def __init__(
+        self,
+        reward_model: nn.Module,
+        batch_size: int = 64,
+        tokenizer: Any = None,
+        max_length: int | None = None,
+        device: str | torch.device | None = None,
+    ):
+        where = type(self).__name__
+        self._network = _Network(where, reward_model, batch_size, device)
+        self._reader = _Reader(where, tokenizer, max_length)
+        self.reward_model = reward_model
+
+    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+        """(N,) float64, without gradients and in evaluation mode.
+
+        Warns
+        -----
+        RuntimeWarning
+            Once, if there is no tokenizer.
+
+        Raises
+        ------
+        ValueError
+            If a text cannot be read, the model returns other shapes, or a score is not finite: with the text.
+        """
+        return _scored(
+            type(self).__name__, self._network, self._reader.read(prompts, completions), prompts, completions
+        )
+
+    __call__ = score_batch
+
+    def serve(self, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> RewardHTTPServer:
+        """Answer other processes over HTTP, as `rlox.llm.reward_http.RewardHTTPServer` says."""
+        from rlox.llm.reward_http import RewardHTTPServer
+
+        return RewardHTTPServer(self, host, port, token)
+
+
+def _scored(
+    network: _Network, ids: Sequence[list[int]], prompts: Sequence[Any], completions: Sequence[Any]
+) -> np.ndarray:
+    """The network's scores, of which each must be finite."""
+    return as_scores(network.what, network.score(ids), len(ids), lambda i: pair_excerpt(prompts[i], completions[i]))
+
+
+class EnsembleRewardModel:
+    """The weighted sum of several reward models; by default their mean.
+
+    Parameters
+    ----------
+    models : list of torch.nn.Module or of objects with ``score_batch``
+        Modules are those of `RewardModelServer`; they stay on their devices.
+    weights : sequence of float, optional
+        One for each model, used as given; 1 / K each by default.
+    tokenizer, batch_size, max_length
+        Of the modules, as in `RewardModelServer`.
+
+    Raises
+    ------
+    ValueError
+        If there is no model, or the weights are not one finite number for each.
+    TypeError
+        If a model is no module and has no ``score_batch``.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        weights: Sequence[float] | None = None,
+        tokenizer: Any = None,
+        batch_size: int = 64,
+        max_length: int | None = None,
+    ):
+        where = type(self).__name__
+        if not isinstance(models, (list, tuple, nn.ModuleList)) or not len(models):
+            raise ValueError(f"{where}: models must be a list of at least one, got {shown(models)}")
+        given = [1 / len(models)] * len(models) if weights is None else list(weights)
+        if len(given) != len(models):
+            raise ValueError(f"{where}: weights must be one for each of {len(models)} models, got {shown(weights)}")
+        self.weights = np.array([_weight(where, f"weight {k}", weight) for k, weight in enumerate(given)])
+        self._reader = _Reader(where, tokenizer, max_length)
+        self._members: list[_Network | Scorer] = []
+        for k, model in enumerate(models):
+            if hasattr(model, "score_batch"):
+                self._members.append(_scorer(f"{where}: model {k}", model))
+            elif isinstance(model, nn.Module):
+                self._members.append(_Network(where, model, batch_size, None))
+            else:
+                raise TypeError(f"{where}: model {k} must be a torch.nn.Module or have score_batch, got {shown(model)}")
+
+    def score_each(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+        """(K, N) float64, the scores of every model, without its weight; raises as `RewardModelServer.score_batch`."""
+        where = type(self).__name__
+        check_pairs(where, prompts, completions)
+        reads = any(isinstance(member, _Network) for member in self._members)
+        ids = self._reader.read(prompts, completions) if reads else []
+        return np.array(
+            [
+                _scored(member, ids, prompts, completions)
+                if isinstance(member, _Network)
+                else _call(where, f"model {k}", member, prompts, completions)
+                for k, member in enumerate(self._members)
+            ]
+        )
+
+    def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+        """(N,) float64, the weighted sum; raises as `score_each`."""
+        return self.weights @ self.score_each(prompts, completions)
+
+    __call__ = score_batch
+
+    def disagreement(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
+        """(N,) float64, the standard deviation over the models, without their weights."""
+        return self.score_each(prompts, completions).std(axis=0)

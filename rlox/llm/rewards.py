@@ -1,0 +1,432 @@
+"""Reward functions of users: two forms, told apart by the names of their parameters; weights; checked results.
+
+- the token form, ``(completions, prompts) -> list[float]``: N tensors of token ids, and (N, P) token ids;
+- the text form, ``(prompts, completions, **columns) -> list[float]``: N texts or chats, and N texts; or an object with
+  such a ``score_batch``.
+
+Either gets a column of the dataset by keyword where it has a parameter of that name, all of them where it takes
+``**kwargs``. Either may be ``async``. None in place of a number: this reward does not apply to that completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import numbers
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from rlox.config import nearest, shown
+from rlox.envs.failures import note_cause
+
+TOKEN_FORM = "(completions: list[Tensor], prompts: Tensor) -> list[float]"
+TEXT_FORM = "(prompts: list[str], completions: list[str], **columns) -> list[float]"
+
+_SHOWN = 80  # characters of a prompt or completion in a message
+
+
+def excerpt(text: Any) -> str:
+    """A text, chat or tensor of ids for a message: one line of at most 80 characters."""
+    said = shown(text.tolist() if isinstance(text, torch.Tensor) else text)
+    return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+
+
+def pair_excerpt(prompt: Any, completion: Any) -> str:
+    """Which prompt and completion an error is about."""
+    return f"prompt {excerpt(prompt)}, completion {excerpt(completion)}"
+
+
+def check_pairs(where: str, prompts: Any, completions: Any) -> None:
+    """Raise unless there are as many prompts as completions, in lists.
+
+    Raises
+    ------
+    TypeError
+        If one is no sequence, or a single text.
+    ValueError
+        If their numbers differ.
+    """
+    for name, texts in (("prompts", prompts), ("completions", completions)):
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise TypeError(f"{where}: {name} must be a list of texts, got {shown(texts)}")
+    if len(prompts) != len(completions):
+        raise ValueError(f"{where}: prompts must be as many as completions, got {len(prompts)} and {len(completions)}")
+
+
+def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], optional: bool = False) -> np.ndarray:
+    """What a reward returned, as (N,) float64.
+
+    Parameters
+    ----------
+    what : str
+        The name that starts error messages.
+    result : list, tuple, numpy.ndarray or torch.Tensor
+        N numbers.
+    n : int
+        How many there must be.
+    said : callable
+        Says which prompt and completion a row is.
+    optional : bool
+        Whether None stands for a number that there is not; it becomes NaN.
+
+    Raises
+    ------
+    TypeError
+        If `result` is no sequence, or something in it is no number.
+    ValueError
+        If there are not N of them, or one is not finite.
+    """
+    if isinstance(result, torch.Tensor):
+        result = result.detach().cpu()
+        result = result.numpy() if result.dtype != torch.bfloat16 else result.float().numpy()
+    if isinstance(result, np.ndarray) and result.ndim != 1:
+        raise ValueError(f"{what} must return one number for each of {n} completions, got shape {result.shape}")
+    if not isinstance(result, (list, tuple, np.ndarray)):
+        raise TypeError(f"{what} must return a list of {n} numbers, got {shown(result)}")
+    if len(result) != n:
+        at = f" ({said(min(len(result), n - 1))})" if n else ""
+        raise ValueError(f"{what} must return {n} numbers, one for each completion, got {len(result)}{at}")
+    scores = np.empty(n)
+    for i, value in enumerate(result):
+        value = value.item() if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0 else value
+        if value is None and optional:
+            scores[i] = math.nan
+            continue
+        remedy = "; return None where it does not apply" if optional else ""
+        if not isinstance(value, (numbers.Real, np.bool_)):
+            raise TypeError(f"{what} must return numbers, got {shown(value)} ({said(i)}){remedy}")
+        try:
+            scores[i] = float(value)
+        except OverflowError:
+            scores[i] = math.inf
+        if not math.isfinite(scores[i]):
+            raise ValueError(f"{what} must return finite numbers, got {shown(value)} ({said(i)}){remedy}")
+    return scores
+
+
+@dataclass
+class _Function:
+    """One reward: how it is called, and the columns that it asks for."""
+
+    name: str
+    call: Callable[..., Any]
+    takes_ids: bool
+    parameters: dict[str, bool]  # names behind the first two; whether each must be given
+    takes_all: bool
+
+    def missing(self, columns: Iterable[str]) -> str | None:
+        """The first parameter that no column serves."""
+        return next((name for name, needed in self.parameters.items() if needed and name not in columns), None)
+
+    def chosen(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, list]:
+        """Of the columns those that it takes; lists of its own, so that it may change them."""
+        reserved = ("prompts", "completions")
+        return {
+            name: list(column)
+            for name, column in columns.items()
+            if name in self.parameters or (self.takes_all and name not in reserved)
+        }
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__).strip("<>")
+
+
+def _read(function: Any, where: str) -> _Function:
+    """The form of a reward function, by the names of its parameters; it is never called to find out."""
+    name, call = _name(function), getattr(function, "score_batch", None)
+    by_method = call is not None and not inspect.isclass(function)
+    call = call if by_method else function
+    if not callable(call):
+        raise TypeError(f"{where}: a reward must be a function {TEXT_FORM} or {TOKEN_FORM}, got {shown(function)}")
+    try:
+        signature = inspect.signature(call)
+    except ValueError as e:  # of a compiled function that does not say
+        raise TypeError(f"{where}: reward {name} must have a signature, got {e}; wrap it in a function") from e
+    listed = list(signature.parameters.values())
+    by_place = [p for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    first = [p.name for p in by_place[:2]]
+    takes_ids = first == ["completions", "prompts"] and not by_method
+    if not takes_ids and first != ["prompts", "completions"]:
+        remedy = "name its first two parameters so"
+        if isinstance(function, torch.nn.Module):
+            remedy = "wrap a model as RewardModelServer(model, tokenizer=...)"
+        raise TypeError(
+            f"{where}: reward {name} must take texts, {TEXT_FORM}, or token ids, {TOKEN_FORM}, got {signature}; "
+            f"{remedy}"
+        )
+    rest = [p for p in listed if p not in by_place[:2]]
+    for p in rest:
+        if p.kind is p.POSITIONAL_ONLY and p.default is p.empty:
+            raise TypeError(f"{where}: reward {name} must take its parameter {p.name!r} by keyword, got {signature}")
+    return _Function(
+        name,
+        call,
+        takes_ids,
+        {p.name: p.default is p.empty for p in rest if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)},
+        any(p.kind is p.VAR_KEYWORD for p in rest),
+    )
+
+
+class Rewards:
+    """The reward functions of one training, and their weights.
+
+    Parameters
+    ----------
+    functions : callable, object with ``score_batch``, or a sequence of them
+        In the token form or the text form, as the head of this module says.
+    weights : sequence of float, optional
+        One for each function; 1 by default.
+    where : str
+        The name that starts error messages.
+
+    Attributes
+    ----------
+    names : list of str
+        The functions' names, or those of their classes, made unique by a suffix.
+    weights : (K,) float64
+
+    Raises
+    ------
+    TypeError
+        If a function has neither form.
+    ValueError
+        If there is no function, or the weights are not one finite number for each.
+    """
+
+    def __init__(self, functions: Any, weights: Sequence[float] | None = None, where: str = "Rewards"):
+        self._where = where
+        given = list(functions) if isinstance(functions, (list, tuple)) else [functions]
+        if not given:
+            raise ValueError(f"{where}: there must be at least one reward function, got none")
+        self._functions = [_read(function, where) for function in given]
+        self.names: list[str] = []
+        for function in self._functions:
+            taken, n, name = {*self.names}, 2, function.name
+            while function.name in taken:
+                function.name, n = f"{name}_{n}", n + 1
+            self.names.append(function.name)
+        self.weights = self._checked_weights([1.0] * len(given) if weights is None else weights)
+        # Kept from call to call, since clients that a function holds belong to the loop they first ran in.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def _checked_weights(self, weights: Sequence[float]) -> np.ndarray:
+        rule = f"be one finite number for each of {', '.join(self.names)}"
+        if isinstance(weights, (str, bytes)) or not isinstance(weights, (Sequence, np.ndarray)):
+            raise ValueError(f"{self._where}: weights must {rule}, got {shown(weights)}")
+        fits = all(isinstance(w, numbers.Real) and not isinstance(w, bool) and math.isfinite(w) for w in weights)
+        if len(weights) != len(self.names) or not fits:
+            raise ValueError(f"{self._where}: weights must {rule}, got {shown(weights)}")
+        return np.array(weights, dtype=np.float64)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether any function takes texts."""
+        return not all(function.takes_ids for function in self._functions)
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raise unless a dataset with these columns serves every function; `scores` looks too.
+
+        Raises
+        ------
+        ValueError
+            With the parameter that no column serves, and the nearest column.
+        """
+        columns = list(columns)
+        for function in self._functions:
+            if (lacks := function.missing(columns)) is not None:
+                hint = nearest(lacks, columns) if columns else "the dataset has no other columns"
+                raise ValueError(
+                    f"{self._where}: reward {function.name} must find a column for its parameter {lacks!r}, got none; "
+                    f"{hint}, or give it a default"
+                )
+
+    def scores(
+        self,
+        prompt_ids: Any,
+        completion_ids: Any,
+        prompts: Sequence[Any] | None,
+        completions: Sequence[str] | None,
+        columns: Mapping[str, Sequence[Any]] | None = None,
+    ) -> np.ndarray:
+        """Call every function once.
+
+        Parameters
+        ----------
+        prompt_ids : (N, P) int64 tensor
+            Padded on the left. With `completion_ids` it may be None where every function takes texts.
+        completion_ids : list of N int64 tensors (T_i,)
+        prompts : sequence of N texts or chats
+            With `completions` it may be None where `needs_text` is False.
+        completions : sequence of N str
+        columns : dict of N values each, optional
+            Other columns of the dataset.
+
+        Returns
+        -------
+        (K, N) float64
+            NaN where a function does not apply.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If a function returns anything but N finite numbers or None, or none applies to a completion: with the
+            function's name, the prompt and the completion. What a function raises is raised as it is, with a note.
+        """
+        columns = columns or {}
+        self.check_columns(columns)
+        n = self._count(prompt_ids, completion_ids, prompts, completions, columns)
+        if n == 0:
+            return np.zeros((len(self), 0))
+
+        def said(row: int) -> str:
+            prompt = prompt_ids[row] if prompts is None else prompts[row]
+            return pair_excerpt(prompt, completion_ids[row] if completions is None else completions[row])
+
+        # Each function has its own, so that none changes what is learned from, or what the next one sees.
+        calls = [
+            functools.partial(
+                function.call,
+                *([ids.clone() for ids in completion_ids], prompt_ids.clone())
+                if function.takes_ids
+                else (list(prompts or ()), list(completions or ())),
+                **function.chosen(columns),
+            )
+            for function in self._functions
+        ]
+        scores = np.empty((len(self), n))
+        for k, answer in enumerate(self._answers(calls)):
+            scores[k] = as_scores(f"{self._where}: reward {self.names[k]}", answer, n, said, optional=True)
+        if (idle := np.isnan(scores).all(0)).any():
+            raise ValueError(
+                f"{self._where}: at least one reward must apply to every completion, got None from "
+                f"{', '.join(self.names)} ({said(int(idle.argmax()))})"
+            )
+        return scores
+
+    def combine(self, scores: np.ndarray) -> np.ndarray:
+        """The weighted sum over the functions that apply.
+
+        Parameters
+        ----------
+        scores : (K, N) float64
+            NaN where a function does not apply.
+
+        Returns
+        -------
+        (N,) float64
+
+        Raises
+        ------
+        ValueError
+            If the shape is another, or no function applies to a completion.
+        """
+        scores = np.asarray(scores, dtype=np.float64)
+        if scores.ndim != 2 or len(scores) != len(self):
+            raise ValueError(f"{self._where}: scores must have shape ({len(self)}, N), got {scores.shape}")
+        applies = ~np.isnan(scores)
+        if not applies.any(0).all():
+            raise ValueError(
+                f"{self._where}: at least one reward must apply to every completion, got none for completion "
+                f"{int(applies.any(0).argmin())}"
+            )
+        return self.weights @ np.where(applies, scores, 0.0)
+
+    def _count(self, prompt_ids: Any, completion_ids: Any, prompts: Any, completions: Any, columns: Any) -> int:
+        """N; every argument that is needed must be there and have as many."""
+        given = {"prompts": prompts, "completions": completions} if self.needs_text else {}
+        if any(function.takes_ids for function in self._functions):
+            given |= {"completion_ids": completion_ids, "prompt_ids": prompt_ids}
+        for name, value in given.items():
+            if value is None:
+                asks = next(f.name for f in self._functions if f.takes_ids == name.endswith("ids"))
+                raise ValueError(f"{self._where}: {name} must be given, which reward {asks} takes, got None")
+        given |= {f"column {name}": column for name, column in columns.items()}
+        first, n = next((name, len(value)) for name, value in given.items())
+        for name, value in given.items():
+            if len(value) != n:
+                raise ValueError(f"{self._where}: {name} must have {n} rows, as {first}, got {len(value)}")
+        return n
+
+    def _answers(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What each function returns; what must be awaited is awaited together."""
+        answers: list[Any] = []
+        waiting: dict[int, Awaitable[Any]] = {}
+        try:
+            for k, call in enumerate(calls):
+                try:
+                    answers.append(call())
+                except (Exception, SystemExit) as e:
+                    self._blame(k, e)
+                if inspect.isawaitable(answers[k]):
+                    waiting[k] = answers[k]
+            if waiting:
+                for k, (answer, error) in zip(waiting, self._await([*waiting.values()]), strict=True):
+                    if error is not None:
+                        self._blame(k, error)
+                    answers[k] = answer
+        except BaseException:
+            for awaitable in waiting.values():
+                if inspect.iscoroutine(awaitable):
+                    awaitable.close()  # else Python warns of one that was never awaited
+            raise
+        return answers
+
+    def _blame(self, k: int, e: BaseException) -> NoReturn:
+        """Raise what a function has raised, with a note of which; it must not end the process."""
+        if isinstance(e, SystemExit):
+            ended = RuntimeError(f"{self._where}: reward {self.names[k]} must not end the process, got {e!r}")
+            note_cause(ended, f"reward {self.names[k]}")
+            raise ended from e
+        note_cause(e, f"reward {self.names[k]}")
+        raise e
+
+    def _await(self, waiting: list[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
+        """The result or the exception of each, all awaited together; also where the caller runs an event loop."""
+
+        async def together() -> list[tuple[Any, BaseException | None]]:
+            return await asyncio.gather(*map(_caught, waiting))
+
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                weakref.finalize(self, self._loop.close)
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                return _drive(self._loop, together())
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(_drive, self._loop, together()).result()
+
+
+async def _caught(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await awaitable, None
+    except (Exception, SystemExit) as e:
+        return None, e
+
+
+def _drive(loop: asyncio.AbstractEventLoop, coroutine: Any) -> Any:
+    try:
+        return loop.run_until_complete(coroutine)
+    except BaseException:  # Ctrl-C
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        raise
