@@ -15,3 +15,5 @@ class Stream(IntEnum):
     EVALUATION = 4  # action sampling in stochastic evaluation
     FOREIGN_ENVS = 5  # seeds of gymnasium environments
     REPLAY = 6  # which transitions each update sees, and the noise on the actions it considers
+    PROMPTS = 7  # which rows each update of a language model sees
+    COMPLETIONS = 8  # the tokens of its completions

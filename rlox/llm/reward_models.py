@@ -125,14 +125,14 @@ class _Reader:
                 f"{self._where}: without a tokenizer the bytes of a text are its token ids, 0 to 255; pass tokenizer=, "
                 "that of the reward model, unless it was trained on bytes",
                 RuntimeWarning,
-                4,
+                3,
             )
         keep = self._max_length or 0
         return [self._ids(i, *pair)[-keep:] for i, pair in enumerate(zip(prompts, completions, strict=True))]
 
     def _ids(self, row: int, prompt: Text, completion: Text) -> list[int]:
         if self._tokenizer is not None:
-            # Without a prompt, as with one that has no tokens, the completion is a text of its own.
+            # Without a prompt, the completion is a text of its own.
             ends = getattr(self._tokenizer, "eos_token_id", None) is not None
             ids = encode(self._tokenizer, prompt or None, completion, add_eos=ends, row=row, where=self._where)
             return [*ids[0], *ids[1]]
@@ -299,9 +299,7 @@ class RewardModelServer:
         ValueError
             If a text cannot be read, the model returns other shapes, or a score is not finite: with the text.
         """
-        return _scored(
-            type(self).__name__, self._network, self._reader.read(prompts, completions), prompts, completions
-        )
+        return _scored(self._network, self._reader.read(prompts, completions), prompts, completions)
 
     __call__ = score_batch
 

@@ -85,24 +85,24 @@ def as_scores(what: str, result: Any, n: int, said: Callable[[int], str], option
     ValueError
         If there are not N of them, or one is not finite.
     """
-    if isinstance(result, torch.Tensor):
-        result = result.detach().cpu()
-        result = result.numpy() if result.dtype != torch.bfloat16 else result.float().numpy()
-    if isinstance(result, np.ndarray) and result.ndim != 1:
-        raise ValueError(f"{what} must return one number for each of {n} completions, got shape {result.shape}")
-    if not isinstance(result, (list, tuple, np.ndarray)):
+    if isinstance(result, (torch.Tensor, np.ndarray)):
+        if result.ndim != 1:
+            shape = tuple(result.shape)
+            raise ValueError(f"{what} must return one number for each of {n} completions, got shape {shape}")
+        result = result.tolist()
+    if not isinstance(result, (list, tuple)):
         raise TypeError(f"{what} must return a list of {n} numbers, got {shown(result)}")
     if len(result) != n:
         at = f" ({said(min(len(result), n - 1))})" if n else ""
         raise ValueError(f"{what} must return {n} numbers, one for each completion, got {len(result)}{at}")
     scores = np.empty(n)
     for i, value in enumerate(result):
-        value = value.item() if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0 else value
+        value = value.item() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0 else value
         if value is None and optional:
             scores[i] = math.nan
             continue
         remedy = "; return None where it does not apply" if optional else ""
-        if not isinstance(value, (numbers.Real, np.bool_)):
+        if not isinstance(value, numbers.Real):
             raise TypeError(f"{what} must return numbers, got {shown(value)} ({said(i)}){remedy}")
         try:
             scores[i] = float(value)
@@ -398,10 +398,6 @@ class Rewards:
 
     def _await(self, waiting: list[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
         """The result or the exception of each, all awaited together; also where the caller runs an event loop."""
-
-        async def together() -> list[tuple[Any, BaseException | None]]:
-            return await asyncio.gather(*map(_caught, waiting))
-
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -409,24 +405,39 @@ class Rewards:
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
-                return _drive(self._loop, together())
+                return _drive(self._loop, waiting)
             with ThreadPoolExecutor(1) as pool:
-                return pool.submit(_drive, self._loop, together()).result()
+                future = pool.submit(_drive, self._loop, waiting)
+                try:
+                    return future.result()
+                except BaseException:  # Ctrl-C: else the pool waits until all have ended
+                    if not future.done():
+                        self._loop.call_soon_threadsafe(_cancel, self._loop)
+                    raise
 
 
 async def _caught(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     try:
         return await awaitable, None
-    except (Exception, SystemExit) as e:
+    except (Exception, SystemExit, asyncio.CancelledError) as e:
         return None, e
 
 
-def _drive(loop: asyncio.AbstractEventLoop, coroutine: Any) -> Any:
+def _cancel(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task]:
+    """Cancel what still runs; the tasks."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    return left
+
+
+def _drive(loop: asyncio.AbstractEventLoop, waiting: list[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
+    tasks = [loop.create_task(_caught(awaitable)) for awaitable in waiting]
     try:
-        return loop.run_until_complete(coroutine)
+        loop.run_until_complete(asyncio.wait(tasks))
     except BaseException:  # Ctrl-C
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(asyncio.gather(*_cancel(loop), return_exceptions=True))
+        for task in tasks:
+            task.exception()  # else asyncio logs that nobody has seen it
         raise
+    return [task.result() for task in tasks]

@@ -47,6 +47,9 @@ class FlatOptimizer:
         Those that do not require a gradient are left alone.
     learning_rate, eps : float
         Step size and denominator offset; 1e-5 is what PPO's and A2C's references use.
+    weight_decay : float
+        Of Adam: the share of each parameter, times the learning rate, that a step takes away beside the gradient's
+        (Loshchilov and Hutter 2019, arXiv:1711.05101).
     kind : str
         ``adam``, or ``rmsprop`` (decay 0.99), as `torch.optim` defines them.
 
@@ -56,7 +59,14 @@ class FlatOptimizer:
         If no parameter is trainable, they differ in dtype or device, or the kind is unknown.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, eps: float = 1e-5, kind: str = "adam"):
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        learning_rate: float,
+        eps: float = 1e-5,
+        kind: str = "adam",
+        weight_decay: float = 0.0,
+    ):
         if kind not in OPTIMIZERS:
             raise ValueError(f"FlatOptimizer: kind must be known, got {kind!r}; {nearest(kind, OPTIMIZERS)}")
         self.parameters = [p for p in parameters if p.requires_grad]
@@ -71,6 +81,7 @@ class FlatOptimizer:
             p.grad = part
         self.learning_rate = learning_rate
         self.eps = eps
+        self.weight_decay = weight_decay
         names = ("exp_avg", "exp_avg_sq") if kind == "adam" else ("square_avg",)
         self._moments = {name: torch.zeros_like(self.flat) for name in names}
         self._steps = torch.zeros((), device=self.flat.device)
@@ -88,13 +99,23 @@ class FlatOptimizer:
         """As `step`, along gradients that are known already, one for each of the parameters."""
         with torch.no_grad():
             torch.cat([g.reshape(-1) for g in grads], out=self.grad)
-            norm = torch.linalg.vector_norm(self.grad)
-            # A NaN norm stays NaN, so that a broken loss shows in what is returned and in the weights alike.
-            excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)
-            # The moments of units that are dead fade below 1e-38, where a CPU takes ten times as long for each.
-            torch.set_flush_denormal(True)
-            self._move(excess)
-            torch.set_flush_denormal(not self._keep_denormals)
+        return self._descend(max_grad_norm)
+
+    def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
+        """As `step`, along what ``backward()`` has added up since the last one, in one pass or several."""
+        norm = self._descend(max_grad_norm)
+        self.grad.zero_()
+        return norm
+
+    @torch.no_grad()
+    def _descend(self, max_grad_norm: float | None) -> torch.Tensor:
+        norm = torch.linalg.vector_norm(self.grad)
+        # A NaN norm stays NaN, so that a broken loss shows in what is returned and in the weights alike.
+        excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)
+        # The moments of units that are dead fade below 1e-38, where a CPU takes ten times as long for each.
+        torch.set_flush_denormal(True)
+        self._move(excess)
+        torch.set_flush_denormal(not self._keep_denormals)
         return norm
 
     def _move(self, excess: torch.Tensor | None) -> None:
@@ -103,9 +124,10 @@ class FlatOptimizer:
         grad = self.grad
         if "exp_avg" in self._moments:
             # The kernel that torch.optim.Adam(fused=True) calls, after as much time in Python.
-            torch._fused_adam_(
+            step = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
+            step(
                 [self.flat], [grad], *([m] for m in self._moments.values()), [], [self._steps], lr=self.learning_rate,
-                beta1=0.9, beta2=0.999, weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+                beta1=0.9, beta2=0.999, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False,
                 grad_scale=excess,
             )  # fmt: skip
             return

@@ -502,7 +502,7 @@ class Algorithm:
             **header,
         }
         tensors = {
-            "policy": weights_of(self.policy) if self.native is None else self.native.weights(),
+            "policy": self._weights(),
             "optimizer": self.optimizer.state(),
             "normalization": {} if self.normalizer is None else self.normalizer.state(),
             "statistics": {
@@ -517,6 +517,10 @@ class Algorithm:
         # Copies, since most are views of what training changes.
         owned = {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in tensors.items()}
         return Checkpoint({**info, **own_info}, owned)
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        """What checkpoints hold of the policy."""
+        return weights_of(self.policy) if self.native is None else self.native.weights()
 
     def _torch_generator(self) -> dict[str, np.ndarray]:
         if self.native is not None:

@@ -44,7 +44,8 @@ def to_floats(metrics: dict[str, torch.Tensor | float]) -> dict[str, float]:
     return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
 
 
-def _require_finite(losses: dict[str, float], algorithm) -> None:
+def require_finite(losses: dict[str, float], algorithm) -> None:
+    """A FloatingPointError where a metric of an update is not finite."""
     c = algorithm.counters
     for name, value in losses.items():
         # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
@@ -105,7 +106,7 @@ def on_policy(algorithm) -> dict[str, float]:
         losses = to_floats(algorithm.update_native(batch) if native else algorithm.update(batch))
         c.updates += 1
         now = time.perf_counter()
-        _require_finite(losses, algorithm)
+        require_finite(losses, algorithm)
         metrics = {
             "mean_reward": c.mean_reward,
             "mean_length": c.mean_length,
@@ -176,11 +177,11 @@ def off_policy(algorithm) -> dict[str, float]:
                         returns += ended_returns.tolist()
                         lengths += ended_lengths.tolist()
             except Diverged:
-                _require_finite(_means(history), algorithm)
+                require_finite(_means(history), algorithm)
                 raise
             except Exception as e:
                 # A policy that is not finite any more acts so, and its weights are not worth keeping.
-                _require_finite(_means(history), algorithm)
+                require_finite(_means(history), algorithm)
                 # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
                 callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
@@ -201,7 +202,7 @@ def off_policy(algorithm) -> dict[str, float]:
             continue
         losses = _means(history)
         history.clear()
-        _require_finite(losses, algorithm)
+        require_finite(losses, algorithm)
         metrics = {
             "mean_reward": c.mean_reward,
             "mean_length": c.mean_length,
@@ -249,14 +250,19 @@ def offline(algorithm) -> dict[str, float]:
         n = min(tell_every - (c.updates - c.horizon_start) % tell_every, c.end - c.updates)
         for _ in range(n):
             drawing = clock()
-            batch = algorithm.sample()
+            try:
+                batch = algorithm.sample()
+            except Exception as e:
+                # A file, or a reward function, failed, not the learner: the last update's weights are worth keeping.
+                callbacks.on_collection_error(algorithm=algorithm, error=e)
+                raise
             drawing_s += clock() - drawing
             history.append(update(batch))
             c.updates += 1
         c.in_round = 1  # the last update
         losses = _means(history)
         update_s = clock() - started - drawing_s
-        _require_finite(losses, algorithm)
+        require_finite(losses, algorithm)
         metrics = {
             **losses,
             **algorithm.schedule_values(c.progress),

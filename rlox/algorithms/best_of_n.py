@@ -1,0 +1,113 @@
+"""Best-of-N: sample several completions, keep the one that earns most (Nakano et al. 2021, "WebGPT", arXiv:2112.09332,
+section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.config import integer, nearest
+from rlox.llm.encoded import Encoded, encoded
+from rlox.llm.model import LanguageModel
+from rlox.llm.rewards import Rewards
+from rlox.llm.sampling import Settings, sample
+from rlox.llm.scoring import scores_of
+
+
+class Best(NamedTuple):
+    """The best completion of each of B prompts."""
+
+    ids: list[np.ndarray]  # (P_i + C_i,) int64, prompt and completion
+    completions: list[np.ndarray]  # (C_i,) int64
+    texts: list[str]  # of the completions
+    scores: np.ndarray  # (B,) f64, their rewards
+    all_scores: np.ndarray  # (B, N) f64, of all that were sampled
+
+
+class BestOfN:
+    """Generates N completions for each prompt and keeps the one with the largest reward; nothing is trained.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As `rlox.training.post_training.LLMAlgorithm` takes it.
+    reward_fn : callable or list of callable
+        As `rlox.GRPO` takes it.
+    n : int
+        Completions per prompt.
+    max_new_tokens : int
+        Most tokens of a completion.
+    tokenizer, eos_token_id, seed
+        As `LLMAlgorithm` takes them.
+    reward_weights : list of float, optional
+        One for each reward function; by default 1.
+    **settings
+        ``temperature``, ``top_k``, ``top_p``, ``min_p`` and ``stop`` (token ids), as `rlox.llm.sampling.Settings`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a model or a reward function that is none, an unknown setting, and an `n` below 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        n: int = 4,
+        max_new_tokens: int = 64,
+        *,
+        tokenizer: Any = None,
+        eos_token_id: int | Iterable[int] | None = None,
+        seed: int = 42,
+        reward_weights: Sequence[float] | None = None,
+        **settings: Any,
+    ):
+        self.model = LanguageModel(model, tokenizer, eos_token_id, "BestOfN")
+        self.rewards = Rewards(reward_fn, reward_weights, "BestOfN")
+        self.n = integer("BestOfN", "n", n, 1)
+        self.seed = integer("BestOfN", "seed", seed, 0)
+        for name in settings:
+            if name not in (known := [*Settings.__dataclass_fields__]):
+                raise TypeError(f"BestOfN: unknown setting {name!r}; {nearest(name, known)}")
+        max_new_tokens = integer("BestOfN", "max_new_tokens", max_new_tokens, 1)
+        self.settings = Settings(max_new_tokens=max_new_tokens, **settings)
+        self._calls = 0
+
+    def best(self, prompts: Any) -> Best:
+        """The best completion of each prompt, with its score; every call draws others.
+
+        Parameters
+        ----------
+        prompts
+            Token ids (B, P), a list of them (P_i,), texts, dicts with ``prompt``, or a file of such.
+        """
+        rows: Encoded = encoded(prompts, "prompts", self.model, "BestOfN", self.settings.max_new_tokens)
+        numbers = np.arange(len(rows))
+        drawn = sample(self.model, rows.prompts, self.settings, n=self.n, seed=self.seed, step=self._calls)
+        self._calls += 1
+        scores = scores_of(self.rewards, rows, np.repeat(numbers, self.n), drawn.ids, self.model)
+        rewards = self.rewards.combine(scores).reshape(-1, self.n)
+        completions = [drawn.ids[i * self.n + j] for i, j in enumerate(rewards.argmax(1))]
+        return Best(
+            [np.concatenate([rows.prompts[i], completions[i]]) for i in numbers],
+            completions,
+            [self.model.decode(ids) for ids in completions],
+            rewards.max(1),
+            rewards,
+        )
+
+    def generate(self, prompts: Any, return_scores: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Prompts with their best completions, (B, P + T) int64; shorter ones have the model's padding id at the end.
+
+        With `return_scores` the scores (B,) f64 too.
+        """
+        found = self.best(prompts)
+        ids = torch.full((len(found.ids), max(map(len, found.ids))), self.model.pad, dtype=torch.int64)
+        for i, row in enumerate(found.ids):
+            ids[i, : len(row)] = torch.from_numpy(row)
+        return (ids, torch.from_numpy(found.scores)) if return_scores else ids

@@ -1,0 +1,219 @@
+"""Group Relative Policy Optimization (Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, section 4.1), with the
+variants that followed: Dr. GRPO, DAPO, GSPO and RLOO; see `rlox.llm.losses` for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors.evaluation import torch_threads
+from rlox.config import GRPOConfig
+from rlox.kernels.rng import Rng
+from rlox.llm.encoded import Encoded
+from rlox.llm.losses import clipped_loss, group_advantages, k3, policy_ratios, sampler_weights, token_weights
+from rlox.llm.rewards import Rewards
+from rlox.llm.scoring import scores_of
+from rlox.llm.tokens import Sequences
+from rlox.training.post_training import LLMAlgorithm, in_parts, mean_metrics
+
+
+@dataclass(frozen=True)
+class Groups:
+    """R = B * K completions, the K of a prompt together, and what they earned."""
+
+    sequences: Sequences
+    rewards: np.ndarray  # (R,) f64
+    scores: dict[str, np.ndarray]  # (R,) f64 of each reward function; NaN where it does not apply
+    sampler_log_probs: np.ndarray  # (N,) f32, of the distributions that were sampled from
+    ended: np.ndarray  # (R,) bool; False where max_new_tokens cut it off
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+
+class GRPO(LLMAlgorithm):
+    """Samples several completions for each prompt and makes those likelier that earn more than the others of their
+    prompt. See `rlox.config.GRPOConfig`.
+
+    Parameters
+    ----------
+    model, ref_model
+        See `rlox.training.post_training.LLMAlgorithm`. The reference is not kept where `kl_coef` is 0.
+    reward_fn : callable or list of callable
+        ``(completions, prompts) -> rewards`` of token ids, a list of tensors (C_i,) and a tensor (R, P), or
+        ``(prompts, completions, **columns) -> rewards`` of texts; see `rlox.llm.rewards.Rewards`.
+    reward_weights : list of float, optional
+        One for each reward function; by default 1.
+    callbacks, logger, **more
+        See `rlox.training.post_training.LLMAlgorithm`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `LLMAlgorithm`; also for a reward function whose first parameter is neither ``completions`` nor ``prompts``.
+    """
+
+    name = "grpo"
+    Config = GRPOConfig
+    task = "prompts"
+    has_reference = True
+    config: GRPOConfig
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ref_model: nn.Module | None = None,
+        reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        logger: LoggerCallback | None = None,
+        *,
+        reward_weights: Sequence[float] | None = None,
+        **more: Any,
+    ):
+        self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO")
+        super().__init__(model, ref_model, callbacks, logger, **more)
+
+    def _needs_reference(self) -> bool:
+        return self.config.kl_coef > 0
+
+    def _longest(self) -> int:
+        return self.config.max_new_tokens
+
+    def _require_complete(self) -> None:
+        super()._require_complete()
+        self._required_rewards()
+
+    def _required_rewards(self) -> Rewards:
+        if self.rewards is None:
+            raise ValueError("GRPO: there must be a reward_fn to learn from; pass reward_fn=… when made")
+        return self.rewards
+
+    def batch(self, rows: Encoded, numbers: np.ndarray) -> Groups:
+        """Completions of the prompts `numbers`, sampled now, and their rewards."""
+        c, rewards = self.config, self._required_rewards()
+        prompts = [rows.prompts[i] for i in numbers]
+        drawn = self.complete(prompts, numbers, c.group_size, self.counters.updates, self.settings(), self.seed)
+        scores = scores_of(rewards, rows, np.repeat(numbers, c.group_size), drawn.ids, self.model)
+        sequences = Sequences([ids for ids in prompts for _ in range(c.group_size)], drawn.ids)
+        earned = rewards.combine(scores)
+        self.counters.ended(earned, sequences.n_scored)
+        named = dict(zip(rewards.names, scores, strict=True))
+        return Groups(sequences, earned, named, np.concatenate(drawn.log_probs), drawn.ended)
+
+    def train_step(self, prompts: Any) -> dict[str, float]:  # type: ignore[override]
+        """One update on completions of `prompts`, (B, P) token ids or whatever `train` takes; returns its metrics."""
+        return super().train_step(prompts)
+
+    def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The reward of the likeliest completion of each prompt."""
+        drawn = self.complete([rows.prompts[i] for i in numbers], numbers, 1, 0, self.settings(temperature=0.0), seed)
+        rewards = self._required_rewards()
+        earned = rewards.combine(scores_of(rewards, rows, numbers, drawn.ids, self.model))
+        return earned, np.array([len(ids) for ids in drawn.ids])
+
+    def evaluate(self, prompts: Any = None, n_samples: int = 1, **settings: Any) -> float:  # type: ignore[override]
+        """Mean reward over prompts, of `n_samples` sampled completions each; training is not disturbed.
+
+        Parameters
+        ----------
+        prompts : optional
+            As `train` takes them; by default `eval_dataset`, or the dataset.
+        **settings
+            As `generate` takes them.
+        """
+        chosen, own = self.settings(**settings), self.rows if self.eval_rows is None else self.eval_rows
+        rows = own if prompts is None else self._encoded(prompts)
+        if rows is None:
+            raise ValueError("GRPO.evaluate: there must be prompts; pass them, or dataset=… when made")
+        numbers, rewards = np.arange(len(rows)), self._required_rewards()
+        with torch_threads(self.threads):
+            drawn = self.complete(rows.prompts, numbers, n_samples, 0, chosen, 10_000 + self.seed)
+        scores = scores_of(rewards, rows, np.repeat(numbers, n_samples), drawn.ids, self.model)
+        return float(rewards.combine(scores).mean())
+
+    def update(self, batch: Groups) -> dict[str, torch.Tensor]:
+        """`n_epochs` passes over completions, in `n_minibatches` optimiser steps each; metrics as tensors ()."""
+        c, whole, n_steps = self.config, batch.sequences, self.config.n_epochs * self.config.n_minibatches
+        self.follow_schedule()
+        advantages = group_advantages(batch.rewards, c.group_size, c.scale_rewards, c.baseline)
+        advantages = torch.from_numpy(advantages).float().to(self.device)
+        sampled = torch.from_numpy(batch.sampler_log_probs).to(self.device)
+        # With a single step the policy is still the one that sampled, and the first pass itself says so.
+        before = self.log_probs(whole, c.temperature) if n_steps > 1 else None
+        reference = self.log_probs(whole, c.temperature, reference=True) if c.kl_coef > 0 else None
+
+        history: list[dict[str, torch.Tensor]] = []
+        for rows in self._minibatches(len(batch)):
+            learned = rows[batch.ended[rows]] if c.mask_truncated else rows
+            sequences, tokens = whole.take(learned)
+            owner = sequences.owner.to(self.device)
+            weights = token_weights(c.loss_type, owner, len(rows), c.max_new_tokens)
+            metrics: dict[str, torch.Tensor] = {}
+            pieces = in_parts(len(learned), c.accumulation)
+            for piece in pieces:
+                part, inside = sequences.take(piece)
+                at, mine = tokens[inside].to(self.device), part.owner.to(self.device)
+                scores = self.score(part, c.temperature, entropy=True)
+                log_probs, entropies = scores.log_probs, scores.entropies
+                old = log_probs.detach() if before is None else before[at]
+
+                ratios = policy_ratios(log_probs, old, mine, c.importance_sampling_level, len(part))
+                gains = advantages[torch.from_numpy(learned[piece]).to(self.device)][mine]
+                high = c.clip_eps if c.clip_eps_high is None else c.clip_eps_high
+                losses, clipped = clipped_loss(ratios, gains, c.clip_eps, high, c.delta)
+                if c.sampler_correction != "none":
+                    losses = losses * sampler_weights(
+                        old, sampled[at], mine, len(part), c.sampler_correction, c.sampler_cap
+                    )
+                share = weights[inside.to(self.device)]
+                if c.loss_type == "bnpo":
+                    share = token_weights("bnpo", mine, len(part), c.max_new_tokens) / len(pieces)
+                found = {"clip_fraction": clipped.float(), "entropy": entropies, "ratio": ratios}
+                if reference is not None:
+                    found["kl"] = k3(log_probs, reference[at])
+                    losses = losses + c.kl_coef * found["kl"]
+                if c.ent_coef > 0:
+                    losses = losses - c.ent_coef * entropies
+                found["sampler_gap"] = (old - sampled[at]).abs()
+                loss = (share * losses).sum()
+                loss.backward()
+                # Means over the tokens of all parts, and the loss as it was weighted.
+                n_tokens = max(len(tokens), 1)
+                sums = {name: value.detach().sum() / n_tokens for name, value in found.items()}
+                for name, value in {"loss": loss.detach(), **sums}.items():
+                    metrics[name] = metrics.get(name, torch.zeros((), device=self.device)) + value
+            if metrics:
+                history.append({**metrics, "grad_norm": self.optimizer.step_accumulated(c.max_grad_norm)})
+        self.follow_reference()
+        return {**self._sampled_metrics(batch), **(mean_metrics(history) if history else {})}
+
+    def _minibatches(self, n: int) -> Iterator[np.ndarray]:
+        """The completions (M,) of each optimiser step: all of them in order where a pass is a single one."""
+        c = self.config
+        for epoch in range(c.n_epochs):
+            order = np.arange(n)
+            if c.n_minibatches > 1:
+                order = Rng(Rng(self.rng.key, 1 << 62).key, self.counters.updates * c.n_epochs + epoch).permutation(n)
+            yield from np.array_split(order, c.n_minibatches)
+
+    def _sampled_metrics(self, batch: Groups) -> dict[str, torch.Tensor]:
+        """What the completions and their rewards say."""
+        groups = batch.rewards.reshape(-1, self.config.group_size)
+        found = {
+            "mean_reward": batch.rewards.mean(),
+            "reward_std": groups.std(1).mean(),
+            "equal_groups": (np.ptp(groups, 1) == 0).mean(),
+            "completion_length": batch.sequences.n_scored.mean(),
+            "truncated": 1.0 - batch.ended.mean(),
+        }
+        if len(batch.scores) > 1:
+            applies = {name: values[~np.isnan(values)] for name, values in batch.scores.items()}
+            found |= {f"reward/{name}": values.mean() for name, values in applies.items() if len(values)}
+        return {name: torch.tensor(float(value), device=self.device) for name, value in found.items()}

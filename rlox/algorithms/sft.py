@@ -1,0 +1,66 @@
+"""Supervised fine-tuning: the likelihood of completions (Ouyang et al. 2022, arXiv:2203.02155, section 3.5, step 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlox.config import SFTConfig
+from rlox.llm.encoded import Encoded
+from rlox.llm.losses import sequence_sums
+from rlox.llm.tokens import Sequences
+from rlox.training.post_training import LLMAlgorithm, in_parts
+
+
+class SFT(LLMAlgorithm):
+    """Learns the dataset's completions as labels; the prompts are only read. See `rlox.config.SFTConfig`.
+
+    Parameters
+    ----------
+    model, callbacks, logger, **more
+        See `rlox.training.post_training.LLMAlgorithm`. Rows have ``prompt`` and ``completion``, or ``text``, or
+        ``messages``, whose last answer is learned.
+    """
+
+    name = "sft"
+    Config = SFTConfig
+    task = "texts"
+    config: SFTConfig
+
+    def batch(self, rows: Encoded, numbers: np.ndarray) -> Sequences:
+        """The rows `numbers`, their completions scored."""
+        return Sequences([rows.prompts[i] for i in numbers], [rows.completions[i] for i in numbers])
+
+    def update(self, batch: Sequences) -> dict[str, torch.Tensor]:
+        """One step of the optimiser; metrics as tensors ()."""
+        self.follow_schedule()
+        total = max(int(batch.n_scored.sum()), 1)
+        loss, entropy, right = torch.zeros(3, device=self.device).unbind()
+        for rows in in_parts(len(batch), self.config.accumulation):
+            part, _ = batch.take(rows)
+            scores = self.score(part, entropy=True)
+            mine = -scores.log_probs.sum() / total  # the mean over all tokens of the batch
+            mine.backward()
+            loss = loss + mine.detach()
+            entropy = entropy + scores.entropies.detach().sum() / total  # type: ignore[union-attr]
+            right = right + (scores.log_probs > -0.6931472).sum() / total
+        grad_norm = self.optimizer.step_accumulated(self.config.max_grad_norm)
+        return {"loss": loss, "entropy": entropy, "likely_tokens": right, "grad_norm": grad_norm}
+
+    def train_step(self, prompt: Any, completion: Any = None) -> dict[str, float]:  # type: ignore[override]
+        """One step on token ids, (B, P) and (B, C) or lists of (P_i,) and (C_i,), or on rows of text; returns its
+        metrics."""
+        return super().train_step(prompt if completion is None else (prompt, completion))
+
+    @torch.no_grad()
+    def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The mean log-probability of each completion's tokens, nats."""
+        means, lengths = [], []
+        for part in np.array_split(numbers, -(-len(numbers) // self.config.batch_size)):
+            batch = self.batch(rows, part)
+            sums = sequence_sums(self.log_probs(batch), batch.owner.to(self.device), len(batch)).cpu().numpy()
+            means.append(sums / np.maximum(batch.n_scored, 1))
+            lengths.append(batch.n_scored)
+        return np.concatenate(means).astype(float), np.concatenate(lengths)

@@ -1,0 +1,162 @@
+"""Rows of text as token ids, as the algorithms read them: prompts, pairs or texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlox.config import shown
+from rlox.llm.data import encode, pair_rows, prompt_rows, read_rows, text_rows
+from rlox.llm.model import LanguageModel
+
+
+@dataclass
+class Encoded:
+    """N rows: a prompt each, and what else the task has of `completions` (texts), `chosen` and `rejected` (pairs)."""
+
+    prompts: list[np.ndarray]  # (P_i,) int64 each
+    completions: list[np.ndarray] = field(default_factory=list)
+    chosen: list[np.ndarray] = field(default_factory=list)
+    rejected: list[np.ndarray] = field(default_factory=list)
+    texts: list[Any] | None = None  # the prompts as they were written: texts, or conversations
+    columns: dict[str, list[Any]] = field(default_factory=dict)  # what else the rows hold
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256()
+        for group in (self.prompts, self.completions, self.chosen, self.rejected):
+            digest.update(np.array([len(ids) for ids in group], np.int64).tobytes())
+            for ids in group:
+                digest.update(ids.tobytes())
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int = 0) -> Encoded:
+    """`data` as the rows of a `task`, ``prompts``, ``pairs`` or ``texts``.
+
+    Parameters
+    ----------
+    data
+        Token ids: a tensor (N, P), a list of them (P_i,), or for pairs and texts a tuple of two or three such; else
+        whatever `rlox.llm.data.read_rows` reads.
+    longest : int
+        Tokens that will be added to a row's.
+
+    Raises
+    ------
+    TypeError, ValueError, FileNotFoundError
+        For what is neither; for text without a tokenizer; for rows longer than the model's context.
+    """
+    if isinstance(data, Encoded):
+        rows = data
+    elif _are_ids(data):
+        rows = _of_ids(data, task, model, where)
+    else:
+        rows = _of_text(data, task, model, where)
+    if not len(rows):
+        raise ValueError(f"{where}: dataset must hold at least one row, got none")
+    _require_fit(rows, model, where, longest)
+    return rows
+
+
+def _are_ids(data: Any) -> bool:
+    if isinstance(data, tuple):
+        return all(map(_are_ids, data)) and len(data) > 0
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return True
+    return isinstance(data, list) and len(data) > 0 and isinstance(data[0], (torch.Tensor, np.ndarray, list))
+
+
+def _of_ids(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
+    names = {"prompts": ("prompts",), "pairs": ("prompts", "chosen", "rejected"), "texts": ("prompts", "completions")}
+    given = data if isinstance(data, tuple) else (data,)
+    if len(given) != len(names[task]):
+        raise TypeError(f"{where}: token ids must come as ({', '.join(names[task])}), got {len(given)} of them")
+    groups = {name: _id_rows(group, name, model, where) for name, group in zip(names[task], given, strict=True)}
+    if len({len(group) for group in groups.values()}) > 1:
+        raise ValueError(
+            f"{where}: there must be as many {' as '.join(groups)}, got {[len(g) for g in groups.values()]}"
+        )
+    return Encoded(**groups)
+
+
+def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np.ndarray]:
+    if isinstance(group, torch.Tensor):
+        group = group.detach().cpu().numpy()
+    if isinstance(group, np.ndarray) and group.ndim != 2:
+        raise ValueError(f"{where}: {name} must have shape (N, length), got {group.shape}")
+    rows = []
+    for i, row in enumerate(group):
+        ids = np.asarray(row.detach().cpu() if isinstance(row, torch.Tensor) else row)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise TypeError(f"{where}: {name} must hold rows of integer token ids, got {shown(row)} in row {i}")
+        if len(ids) and (ids.min() < 0 or (model.vocabulary is not None and ids.max() >= model.vocabulary)):
+            raise ValueError(
+                f"{where}: {name} must hold ids of the model's vocabulary, [0, {model.vocabulary}), got "
+                f"{int(ids.min())} to {int(ids.max())} in row {i}"
+            )
+        rows.append(ids.astype(np.int64))
+    if name == "prompts" and any(len(ids) == 0 for ids in rows):
+        raise ValueError(f"{where}: prompts must have at least one token each")
+    return rows
+
+
+def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{where}: text needs a tokenizer, got none; pass tokenizer=…, or token ids")
+    if task != "prompts" and not model.eos:
+        raise ValueError(
+            f"{where}: tokenizer must have an end of sequence (eos_token), which a completion ends with, got none; set "
+            "tokenizer.eos_token, or pass eos_token_id=…"
+        )
+    source = read_rows(data)
+    if task == "prompts":
+        prompts = prompt_rows(source)
+        ids = [encode(tokenizer, p, row=i, where=where)[0] for i, p in enumerate(prompts.prompts)]
+        return Encoded(_arrays(ids), texts=prompts.prompts, columns=prompts.columns)
+    if task == "pairs":
+        pairs = pair_rows(source)
+        sides = []
+        for side in (pairs.chosen, pairs.rejected):
+            both = enumerate(zip(pairs.prompts, side, strict=True))
+            sides.append([encode(tokenizer, p, text, row=i, where=where) for i, (p, text) in both])
+        heads = _arrays(head for head, _ in sides[0])
+        chosen, rejected = (_arrays(rest for _, rest in side) for side in sides)
+        return Encoded(heads, chosen=chosen, rejected=rejected, texts=pairs.prompts, columns=pairs.columns)
+    texts = text_rows(source)
+    both = enumerate(zip(texts.prompts, texts.completions, strict=True))
+    found = [encode(tokenizer, p, text, row=i, where=where) for i, (p, text) in both]
+    # Of a text of its own the first token is only read: nothing comes before it.
+    split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
+    return Encoded(
+        _arrays(head for head, _ in split),
+        _arrays(rest for _, rest in split),
+        texts=[*texts.prompts],
+        columns=texts.columns,
+    )
+
+
+def _arrays(rows: Iterable[Sequence[int]]) -> list[np.ndarray]:
+    return [np.asarray(row, np.int64) for row in rows]
+
+
+def _require_fit(rows: Encoded, model: LanguageModel, where: str, longest: int) -> None:
+    if model.context is None:
+        return
+    behind: Sequence[Sequence[np.ndarray]] = [g for g in (rows.completions, rows.chosen, rows.rejected) if g]
+    for i, prompt in enumerate(rows.prompts):
+        n = len(prompt) + longest + max((len(group[i]) for group in behind), default=0)
+        if n > model.context:
+            more = f", {longest} of them max_new_tokens" if longest else ""
+            raise ValueError(
+                f"{where}: row {i} must fit in the model's context of {model.context} tokens, got {n}{more}; leave such "
+                "rows out, or shorten them"
+            )

@@ -1,0 +1,71 @@
+"""A reward for a whole sequence, by a language model with one output in place of its vocabulary's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.kernels.rng import Rng
+from rlox.llm.model import LanguageModel
+from rlox.llm.tokens import Sequences
+
+
+class RewardHead(nn.Module):
+    """Rewards of sequences: a linear function of what a Hugging Face model makes of their last token, or what a module
+    of the user's own, ``forward(ids) -> (B,)``, returns.
+
+    Parameters
+    ----------
+    model : LanguageModel
+        Its output layer is not used.
+    rng : Rng
+        Draws the weights of the linear function, of deviation ``1 / sqrt(width + 1)``.
+    """
+
+    def __init__(self, model: LanguageModel, rng: Rng) -> None:
+        super().__init__()
+        self._model = model
+        self.model = model.module
+        self.head: nn.Linear | None = None
+        if model.hugging_face:
+            assert model.config is not None
+            width = model.config.get_text_config().hidden_size
+            self.head = nn.Linear(width, 1)
+            with torch.no_grad():
+                self.head.weight.copy_(torch.from_numpy(rng.normal((1, width)) / np.sqrt(width + 1)))
+                self.head.bias.zero_()
+            self.head.to(model.device)
+
+    def forward(self, sequences: Sequences) -> torch.Tensor:
+        """Rewards (B,) f32.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where a module of the user's own returns something else than (B,).
+        """
+        ids, lengths = sequences.whole()
+        last = torch.from_numpy(lengths - 1).to(self._model.device)
+        padded = torch.from_numpy(ids).to(self._model.device)
+        if self.head is not None:
+            inside: Any = self._model.base.base_model
+            hidden = inside(input_ids=padded, use_cache=False).last_hidden_state
+            return self.head(hidden[torch.arange(len(last), device=last.device), last].float())[:, 0]
+        rewards = torch.zeros(len(lengths), device=self._model.device)
+        # Rows of one length together: who knows what such a module makes of padding.
+        for length in np.unique(lengths):
+            rows = torch.from_numpy(np.flatnonzero(lengths == length)).to(self._model.device)
+            rewards = rewards.index_copy(0, rows, self._own(padded[rows, :length]))
+        return rewards
+
+    def _own(self, ids: torch.Tensor) -> torch.Tensor:
+        found = self.model(ids)
+        where = self._model.where
+        if not isinstance(found, torch.Tensor):
+            raise TypeError(f"{where}: model must return rewards (B,), got {type(found).__name__}")
+        if found.shape not in ((len(ids),), (len(ids), 1)):
+            raise ValueError(f"{where}: model must return rewards ({len(ids)},), got {tuple(found.shape)}")
+        return found.reshape(-1).float()

@@ -1,0 +1,154 @@
+"""Losses over tokens and over pairs of completions: pure functions, each with its paper.
+
+Flat arrays (N,) hold one number for each scored token, sequence after sequence; `owner` (N,) says which of the B
+sequences it is of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from rlox.kernels.llm.group import compute_batch_group_advantages
+
+
+def sequence_sums(values: torch.Tensor, owner: torch.Tensor, n: int) -> torch.Tensor:
+    """Sums (n,) of `values` (N,) over each sequence; 0 for one without tokens."""
+    return torch.zeros(n, dtype=values.dtype, device=values.device).index_add(0, owner, values)
+
+
+def group_advantages(rewards: np.ndarray, group_size: int, scale: str, baseline: str) -> np.ndarray:
+    """Rewards (G * K,), a prompt's K completions together, as advantages of the same shape, f64.
+
+    Parameters
+    ----------
+    scale : str
+        ``group``: divided by the group's deviation, the population's; 0 where all its rewards are equal (GRPO, Shao et
+        al. 2024, arXiv:2402.03300, section 4.1.2). ``batch``: by the whole batch's. ``none``: not at all (Dr. GRPO, Liu
+        et al. 2025, arXiv:2503.20783).
+    baseline : str
+        What is taken away: ``mean`` of the group, or ``leave_one_out``, the mean of the others in it (RLOO, Ahmadian et
+        al. 2024, arXiv:2402.14740).
+    """
+    rewards = np.asarray(rewards, np.float64)
+    if scale == "group":
+        advantages = compute_batch_group_advantages(rewards, group_size)
+    else:
+        groups = rewards.reshape(-1, group_size)
+        # From the group's first reward on, so that equal ones differ by exactly 0.
+        apart = groups - groups[:, :1]
+        advantages = (apart - apart.mean(1, keepdims=True)).reshape(-1)
+        if scale == "batch":
+            deviation = rewards.std()
+            advantages = np.zeros_like(rewards) if deviation < 1e-8 else advantages / deviation
+    return advantages if baseline == "mean" else advantages * (group_size / (group_size - 1))
+
+
+def token_weights(loss_type: str, owner: torch.Tensor, n_sequences: int, max_new_tokens: int) -> torch.Tensor:
+    """What each token's loss counts in the batch's, f32 (N,): every kind of mean is a weighted sum.
+
+    ``grpo``: the mean over sequences of the mean over a sequence's tokens (arXiv:2402.03300, eq. 3). ``dapo`` and
+    ``bnpo``: the mean over all tokens (Yu et al. 2025, arXiv:2503.14476, eq. 8; for ``bnpo`` of each part that is
+    differentiated at once). ``dr_grpo``: the sum over tokens, for `max_new_tokens` in each sequence
+    (arXiv:2503.20783, section 3.1).
+    """
+    if loss_type == "grpo":
+        lengths = torch.bincount(owner, minlength=n_sequences)
+        return 1.0 / (lengths[owner] * n_sequences).float()
+    count = n_sequences * max_new_tokens if loss_type == "dr_grpo" else max(len(owner), 1)
+    return torch.full((len(owner),), 1.0 / count, device=owner.device)
+
+
+def policy_ratios(log_probs: torch.Tensor, old: torch.Tensor, owner: torch.Tensor, level: str, n: int) -> torch.Tensor:
+    """How much likelier the policy finds what was sampled than it did then, (N,).
+
+    `level` ``token``: of each token. ``sequence``: of its whole sequence, the geometric mean over its tokens (GSPO,
+    Zheng et al. 2025, arXiv:2507.18071, eq. 7).
+    """
+    difference = log_probs - old
+    if level == "sequence":
+        lengths = torch.bincount(owner, minlength=n).clamp(min=1)
+        difference = (sequence_sums(difference, owner, n) / lengths)[owner]
+    return difference.exp()
+
+
+def clipped_loss(
+    ratios: torch.Tensor, advantages: torch.Tensor, low: float, high: float, delta: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PPO's clipped loss of each token (N,), and where the clip holds it (N,) bool.
+
+    `low` and `high` are how far ratios may leave 1 (Clip-Higher where they differ: arXiv:2503.14476, section 3.1);
+    `delta` bounds them from above where the advantage is negative too (Team PrimeIntellect 2025, INTELLECT-2,
+    arXiv:2505.07291, section 3.4).
+    """
+    bounded = ratios if delta is None else ratios.clamp(max=delta)
+    clipped = ratios.clamp(1.0 - low, 1.0 + high)
+    held = ((ratios < 1.0 - low) & (advantages < 0)) | ((ratios > 1.0 + high) & (advantages > 0))
+    return -torch.minimum(bounded * advantages, clipped * advantages), held
+
+
+def sampler_weights(
+    old: torch.Tensor, sampler: torch.Tensor, owner: torch.Tensor, n: int, correction: str, cap: float
+) -> torch.Tensor:
+    """Importance weights (N,) of a policy whose completions were drawn by another program, a server say.
+
+    `correction` ``token_…``: each token's ratio. ``sequence_…``: that of the whole sequence. ``…_truncate``: at most
+    `cap`. ``…_mask``: 0 above it. (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+    training".)
+    """
+    difference = old - sampler
+    if correction.startswith("sequence"):
+        difference = sequence_sums(difference, owner, n)[owner]
+    ratios = difference.exp()
+    return ratios.clamp(max=cap) if correction.endswith("truncate") else ratios * (ratios <= cap)
+
+
+def k3(log_probs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """KL(policy || reference) of each token (N,), estimated from the one that was sampled; never negative.
+
+    ``exp(d) - d - 1`` with d = log reference - log policy (Schulman 2020, "Approximating KL divergence", k3).
+    """
+    difference = reference - log_probs
+    return torch.expm1(difference) - difference
+
+
+def preference_loss(
+    margins: torch.Tensor, mean_margins: torch.Tensor, beta: float, loss_type: str, label_smoothing: float
+) -> torch.Tensor:
+    """Loss of each pair (B,).
+
+    Parameters
+    ----------
+    margins : tensor (B,)
+        How much more the policy prefers the chosen completion than the reference does: the difference of
+        ``log policy - log reference``, summed over each completion's tokens.
+    mean_margins : tensor (B,)
+        The same of the means over each completion's tokens, which ``ipo`` compares.
+    loss_type : str
+        ``sigmoid``: DPO (Rafailov et al. 2023, arXiv:2305.18290, eq. 7), or with `label_smoothing` cDPO, where so many
+        labels are taken to be wrong. ``robust``: unbiased under that many wrong labels (Chowdhury et al. 2024,
+        arXiv:2403.00409). ``hinge``: SLiC's (Zhao et al. 2023, arXiv:2305.10425). ``ipo``: the squared distance to
+        ``1 / (2 beta)`` (Azar et al. 2023, arXiv:2310.12036, eq. 17).
+    """
+    if loss_type == "hinge":
+        return torch.relu(1.0 - beta * margins)
+    if loss_type == "ipo":
+        return (mean_margins - 1.0 / (2.0 * beta)).square()
+    right, wrong = -F.logsigmoid(beta * margins), -F.logsigmoid(-beta * margins)
+    if loss_type == "robust":
+        return ((1.0 - label_smoothing) * right - label_smoothing * wrong) / (1.0 - 2.0 * label_smoothing)
+    return (1.0 - label_smoothing) * right + label_smoothing * wrong
+
+
+def bradley_terry_loss(
+    chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor | None = None, center: float = 0.0
+) -> torch.Tensor:
+    """Loss of each pair (B,): minus the log-probability that the chosen one wins (Bradley and Terry 1952).
+
+    `chosen` and `rejected` are rewards (B,); `margin` (B,) is by how much they are to differ (Llama 2, arXiv:2307.09288,
+    eq. 2); `center` weighs the square of their sum, which keeps rewards near 0 (Eisenstein et al. 2023,
+    arXiv:2312.09244, section 2).
+    """
+    difference = chosen - rejected if margin is None else chosen - rejected - margin
+    return -F.logsigmoid(difference) + center * (chosen + rejected).square()

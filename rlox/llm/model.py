@@ -1,0 +1,226 @@
+"""One interface to causal language models: Hugging Face's, and any module ``forward(ids) -> logits``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rlox.config import shown
+from rlox.llm.tokens import Layout, Sequences
+
+_DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
+class Scores(NamedTuple):
+    """What a model says of N scored tokens, f32 (N,) each."""
+
+    log_probs: torch.Tensor
+    entropies: torch.Tensor | None  # of the distribution that each token was of, nats; None where not asked for
+
+
+class LanguageModel:
+    """A causal language model and its tokenizer.
+
+    A Hugging Face model is recognised by its configuration and its ``attention_mask``; of every other module
+    ``forward(ids)`` must return logits (B, T, V), each column depending on the columns up to it alone.
+
+    Dropout is off in all that is done with the model: a policy that is another one at each look has no ratio.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The model; one of peft's counts as Hugging Face's.
+    tokenizer : optional
+        One of Hugging Face's; where there is none, prompts are token ids.
+    eos_token_id : int or list of int, optional
+        Ids that end a sequence; by default those of the model's generation settings, or the tokenizer's.
+    where : str
+        Whose argument it is, for messages.
+
+    Attributes
+    ----------
+    hugging_face : bool
+        Whether it takes masks, positions and a cache.
+    eos : tuple of int
+        Ids that end a sequence; may be empty.
+    pad : int
+        Id that padding has; never seen by the model.
+    context : int or None
+        Most tokens of a sequence, where the model says so.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tokenizer: Any = None,
+        eos_token_id: int | Iterable[int] | None = None,
+        where: str = "LanguageModel",
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{where}: model must be a torch.nn.Module, got {shown(module)}")
+        if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+            raise TypeError(f"{where}: tokenizer must be one of Hugging Face's, got {shown(tokenizer)}")
+        self.module, self.tokenizer, self.where = module, tokenizer, where
+        self.checkpointed = False  # whether activations are computed a second time
+        base = self.base
+        self.hugging_face = hasattr(base, "config") and "attention_mask" in inspect.signature(base.forward).parameters
+        self.config = getattr(base, "config", None) if self.hugging_face else None
+        if self.hugging_face and getattr(self.config, "is_encoder_decoder", False):
+            raise ValueError(f"{where}: model must be a causal one, got the encoder and decoder {type(base).__name__}")
+        self.eos = self._eos(eos_token_id)
+        pad = getattr(tokenizer, "pad_token_id", None)
+        self.pad = int(pad) if pad is not None else (self.eos[0] if self.eos else 0)
+        for name in ("max_position_embeddings", "n_positions"):
+            self.context: int | None = getattr(self.config, name, None)
+            if self.context is not None:
+                break
+        self._without_dropout()
+
+    @property
+    def base(self) -> nn.Module:
+        """The model itself, within peft's."""
+        return self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many ids there are; None where only a forward pass would tell."""
+        return None if self.config is None else self.config.get_text_config().vocab_size
+
+    def _eos(self, given: int | Iterable[int] | None) -> tuple[int, ...]:
+        generation = getattr(self.base, "generation_config", None) if self.hugging_face else None
+        for found in (
+            given,
+            getattr(generation, "eos_token_id", None),
+            getattr(self.tokenizer, "eos_token_id", None),
+            getattr(self.config, "eos_token_id", None),
+        ):
+            if found is not None:
+                ids = tuple(found) if isinstance(found, Iterable) else (found,)
+                if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+                    raise TypeError(f"{self.where}: eos_token_id must be a token id, or several, got {shown(found)}")
+                own = getattr(self.tokenizer, "eos_token_id", None)
+                # A completion of the tokenizer's ends with its own.
+                return ids if given is not None or own is None or own in ids else (*ids, own)
+        return ()
+
+    def _without_dropout(self) -> None:
+        self.module.eval()
+        for part in self.module.modules():
+            for name in _DROPOUT:
+                if isinstance(getattr(part, name, None), float):
+                    setattr(part, name, 0.0)
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+
+    def checkpoint_activations(self) -> None:
+        """Compute activations a second time for the gradient, in place of keeping them.
+
+        Raises
+        ------
+        ValueError
+            For a module that is none of Hugging Face's.
+        """
+        if not hasattr(self.base, "gradient_checkpointing_enable"):
+            raise ValueError(
+                f"{self.where}: gradient_checkpointing must be false for a module of your own, got true; call "
+                "torch.utils.checkpoint in its forward"
+            )
+        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.base.enable_input_require_grads()
+        self.checkpointed = True
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """Around passes that are differentiated: in training mode where activations are checkpointed, which Hugging
+        Face's models do in no other."""
+        if self.checkpointed:
+            self.module.train()
+        try:
+            yield
+        finally:
+            if self.checkpointed:
+                self.module.eval()
+
+    def layout(self, sequences: Sequences, max_length: int | None = None) -> Layout:
+        """`sequences` as this model reads them; `max_length` packs them into rows of so many tokens.
+
+        Raises
+        ------
+        ValueError
+            Where a module of the user's own is to read packed rows, which need positions.
+        """
+        if max_length is None:
+            return sequences.padded().to(self.device)
+        if not self.hugging_face:
+            raise ValueError(
+                f"{self.where}: packing must be false for a module of your own, whose forward takes no positions, "
+                "got true"
+            )
+        return sequences.packed(max_length).to(self.device)
+
+    def logits(self, layout: Layout) -> torch.Tensor:
+        """(N, V) f32, of the distributions that the scored tokens are of."""
+        if self.hugging_face:
+            # A cache, or a mask, would have sequences of one row look at each other.
+            keep = layout.ids.shape[1] - layout.first_column
+            positions = {} if layout.positions is None else {"position_ids": layout.positions}
+            whole = self.module(input_ids=layout.ids, use_cache=False, logits_to_keep=keep, **positions).logits
+            column = layout.column - (layout.ids.shape[1] - whole.shape[1])
+        else:
+            whole, column = self.bare_logits(layout.ids), layout.column
+        return whole[layout.row, column].float()
+
+    def bare_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """(B, T, V) of a module of the user's own.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where it returns something else.
+        """
+        found = self.module(ids)
+        if not isinstance(found, torch.Tensor):
+            raise TypeError(f"{self.where}: model must return logits (B, T, V), got {shown(type(found).__name__)}")
+        if found.ndim != 3 or found.shape[:2] != ids.shape:
+            raise ValueError(
+                f"{self.where}: model must return logits ({ids.shape[0]}, {ids.shape[1]}, V), got {tuple(found.shape)}"
+            )
+        return found
+
+    def score(self, layout: Layout, temperature: float = 1.0, entropy: bool = False) -> Scores:
+        """Log-probabilities of the scored tokens, at a temperature; with `entropy` those of their distributions."""
+        logits = self.logits(layout)
+        if temperature != 1.0:
+            logits = logits / temperature
+        total = torch.logsumexp(logits, -1)
+        log_probs = logits.gather(-1, layout.targets[:, None])[:, 0] - total
+        if not entropy:
+            return Scores(log_probs, None)
+        probs = torch.exp(logits - total[:, None])
+        # A logit of minus infinity has probability 0, and 0 times it is no number.
+        return Scores(log_probs, total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1))
+
+    def decode(self, ids: Any) -> str:
+        """The text of token ids, without special tokens; without a tokenizer the ids themselves."""
+        listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        return (
+            " ".join(map(str, listed))
+            if self.tokenizer is None
+            else self.tokenizer.decode(listed, skip_special_tokens=True)
+        )
+
+    def frozen_copy(self) -> LanguageModel:
+        """A copy that is never trained, a reference say."""
+        return LanguageModel(
+            copy.deepcopy(self.module).requires_grad_(False), self.tokenizer, self.eos or None, self.where
+        )

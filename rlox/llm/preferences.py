@@ -1,0 +1,108 @@
+"""Which of two completions is the better one: functions of users that say so, or their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.config import shown
+from rlox.envs.failures import note_cause
+from rlox.llm.encoded import Encoded
+from rlox.llm.model import LanguageModel
+from rlox.llm.rewards import Rewards, pair_excerpt
+from rlox.llm.scoring import scores_of, texts_of
+
+
+class Preferences:
+    """Judges pairs by a function of the user's, or by reward functions.
+
+    Raises
+    ------
+    TypeError
+        For both, and for what is no function.
+    """
+
+    def __init__(
+        self,
+        preference_fn: Callable[..., Any] | None,
+        reward_fn: Any,
+        reward_weights: Sequence[float] | None,
+        where: str,
+    ) -> None:
+        if preference_fn is not None and reward_fn is not None:
+            raise TypeError(f"{where}: preference_fn must not stand beside reward_fn; pass one of them")
+        if preference_fn is not None and not callable(preference_fn):
+            raise TypeError(
+                f"{where}: preference_fn must be a function (prompts, completions) -> indices, got {shown(preference_fn)}"
+            )
+        self._function, self._where = preference_fn, where
+        self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, where)
+
+    def require(self) -> None:
+        """A ValueError where neither was given."""
+        if self._function is None and self.rewards is None:
+            raise ValueError(f"{self._where}: there must be a preference_fn or a reward_fn to learn from, got neither")
+
+    def scored(
+        self, rows: Encoded, numbers: Sequence[int], completions: Sequence[np.ndarray], model: LanguageModel
+    ) -> np.ndarray:
+        """Rewards (R,) f64 of completions of the prompts `numbers` (R,)."""
+        assert self.rewards is not None
+        return self.rewards.combine(scores_of(self.rewards, rows, numbers, completions, model))
+
+    def judge(
+        self, rows: Encoded, numbers: np.ndarray, completions: Sequence[np.ndarray], model: LanguageModel
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which of each pair is preferred, (B,) int64: 0 or 1, -1 for neither; and the rewards (2 B,), if any.
+
+        Parameters
+        ----------
+        numbers : array (B,)
+            The prompts.
+        completions : sequence of 2 B arrays
+            The two of each prompt together.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Where the function returns anything but 0, 1 or None for each pair.
+        """
+        self.require()
+        if self.rewards is not None:
+            rewards = self.scored(rows, np.repeat(numbers, 2), completions, model)
+            pairs = rewards.reshape(-1, 2)
+            return np.where(pairs[:, 0] == pairs[:, 1], -1, pairs.argmax(1)), rewards
+        if model.tokenizer is None:
+            raise ValueError(
+                f"{self._where}: preference_fn reads texts and needs a tokenizer, got none; pass tokenizer=…"
+            )
+        texts = [model.decode(ids) for ids in completions]
+        prompts = texts_of(rows, numbers, model)
+        both = [(texts[i], texts[i + 1]) for i in range(0, len(texts), 2)]
+        assert self._function is not None
+        try:
+            answer = self._function(list(prompts), list(both))
+        except Exception as e:
+            note_cause(e, "preference_fn")
+            raise
+        try:
+            given = [*answer]
+        except TypeError as e:
+            raise TypeError(f"{self._where}: preference_fn must return a list, got {shown(answer)}") from e
+        if len(given) != len(both):
+            raise ValueError(
+                f"{self._where}: preference_fn must return one index for each of {len(both)} prompts, got {len(given)}"
+            )
+        return np.array([self._index(one, prompts[i], both[i]) for i, one in enumerate(given)], np.int64), None
+
+    def _index(self, answer: Any, prompt: Any, pair: tuple[str, str]) -> int:
+        if answer is None:
+            return -1
+        if isinstance(answer, bool) or not hasattr(answer, "__index__") or answer.__index__() not in (0, 1):
+            raise ValueError(
+                f"{self._where}: preference_fn must return 0, 1 or None for each pair, got {shown(answer)} "
+                f"({pair_excerpt(prompt, ' | '.join(pair))})"
+            )
+        return answer.__index__()

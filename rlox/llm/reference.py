@@ -1,0 +1,76 @@
+"""The frozen model that a policy is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlox.llm.model import LanguageModel, Scores
+from rlox.llm.tokens import Layout
+
+
+class Reference:
+    """A language model that stays what it is: a module of the user's, the policy without its adapters, or a copy.
+
+    Attributes
+    ----------
+    own_module : nn.Module or None
+        The copy, where there is one: no one else could give it again.
+    """
+
+    def __init__(
+        self, policy: LanguageModel, ref_model: nn.Module | None, adapters: bool, device: str, where: str
+    ) -> None:
+        """`adapters`: whether `policy` will be trained by adapters, so that it need not be copied."""
+        self._policy = policy
+        self.own_module: nn.Module | None = None
+        self._switched = ref_model is None and (adapters or hasattr(policy.module, "disable_adapter"))
+        if self._switched:
+            self._model = policy
+        elif ref_model is None:
+            self._model = policy.frozen_copy()
+            self.own_module = self._model.module
+        else:
+            ref_model.to(device).requires_grad_(False)
+            self._model = LanguageModel(ref_model, policy.tokenizer, policy.eos or None, f"{where}: ref_model")
+            ours, theirs = policy.vocabulary, self._model.vocabulary
+            if ours is not None and theirs is not None and ours != theirs:
+                raise ValueError(f"{where}: ref_model must have the model's vocabulary of {ours} ids, got {theirs}")
+
+    def attach(self, policy: LanguageModel) -> None:
+        """Take `policy`, with its adapters, for the one whose adapters are switched off."""
+        if self._switched:
+            self._policy = self._model = policy
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[LanguageModel]:
+        """The reference as a model; the policy must not be used meanwhile, whose adapters may be switched off."""
+        module: Any = self._policy.module
+        with module.disable_adapter() if self._switched else contextlib.nullcontext():
+            yield self._model
+
+    def score(self, layout: Layout, temperature: float = 1.0) -> Scores:
+        """As `LanguageModel.score`."""
+        with self.in_place() as model:
+            return model.score(layout, temperature)
+
+    @torch.no_grad()
+    def synchronise(self, share: float) -> None:
+        """Move a `share` of the way to the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656).
+
+        Raises
+        ------
+        ValueError
+            Where the reference is the policy without its adapters, which has no weights of its own to move.
+        """
+        if self._switched:
+            raise ValueError(
+                f"{self._policy.where}: ref_sync_every must be null with adapters: the reference is the model without them"
+            )
+        theirs = dict(self._policy.module.named_parameters())
+        for name, p in self._model.module.named_parameters():
+            p.lerp_(theirs[name].to(p.dtype), share)

@@ -1,0 +1,234 @@
+"""Completions by a language model: one stream of random numbers each, so that batches do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlox.checkpoint.streams import Stream
+from rlox.kernels.rng import Rng
+from rlox.llm.model import LanguageModel
+from rlox.llm.tokens import left_padded
+
+# Rows leave the batch when so large a part of it is done: each leaving copies the cache of those that stay.
+_DONE = 0.25
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The distribution that tokens are drawn from; by default the model's own.
+
+    The restrictions come in this order, each on what the one before it left: `temperature`, `top_k`, `top_p`, `min_p`.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0  # the logits are divided by it; 0: always the likeliest token
+    top_k: int = 0  # only the k likeliest tokens; 0: all
+    top_p: float = 1.0  # only the likeliest tokens that together have this probability
+    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
+    stop: tuple[int, ...] = ()  # further ids that end a completion
+
+
+@dataclass(frozen=True)
+class Completions:
+    """R completions, prompt after prompt."""
+
+    ids: list[np.ndarray]  # (C_i,) int64 each, the token that ended it among them
+    log_probs: list[np.ndarray]  # (C_i,) f32, of the distributions that were sampled from
+    ended: np.ndarray  # (R,) bool; False where max_new_tokens cut it off
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, length: int) -> np.ndarray:
+    """Uniform numbers in (0, 1], f64 (len(prompts) * n, length), that decide a completion's tokens.
+
+    They depend on the seed, the step, the prompt's number and which of its `n` samples it is, and on nothing else.
+    """
+    key = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
+    noise = np.empty((len(prompts) * n, length))
+    for i, prompt in enumerate(prompts):
+        for j in range(n):
+            Rng(key, (int(prompt) << 24) + j).uniform(out=noise[i * n + j], dtype=np.float64)
+    return np.subtract(1.0, noise, out=noise)
+
+
+def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Logits (R, V) f32 at the temperature, minus infinity where a token may not be drawn."""
+    if settings.temperature != 1.0:
+        logits = logits / settings.temperature
+    if 0 < settings.top_k < logits.shape[-1]:
+        least = torch.topk(logits, settings.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if settings.top_p < 1.0:
+        ordered, order = logits.sort(-1, descending=True)
+        probs = ordered.softmax(-1)
+        # A token stays if those before it do not have the whole share; the first always does.
+        drop = (probs.cumsum(-1) - probs) >= settings.top_p
+        drop[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(drop).scatter_(-1, order, drop), -torch.inf)
+    if settings.min_p > 0.0:
+        probs = logits.softmax(-1)
+        logits = logits.masked_fill(probs < settings.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    return logits
+
+
+def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token for each row of logits (R, V) by `noise` (R,) in (0, 1], and its log-probability f32 (R,)."""
+    if settings.temperature == 0.0:
+        tokens = logits.argmax(-1)
+        return tokens, torch.zeros(len(tokens), device=logits.device)
+    log_probs = restricted(logits, settings).log_softmax(-1)
+    # The inverse of the distribution function, in f64: its steps must not vanish in a large vocabulary.
+    reached = log_probs.exp().cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(reached, noise[:, None] * reached[:, -1:])[:, 0]
+    return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]
+
+
+@torch.no_grad()
+def sample(
+    model: LanguageModel,
+    prompts: Sequence[Any],
+    settings: Settings,
+    *,
+    n: int = 1,
+    seed: int = 0,
+    step: int = 0,
+    numbers: Sequence[int] | None = None,
+) -> Completions:
+    """Draw `n` completions for each prompt.
+
+    A completion depends on (`seed`, `step`, the prompt's number, the sample) and on its prompt, not on what it was
+    drawn beside. (Logits do, in their last bits: where a random number lies so near a boundary, the token may differ.)
+
+    Parameters
+    ----------
+    prompts : sequence of integer arrays (P_i,)
+        One after the other, unpadded.
+    numbers : sequence of int, optional
+        The prompts' numbers, in a dataset say; by default their places in `prompts`.
+
+    Returns
+    -------
+    Completions
+        The `n` of the first prompt, then those of the next.
+    """
+    numbers = range(len(prompts)) if numbers is None else numbers
+    noise = torch.from_numpy(completion_noise(seed, step, numbers, n, settings.max_new_tokens)).to(model.device)
+    ends = torch.tensor(sorted({*model.eos, *settings.stop}), dtype=torch.int64, device=model.device)
+    decode = _Cached(model, prompts, n) if model.hugging_face else _Whole(model, prompts, n)
+    rows = len(prompts) * n
+    ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
+    log_probs = torch.zeros((rows, settings.max_new_tokens), device=model.device)
+    active = torch.arange(rows, device=model.device)  # rows of `ids` that the batch holds ...
+    going = torch.ones(rows, dtype=torch.bool, device=model.device)  # ... and which of those have not ended
+    tokens = None
+    for t in range(settings.max_new_tokens):
+        logits = decode.next(tokens)
+        tokens, found = pick(logits, noise[active, t], settings)
+        ids[active, t] = torch.where(going, tokens, -1)
+        log_probs[active, t] = found
+        if len(ends):
+            going = going & ~torch.isin(tokens, ends)
+            n_going = int(going.sum())
+            if n_going == 0:
+                break
+            if t + 1 < settings.max_new_tokens and n_going <= (1.0 - _DONE) * len(going) and decode.can_leave:
+                kept = going.nonzero()[:, 0]
+                decode.keep(kept)
+                active, tokens, going = active[kept], tokens[kept], going[kept]
+    drawn, drawn_log_probs = ids.cpu().numpy(), log_probs.cpu().numpy()
+    lengths = (drawn >= 0).sum(1)
+    last = drawn[np.arange(rows), np.maximum(lengths - 1, 0)]
+    return Completions(
+        [row[:length].copy() for row, length in zip(drawn, lengths, strict=True)],
+        [row[:length].copy() for row, length in zip(drawn_log_probs, lengths, strict=True)],
+        np.isin(last, ends.cpu().numpy()),
+    )
+
+
+class _Cached:
+    """Logits of the next token of each row, on the model's cache of keys and values.
+
+    Prompts stand with padding on the left, so that all rows grow at the same column. Each is read once, however many
+    completions it is to have.
+    """
+
+    can_leave = True
+
+    def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
+        self.model, self.n = model, n
+        self.ids, self.mask = left_padded(prompts, model.pad)
+        self.ids = self.ids.to(model.device)
+        self.mask = None if self.mask is None else self.mask.to(model.device)
+        self.cache: Any = None
+        self.position: torch.Tensor | None = None
+
+    def next(self, tokens: torch.Tensor | None) -> torch.Tensor:
+        if tokens is None:
+            return self._prompts()
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
+        return self._forward(tokens[:, None])
+
+    def _prompts(self) -> torch.Tensor:
+        if self.mask is not None:
+            self.position = (self.mask.cumsum(1) - 1).clamp(min=0)
+        logits = self._forward(self.ids)
+        # A cache that cannot be repeated is one of a model that has none of keys and values.
+        self.cache.batch_repeat_interleave(self.n)
+        if self.mask is not None:
+            self.mask = self.mask.repeat_interleave(self.n, 0)
+            self.position = self.position.repeat_interleave(self.n, 0)  # type: ignore[union-attr]
+        return logits.repeat_interleave(self.n, 0)
+
+    def _forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = self.model.module(
+            input_ids=ids,
+            attention_mask=self.mask,
+            position_ids=self.position,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.cache = found.past_key_values
+        if self.position is not None:
+            self.position = self.position[:, -1:] + 1
+        return found.logits[:, -1].float()
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        if self.mask is not None:
+            self.mask, self.position = self.mask[rows], self.position[rows]  # type: ignore[index]
+
+
+class _Whole:
+    """As `_Cached`, by a module that reads whole rows; padding on the right, which no earlier column sees."""
+
+    can_leave = True
+
+    def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
+        self.model = model
+        arrays = [np.asarray(p.cpu() if isinstance(p, torch.Tensor) else p, np.int64) for p in prompts]
+        self.length = torch.tensor([len(a) for a in arrays], device=model.device).repeat_interleave(n)
+        ids = np.zeros((len(arrays), max(map(len, arrays))), np.int64)
+        for i, array in enumerate(arrays):
+            ids[i, : len(array)] = array
+        self.ids = torch.from_numpy(ids).to(model.device).repeat_interleave(n, 0)
+
+    def next(self, tokens: torch.Tensor | None) -> torch.Tensor:
+        row = torch.arange(len(self.ids), device=self.ids.device)
+        if tokens is not None:
+            if int(self.length.max()) == self.ids.shape[1]:
+                self.ids = torch.nn.functional.pad(self.ids, (0, 1))
+            self.ids[row, self.length] = tokens
+            self.length = self.length + 1
+        return self.model.bare_logits(self.ids)[row, self.length - 1].float()
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.ids, self.length = self.ids[rows], self.length[rows]

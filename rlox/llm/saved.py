@@ -1,0 +1,240 @@
+"""A language model in a checkpoint: what it is made of again, its tokenizer, and where adapters find their model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
+from rlox.config import shown
+from rlox.llm.adapters import with_adapters
+from rlox.llm.model import LanguageModel
+
+_MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
+# Settings of a tokenizer that its file does not hold.
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template", "padding_side")
+
+
+class Found(NamedTuple):
+    """A model that was found for a checkpoint, or by its name."""
+
+    module: nn.Module
+    tokenizer: Any
+    eos: tuple[int, ...] | None
+    source: str | None
+
+
+def description(model: LanguageModel, source: str | None, rewards: bool) -> dict[str, Any]:
+    """What a checkpoint's header says of a model, which may return `rewards` in place of tokens: JSON values."""
+    kind = type(model.base).__name__
+    config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
+    return {
+        "class": kind,
+        "config": config,
+        "eos": list(model.eos),
+        "source": source,
+        "adapters": hasattr(model.module, "disable_adapter"),
+        "rewards": rewards,
+    }
+
+
+def tokenizer_state(tokenizer: Any) -> dict[str, np.ndarray]:
+    """A fast tokenizer as bytes of JSON, u8; empty where there is none, or where it has no file of its own."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return {}
+    special = {name: value for name in _SPECIAL if isinstance(value := getattr(tokenizer, name, None), str)}
+    return {
+        "tokenizer": np.frombuffer(backend.to_str().encode(), np.uint8),
+        "settings": np.frombuffer(json.dumps(special).encode(), np.uint8),
+    }
+
+
+def _tokenizer(state: Mapping[str, np.ndarray], where: str) -> Any:
+    if "tokenizer" not in state:
+        return None
+    import_transformers(where)
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    if any(array.nbytes > _MOST_TEXT or array.dtype != np.uint8 for array in state.values()):
+        raise ValueError(f"{where}: the tokenizer must be at most {_MOST_TEXT:,} bytes of JSON")
+    try:
+        settings = json.loads(state["settings"].tobytes().decode())
+        made = Tokenizer.from_str(state["tokenizer"].tobytes().decode())
+        given = {name: settings[name] for name in _SPECIAL if isinstance(settings.get(name), str)}
+    except Exception as e:  # the Rust library's own
+        raise ValueError(f"{where}: the tokenizer is damaged: {one_line(e)}") from e
+    return PreTrainedTokenizerFast(tokenizer_object=made, **given)
+
+
+def model_of(
+    checkpoint: Checkpoint, model: nn.Module | None, tokenizer: Any, where: str, path: str | os.PathLike
+) -> Found:
+    """The model that `checkpoint` was trained with: `model`, or one made anew, with weights that are to be replaced.
+
+    Raises
+    ------
+    ValueError
+        For a module of the user's own that was not given, and for adapters whose model is not where it was.
+    """
+    saved = checkpoint.header.get("model")
+    if not isinstance(saved, dict):
+        raise ValueError(f"{where}: {path} is damaged: its header must say which model it holds")
+    tokenizer = _tokenizer(checkpoint.tensors.get("tokenizer", {}), where) if tokenizer is None else tokenizer
+    eos = tuple(i for i in saved.get("eos") or () if isinstance(i, int)) or None
+    source = saved.get("source") if isinstance(saved.get("source"), str) else None
+    if model is not None:
+        return Found(model, tokenizer, eos, source)
+    if saved.get("config") is None:
+        raise ValueError(
+            f"{where}: {path} holds a module of your own; pass model={one_line(saved.get('class'), 60)}(...)"
+        )
+    if saved.get("adapters"):
+        # A file must not have anything fetched: a name is looked up among what is here.
+        if source is None or not Path(source).exists():
+            raise ValueError(
+                f"{where}: {path} holds adapters alone, and their model {shown(source)} is not here; pass model=…"
+            )
+        return Found(load_model(source, where).module, tokenizer, eos, source)
+    return Found(_made(saved["config"], where, path), tokenizer, eos, source)
+
+
+def _made(config: Any, where: str, path: Any) -> nn.Module:
+    """A Hugging Face model by its configuration, its weights yet to come."""
+    import_transformers(where)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        settings = {name: value for name, value in config.items() if name not in ("auto_map", "model_type")}
+        made = AutoConfig.for_model(config["model_type"], **settings)
+        return AutoModelForCausalLM.from_config(made)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{where}: {path} holds a model that this transformers cannot make: {one_line(e)}") from e
+
+
+def load_model(source: str, where: str = "load_model") -> Found:
+    """A causal model and its tokenizer, by folder or name.
+
+    Parameters
+    ----------
+    source : str
+        A folder that `save_pretrained` wrote, a run's folder or checkpoint of ours, or a name on Hugging Face's hub
+        (looked up among what was fetched before where ``HF_HUB_OFFLINE=1``).
+
+    Raises
+    ------
+    ImportError
+        Without transformers.
+    ValueError
+        If there is none, or it cannot be read.
+    """
+    import_transformers(where)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = Path(source)
+    if (file := _checkpoint_file(path)) is not None:
+        return _from_run(file, where)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ValueError(f"{where}: model={source} must hold config.json, or be a run's folder; it has neither")
+    try:
+        module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}") from e
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError):
+        tokenizer = None  # whoever reads text says so
+    return Found(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
+
+
+def _checkpoint_file(path: Path) -> Path | None:
+    if path.is_file() and path.suffix == ".safetensors":
+        return path
+    found = [path / "checkpoints" / f"{kind}.safetensors" for kind in ("best", "last")]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _from_run(file: Path, where: str) -> Found:
+    """The model that a checkpoint of ours has trained, adapters merged."""
+    checkpoint = load_checkpoint(file)
+    saved, config = checkpoint.header.get("model"), checkpoint.header["config"]
+    if not isinstance(saved, dict) or saved.get("rewards"):
+        raise ValueError(
+            f"{where}: model={file} must hold a language model, got {one_line(checkpoint.header['algorithm'], 40)}"
+        )
+    found = model_of(checkpoint, None, None, where, file)
+    model = LanguageModel(found.module, found.tokenizer, found.eos, where)
+    if saved.get("adapters"):
+        model = with_adapters(model, config["lora_rank"], config["lora_alpha"], config["lora_targets"], 0)
+    load_weights_(model.module, checkpoint.tensors["policy"], f"{where}: {file}")
+    return Found(merged(model), found.tokenizer, found.eos, str(file.absolute()))
+
+
+def weights(module: nn.Module) -> dict[str, np.ndarray]:
+    """What is trained, and without adapters everything else too: each tensor once, however often it is shared."""
+    adapted = any(hasattr(part, "disable_adapter") for part in module.modules())
+    held: dict[str, torch.Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad or not adapted}
+    if not adapted:
+        saved = module.state_dict().keys()
+        held |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    return {name: _numpy(tensor) for name, tensor in held.items()}
+
+
+def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: str) -> None:
+    """Put what `weights` returned into `module`; a ValueError that names the first tensor that does not fit."""
+    named: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    expected = weights(module)
+    if others := sorted(expected.keys() ^ arrays.keys()):
+        raise ValueError(
+            f"{where}: the model must have the weights of the checkpoint, got others: {one_line(others[0], 100)} is only "
+            f"in {'the model' if others[0] in expected else 'the checkpoint'}"
+        )
+    for name, array in arrays.items():
+        if array.shape != expected[name].shape:
+            raise ValueError(
+                f"{where}: {name} of the model must have shape {array.shape}, as in the checkpoint, got "
+                f"{expected[name].shape}"
+            )
+    with torch.no_grad():
+        for name, array in arrays.items():
+            named[name].copy_(torch.from_numpy(array.copy()))
+
+
+def _numpy(value: torch.Tensor) -> np.ndarray:
+    # NumPy has no bfloat16.
+    found = value.detach().cpu()
+    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
+
+
+def merged(model: LanguageModel) -> nn.Module:
+    """The model with its adapters added to the weights."""
+    module: Any = model.module
+    return module.merge_and_unload() if hasattr(module, "merge_and_unload") else module
+
+
+def save_pretrained(model: LanguageModel, folder: str | os.PathLike, where: str) -> None:
+    """Write model and tokenizer as Hugging Face's libraries read them; training may go on afterwards."""
+    if not model.hugging_face:
+        raise ValueError(f"{where}.save_pretrained: model must be one of Hugging Face's, got a module of your own")
+    has_adapters = hasattr(model.module, "merge_and_unload")
+    module: Any = copy.deepcopy(model.module).merge_and_unload() if has_adapters else model.module
+    module.save_pretrained(folder)
+    if model.tokenizer is not None:
+        model.tokenizer.save_pretrained(folder)
+
+
+def import_transformers(where: str) -> None:
+    """An ImportError that says what to install, where transformers is missing."""
+    try:
+        import transformers  # noqa: F401
+    except ImportError as e:
+        raise ImportError(f'{where}: language models need transformers; pip install "rlox-cli[llm]"') from e

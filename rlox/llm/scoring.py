@@ -1,0 +1,44 @@
+"""What reward functions say of completions that were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlox.llm.encoded import Encoded
+from rlox.llm.model import LanguageModel
+from rlox.llm.rewards import Rewards
+from rlox.llm.tokens import left_padded
+
+
+def texts_of(rows: Encoded, numbers: Sequence[int], model: LanguageModel) -> list[Any]:
+    """The prompts `numbers`, as they were written, or decoded where they came as token ids."""
+    if rows.texts is not None:
+        return [rows.texts[i] for i in numbers]
+    return [model.decode(rows.prompts[i]) for i in numbers]
+
+
+def scores_of(
+    rewards: Rewards, rows: Encoded, numbers: Sequence[int], completions: Sequence[np.ndarray], model: LanguageModel
+) -> np.ndarray:
+    """Scores (K, R) f64 of R completions of the prompts `numbers` (R,), NaN where a function does not apply.
+
+    Raises
+    ------
+    ValueError
+        For a function of texts where there is no tokenizer, and as `Rewards.scores`.
+    """
+    if rewards.needs_text and model.tokenizer is None:
+        raise ValueError(
+            f"{model.where}: a reward of texts needs a tokenizer, got none; pass tokenizer=…, or take token ids, as "
+            "(completions, prompts)"
+        )
+    ids = [torch.from_numpy(np.asarray(row)) for row in completions]
+    prompts, _ = left_padded([rows.prompts[i] for i in numbers], model.pad)
+    written = texts_of(rows, numbers, model) if model.tokenizer is not None else None
+    decoded = [model.decode(row) for row in completions] if model.tokenizer is not None else None
+    columns = {name: [column[i] for i in numbers] for name, column in rows.columns.items()}
+    return rewards.scores(prompts, ids, written, decoded, columns)

@@ -1,0 +1,168 @@
+"""Token sequences of unequal lengths, and how a model reads them: one a row, or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlox.kernels.llm.packing import pack_sequences
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sequences as the rows of a batch, and where in it the tokens stand that are scored.
+
+    The input has a row's tokens but for the last, which nothing follows. Padding stands on the right, where causal
+    attention never looks, so that no mask is needed.
+    """
+
+    ids: torch.Tensor  # (R, T) int64, the input; padding is 0
+    positions: torch.Tensor | None  # (R, T) int64 where rows hold several sequences, each from 0; None: one a row
+    row: torch.Tensor  # (N,) of the scored tokens, the row ...
+    column: torch.Tensor  # (N,) ... and the column whose logits predict them
+    targets: torch.Tensor  # (N,) int64 their ids
+    first_column: int  # the smallest of `column`
+
+    def to(self, device: str | torch.device) -> Layout:
+        move = (None if x is None else x.to(device) for x in (self.ids, self.positions, self.row, self.column))
+        return Layout(*move, self.targets.to(device), self.first_column)  # type: ignore[arg-type]
+
+
+class Sequences:
+    """B token sequences, each a prompt and what follows it; some of the tokens behind the prompt are scored.
+
+    What is scored has one number for each token in flat arrays (N,), sequence after sequence.
+
+    Parameters
+    ----------
+    prompts : sequence of integer arrays (P_i,)
+        Read, never scored; at least one token each.
+    completions : sequence of integer arrays (C_i,)
+        May be empty.
+    scored : sequence of bool arrays (C_i,), optional
+        Which tokens of the completions are scored; by default all. What an environment wrote is not.
+
+    Attributes
+    ----------
+    ids : array (L,) int64
+        All tokens, sequence after sequence.
+    lengths : array (B,) int64
+        Tokens of each sequence.
+    n_scored : array (B,) int64
+        How many of them are scored.
+    """
+
+    def __init__(self, prompts: Sequence[Any], completions: Sequence[Any], scored: Sequence[Any] | None = None) -> None:
+        pairs = [(_array(p), _array(c)) for p, c in zip(prompts, completions, strict=True)]
+        self.ids = np.concatenate([part for pair in pairs for part in pair]) if pairs else np.empty(0, np.int64)
+        self.prompt_lengths = np.array([len(p) for p, _ in pairs], np.int64)
+        self.lengths = self.prompt_lengths + np.array([len(c) for _, c in pairs], np.int64)
+        if pairs and self.prompt_lengths.min() < 1:
+            raise ValueError(
+                f"Sequences: prompts must have at least one token, got none in {self.prompt_lengths.argmin()}"
+            )
+        self._columns = np.arange(len(self.ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        self._scored = self._columns >= np.repeat(self.prompt_lengths, self.lengths)
+        if scored is not None:
+            self._scored[self._scored] = np.concatenate([np.asarray(s, bool) for s in scored]) if pairs else []
+        self._owner = np.repeat(np.arange(len(pairs)), self.lengths)
+        self.n_scored = np.bincount(self._owner[self._scored], minlength=len(pairs)).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """(B + 1,) where each sequence's scored tokens begin and end in the flat arrays."""
+        return np.concatenate([[0], np.cumsum(self.n_scored)])
+
+    def take(self, rows: np.ndarray) -> tuple[Sequences, torch.Tensor]:
+        """The sequences `rows` (M,) int64 alone, and where their scored tokens stand in the flat arrays of all."""
+        if np.array_equal(rows, np.arange(len(self))):
+            return self, torch.arange(int(self.n_scored.sum()))
+        starts = np.cumsum(self.lengths) - self.lengths
+        taken = Sequences.__new__(Sequences)
+        taken.prompt_lengths, taken.lengths = self.prompt_lengths[rows], self.lengths[rows]
+        taken.n_scored = self.n_scored[rows]
+        tokens = _ranges(starts[rows], taken.lengths)
+        taken.ids, taken._columns, taken._scored = self.ids[tokens], self._columns[tokens], self._scored[tokens]
+        taken._owner = np.repeat(np.arange(len(rows)), taken.lengths)
+        return taken, torch.from_numpy(_ranges(self._ends[rows], taken.n_scored))
+
+    @cached_property
+    def owner(self) -> torch.Tensor:
+        """(N,) int64: the sequence that each scored token is of."""
+        return torch.from_numpy(self._owner[self._scored])
+
+    def padded(self) -> Layout:
+        """One sequence a row."""
+        ids, _ = self.whole()
+        return self._layout(ids[:, : max(ids.shape[1] - 1, 1)], None, self._owner, self._columns)
+
+    def whole(self) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens, one sequence a row (B, T) int64 with padding 0 on the right, and the lengths (B,)."""
+        ids = np.zeros((len(self), max(int(self.lengths.max(initial=0)), 1)), np.int64)
+        ids[self._owner, self._columns] = self.ids
+        return ids, self.lengths
+
+    def packed(self, max_length: int) -> Layout:
+        """As many sequences a row as fit, each with positions from 0.
+
+        `max_length` is raised to the longest sequence's.
+        """
+        capacity = max(max_length, int(self.lengths.max(initial=1)))
+        index, _, positions = pack_sequences(self.lengths, capacity)
+        filled = index >= 0
+        used = max(int(filled.sum(1).max(initial=0)), 2)
+        # In the order of rows and columns: sequences as they lie there.
+        row, column = np.nonzero(filled)
+        starts = np.cumsum(self.lengths) - self.lengths
+        source = starts[index[filled]] + positions[filled]
+        at_row, at_column = np.empty(len(self.ids), np.int64), np.empty(len(self.ids), np.int64)
+        at_row[source], at_column[source] = row, column
+        ids = np.zeros((len(index), used), np.int64)
+        ids[at_row, at_column] = self.ids
+        # Padding is one more sequence, so that it is told apart from the last.
+        counted = np.where(filled, positions, np.cumsum(~filled, 1) - 1)[:, :used]
+        return self._layout(ids[:, :-1], counted[:, :-1], at_row, at_column)
+
+    def _layout(self, ids: np.ndarray, positions: np.ndarray | None, row: np.ndarray, column: np.ndarray) -> Layout:
+        targets, before = self.ids[self._scored], column[self._scored] - 1
+        return Layout(
+            torch.from_numpy(np.ascontiguousarray(ids)),
+            None if positions is None else torch.from_numpy(np.ascontiguousarray(positions)),
+            torch.from_numpy(row[self._scored]),
+            torch.from_numpy(before),
+            torch.from_numpy(targets),
+            int(before.min(initial=ids.shape[1] - 1)),
+        )
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """start, start + 1, … of each range, one range after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+
+
+def _array(ids: Any) -> np.ndarray:
+    """Token ids (L,) int64, from a tensor, an array or a list."""
+    array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids, np.int64)
+    return array.astype(np.int64, copy=False).reshape(-1)
+
+
+def left_padded(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows of unequal lengths as (R, T) int64 with `pad` on the left, and the mask (R, T) of what is none; the mask is
+    None where all lengths are equal."""
+    arrays = [_array(row) for row in rows]
+    width = max(map(len, arrays))
+    ids = np.full((len(arrays), width), pad, np.int64)
+    mask = np.zeros((len(arrays), width), np.int64)
+    for i, array in enumerate(arrays):
+        ids[i, width - len(array) :] = array
+        mask[i, width - len(array) :] = 1
+    return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)

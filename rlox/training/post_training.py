@@ -1,0 +1,623 @@
+"""What SFT, reward models, GRPO and DPO share: a language model, rows of text to learn from, a reference."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.evaluation import Evaluation, torch_threads
+from rlox.config import LLMConfig, integer, nearest, shown
+from rlox.kernels.rng import Rng
+from rlox.llm.adapters import with_adapters
+from rlox.llm.encoded import Encoded, encoded
+from rlox.llm.heads import RewardHead
+from rlox.llm.model import LanguageModel, Scores
+from rlox.llm.reference import Reference
+from rlox.llm.sampling import Completions, Settings, sample
+from rlox.llm.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
+from rlox.llm.tokens import Sequences
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.training import loops, restoring
+from rlox.training.algorithm import Algorithm
+from rlox.training.parts import choose_device
+from rlox.training.schedules import plan, scheduled
+
+
+class LLMAlgorithm(Algorithm):
+    """Base of the algorithms that train a language model.
+
+    A training is counted in updates, each on `batch_size` rows of the dataset; callbacks get their number as ``step``.
+    Every pass over the rows is in another order, which seed and pass alone decide.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A causal model of Hugging Face's, peft's adapters around one, or a module whose ``forward(ids)`` returns logits
+        (B, T, V), each column depending on the columns up to it. It is trained in place.
+    ref_model : nn.Module, optional
+        The frozen reference, where the algorithm has one; by default the model as it is now: with adapters they are
+        switched off, else a copy is made.
+    callbacks : list of Callback, optional
+        Called in order, the logger last.
+    logger : LoggerCallback, optional
+        Given every metric.
+    tokenizer : optional
+        One of Hugging Face's; needed for text.
+    dataset : optional
+        What to learn from, in place of what `train` is given: a path, a list of dicts, or tensors.
+    eval_dataset : optional
+        Rows that are not learned from, which `scored` evaluates on; by default the dataset.
+    eos_token_id : int or list of int, optional
+        Ids that end a completion; by default the model's and the tokenizer's.
+    seed : int
+        Decides the order of rows, every completion, and the adapters' first weights.
+    device : str
+        ``cpu``, ``cuda``, or ``auto``: CUDA where there is one and the model has a million parameters or more.
+    threads : int
+        PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
+    source : str, optional
+        The folder or name that the model was loaded from, which checkpoints of adapters then name.
+    config : Config, optional
+        All hyper-parameters, as the algorithm's ``Config``.
+    **hyper_parameters
+        In place of `config`: any field of it; the others have their defaults.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown or ill-typed hyper-parameter, a value out of range, a model that is none, rows without what the
+        algorithm reads, adapters on a module of the user's own, a reference of another vocabulary.
+    """
+
+    loop = staticmethod(loops.offline)
+    stream = Stream.PROMPTS
+    actions: ClassVar[tuple[str, ...]] = ()
+    length = "n_updates"
+    task: ClassVar[str]  # what a row holds: prompts, pairs or texts
+    has_reference: ClassVar[bool] = False
+
+    config: Any  # an LLMConfig
+    optimizer: FlatOptimizer
+    reference: Reference | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ref_model: nn.Module | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        logger: LoggerCallback | None = None,
+        *,
+        tokenizer: Any = None,
+        dataset: Any = None,
+        eval_dataset: Any = None,
+        eos_token_id: int | Iterable[int] | None = None,
+        seed: int = 42,
+        device: str = "auto",
+        backend: str = "auto",
+        threads: int = 1,
+        source: str | None = None,
+        config: LLMConfig | None = None,
+        **hyper_parameters: Any,
+    ):
+        where = type(self).__name__
+        super().__init__(
+            None,
+            seed,
+            logger,
+            callbacks,
+            {"config": config, **hyper_parameters},
+            device=device,
+            backend=backend,
+            threads=threads,
+            env_kwargs=None,
+            env_wrappers=(),
+            clock="updates",
+        )
+        if backend == "native":
+            raise ValueError(f"{where}: backend must be auto or torch, got 'native': language models are PyTorch's")
+        if ref_model is not None and not self.has_reference:
+            raise TypeError(f"{where}: ref_model must be left out, for {self.name} has no reference")
+        if ref_model is not None and ref_model is model:
+            raise ValueError(
+                f"{where}: ref_model must not be the model itself, which is trained; leave it out, or copy"
+            )
+        self.backend, self.backend_reason = "torch", "language models are PyTorch's"
+        self.source = source
+        plain = LanguageModel(model, tokenizer, eos_token_id, where)
+        self.device = choose_device(device, plain.module, where)
+        plain.module.to(self.device)
+        # What is trained is trained in f32, whatever precision the passes have.
+        if self.config.lora_rank is None and not hasattr(plain.module, "disable_adapter"):
+            plain.module.float()
+        if self._needs_reference():
+            self.reference = Reference(plain, ref_model, self.config.lora_rank is not None, self.device, where)
+        self.model = plain
+        if (rank := self.config.lora_rank) is not None:
+            self.model = with_adapters(plain, rank, self.config.lora_alpha, self.config.lora_targets, self.seed)
+            if self.reference is not None:
+                self.reference.attach(self.model)
+        if self.config.gradient_checkpointing:
+            self.model.checkpoint_activations()
+        self.rng = Rng(self.seed, self.stream)
+        self._policy = self.model.module
+        self.setup(Rng(self.seed, Stream.INIT))
+        self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
+        self.rows: Encoded | None = None
+        self.eval_rows: Encoded | None = None
+        if dataset is not None:
+            self.use(dataset)
+        if eval_dataset is not None:
+            self.eval_rows = self._encoded(eval_dataset)
+
+    def _needs_reference(self) -> bool:
+        return self.has_reference
+
+    def setup(self, rng: Rng) -> None:
+        """Make the optimiser, and keep in checkpoints what must not be lost."""
+        c = self.config
+        trained = [p for p in self.policy.parameters() if p.requires_grad]
+        if not trained:
+            raise ValueError(f"{type(self).__name__}: model must have parameters that require a gradient, got none")
+        for p in trained:
+            p.data = p.data.float()
+        self.optimizer = FlatOptimizer(trained, c.learning_rate, eps=1e-8, weight_decay=c.weight_decay)
+        self.optimizers.append(self.optimizer)
+        if self.reference is not None and (own := self.reference.own_module) is not None:
+            self.keep("reference", own)
+
+    # ---- rows
+
+    def use(self, dataset: Any) -> None:
+        """Learn from `dataset` from now on, beginning with its first pass.
+
+        Raises
+        ------
+        TypeError, ValueError, FileNotFoundError
+            For rows without what the algorithm reads, without a tokenizer for their text, or longer than the model's
+            context.
+        """
+        self.rows, self._order = self._encoded(dataset), None
+
+    def _encoded(self, dataset: Any) -> Encoded:
+        return encoded(dataset, self.task, self.model, type(self).__name__, self._longest())
+
+    def _longest(self) -> int:
+        """Tokens that the algorithm adds to a row's."""
+        return 0
+
+    def numbers(self, update: int) -> np.ndarray:
+        """The rows (B,) int64 that the update with this number learns from."""
+        assert self.rows is not None
+        n, size = len(self.rows), self.config.batch_size
+        places = np.arange(update * size, (update + 1) * size)
+        found = np.empty(size, np.int64)
+        for one in np.unique(places // n):
+            mine = places // n == one
+            if self._order is None or self._order[0] != one:
+                self._order = int(one), Rng(self.rng.key, int(one)).permutation(n)
+            found[mine] = self._order[1][places[mine] % n]
+        return found
+
+    def sample(self) -> Any:
+        """The batch of the next update."""
+        return self.batch(self.rows, self.numbers(self.counters.updates))
+
+    def batch(self, rows: Any, numbers: np.ndarray) -> Any:
+        """The batch of the rows with these `numbers`."""
+        raise NotImplementedError
+
+    # ---- passes over the model
+
+    @contextlib.contextmanager
+    def _cast(self) -> Iterator[None]:
+        """The precision of passes over the model."""
+        wanted = self.config.precision
+        if wanted == "auto":
+            wanted = "bfloat16" if self.device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        if wanted == "float32":
+            yield
+            return
+        with torch.autocast(self.device, torch.bfloat16):
+            yield
+
+    def _row_length(self, sequences: Sequences) -> int | None:
+        """Tokens of a packed row, where sequences are packed."""
+        return int(sequences.lengths.max(initial=1)) if self.config.packing else None
+
+    def score(self, sequences: Sequences, temperature: float = 1.0, entropy: bool = False) -> Scores:
+        """What the model says of the scored tokens of `sequences`, to be differentiated."""
+        layout = self.model.layout(sequences, self._row_length(sequences))
+        with self._cast(), self.model.learning():
+            return self.model.score(layout, temperature, entropy)
+
+    @torch.no_grad()
+    def log_probs(self, sequences: Sequences, temperature: float = 1.0, reference: bool = False) -> torch.Tensor:
+        """Log-probabilities f32 (N,) of the scored tokens, as constants: the model's, or the `reference`'s.
+
+        In `accumulation` parts, as the gradient is.
+        """
+        found = torch.empty(int(sequences.n_scored.sum()), device=self.device)
+        for rows in in_parts(len(sequences), self.config.accumulation):
+            part, tokens = sequences.take(rows)
+            layout = self.model.layout(part, self._row_length(part))
+            with self._cast():
+                score = self.reference.score if reference else self.model.score  # type: ignore[union-attr]
+                found[tokens.to(self.device)] = score(layout, temperature).log_probs
+        return found
+
+    # ---- completions
+
+    def settings(self, **changed: Any) -> Settings:
+        """How completions are sampled: as the configuration says where it does, and with what is `changed`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For an unknown setting, and a `stop` that is not one token.
+        """
+        where, c = f"{type(self).__name__}.generate", self.config
+        names = [item.name for item in fields(Settings)]
+        known = {name: getattr(c, name) for name in names if hasattr(c, name)}
+        for name in changed:
+            if name not in names:
+                raise TypeError(f"{where}: unknown setting {name!r}; {nearest(name, names)}")
+        given = {**known, **{name: value for name, value in changed.items() if value is not None}}
+        given["stop"] = tuple(self._stop_id(text, where) for text in given.get("stop", ()))
+        return Settings(**given)
+
+    def _stop_id(self, text: Any, where: str) -> int:
+        if isinstance(text, int):
+            return text
+        if self.model.tokenizer is None:
+            raise ValueError(f"{where}: stop must be token ids without a tokenizer, got {shown(text)}")
+        ids = self.model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise ValueError(
+                f"{where}: stop must hold texts of one token each, got {shown(text)}, which has {len(ids)}"
+            )
+        return ids[0]
+
+    def complete(
+        self,
+        prompts: Sequence[Any],
+        numbers: Sequence[int] | np.ndarray,
+        n: int,
+        step: int,
+        settings: Settings,
+        seed: int,
+        model: LanguageModel | None = None,
+    ) -> Completions:
+        """`n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample` draws them, by default from the
+        model that is trained."""
+        with self._cast():
+            return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=numbers)
+
+    def generate(self, prompts: Any, n: int = 1, *, seed: int | None = None, **settings: Any) -> list[list[str]]:
+        """Complete prompts, without disturbing training.
+
+        Parameters
+        ----------
+        prompts
+            One text, or several, or whatever `train` takes for prompts.
+        n : int
+            Completions of each.
+        seed : int, optional
+            Decides them; by default 10_000 + the algorithm's own.
+        **settings
+            ``max_new_tokens``, ``temperature`` (0: always the likeliest token), ``top_k``, ``top_p``, ``min_p`` and
+            ``stop``, in place of the configuration's.
+
+        Returns
+        -------
+        list of list of str
+            `n` for each prompt, without special tokens; without a tokenizer the ids as text.
+        """
+        where = f"{type(self).__name__}.generate"
+        n, chosen = integer(where, "n", n, 1), self.settings(**settings)
+        given, context = [prompts] if isinstance(prompts, str) else prompts, self.model.context
+        if context is None or "max_new_tokens" in settings:
+            rows = encoded(given, "prompts", self.model, where, chosen.max_new_tokens)
+        else:
+            # As many as fit, where no number was asked for.
+            rows = encoded(given, "prompts", self.model, where, 1)
+            left = context - max(map(len, rows.prompts))
+            chosen = replace(chosen, max_new_tokens=min(chosen.max_new_tokens, left))
+        seed = 10_000 + self.seed if seed is None else seed
+        with torch_threads(self.threads):
+            drawn = self.complete(rows.prompts, range(len(rows)), n, 0, chosen, seed)
+        texts = [self.model.decode(ids) for ids in drawn.ids]
+        return [texts[i : i + n] for i in range(0, len(texts), n)]
+
+    # ---- training
+
+    def schedule_values(self, progress: float) -> dict[str, float]:
+        c, steps = self.config, self.counters.schedule_steps
+        if not steps:  # `train_step` by hand, which has no end
+            return {"learning_rate": c.learning_rate}
+        rising = min(1.0, (progress + 1.0 / steps) / c.warmup) if c.warmup else 1.0
+        return {"learning_rate": rising * scheduled(c.learning_rate, c.learning_rate_schedule, progress)}
+
+    def follow_schedule(self) -> None:
+        """Set the optimiser's step size to what the schedule says."""
+        self.optimizer.learning_rate = self.schedule_values(self.counters.progress)["learning_rate"]
+
+    def plan(
+        self, n_updates: int | None = None, *, until: int | None = None, schedule_timesteps: int | None = None
+    ) -> None:
+        """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
+        plan(self, n_updates, until, schedule_timesteps)
+
+    def train(  # type: ignore[override]  # its first argument may be what is learned from
+        self,
+        data: Any = None,
+        n_epochs: int = 1,
+        *,
+        n_updates: int | None = None,
+        until: int | None = None,
+        schedule_timesteps: int | None = None,
+    ) -> dict[str, float]:
+        """Train for `n_updates` more updates, or for `n_epochs` passes over `data`.
+
+        Without either it goes on with the training that was stopped, or that a checkpoint was saved in the middle of,
+        to the end that was set for it then.
+
+        Parameters
+        ----------
+        data : optional
+            What to learn from: a tensor of token ids (N, P), a list of them (P_i,), texts, dicts, or a path. An integer
+            is taken for `n_updates`.
+        n_epochs : int
+            Passes over `data`; the last update's rows are filled up from the next pass.
+        n_updates : int, optional
+            A new training of so many updates.
+        until, schedule_timesteps : int, optional
+            As `rlox.training.offline.OfflineAlgorithm.train` takes them, in updates.
+
+        Returns
+        -------
+        dict
+            The last metrics; see the algorithm.
+
+        Raises
+        ------
+        FloatingPointError
+            If a loss or a gradient is no longer finite.
+        ValueError
+            Without rows to learn from, and as `OfflineAlgorithm.train`.
+        """
+        where = f"{type(self).__name__}.train"
+        if isinstance(data, (int, np.integer)) and not isinstance(data, bool):
+            data, n_updates = None, int(data)
+        if data is not None:
+            self.use(data)
+            assert self.rows is not None
+            if n_updates is None and until is None:
+                n_updates = -(-len(self.rows) * integer(where, "n_epochs", n_epochs, 1) // self.config.batch_size)
+        return self._train(n_updates, until, schedule_timesteps)
+
+    def _require_complete(self) -> None:
+        if self.rows is None:
+            raise ValueError(
+                f"{type(self).__name__}.train: there must be rows to learn from; pass them to train, or dataset=… when made"
+            )
+
+    def train_step(self, *data: Any, **named: Any) -> dict[str, float]:
+        """One update on rows that are given; returns its metrics. See the algorithm for what it takes."""
+        batch = self._batch_of(*data, **named)
+        with torch_threads(self.threads):
+            metrics = loops.to_floats({name: torch.as_tensor(x) for name, x in self.update(batch).items()})
+        self.counters.updates += 1
+        loops.require_finite(metrics, self)
+        return metrics
+
+    def _batch_of(self, *data: Any, **named: Any) -> Any:
+        """The batch that `train_step` learns from."""
+        rows = self._encoded(*data, **named)
+        return self.batch(rows, np.arange(len(rows)))
+
+    def follow_reference(self) -> bool:
+        """Move the reference towards the policy, where that is due after this update; returns whether it was."""
+        every = self.config.ref_sync_every
+        if every is None or self.reference is None or (self.counters.updates + 1) % every:
+            return False
+        self.reference.synchronise(self.config.ref_sync_share)
+        return True
+
+    def compare_with_data(self) -> dict[str, torch.Tensor]:
+        """Nothing: an update's own metrics say how the model stands to its rows."""
+        return {}
+
+    # ---- evaluation
+
+    def scored(self, n_episodes: int = 20, seed: int | None = None, **options: Any) -> Evaluation:
+        """One number for each of the first `n_episodes` rows of `eval_dataset`, or of the dataset, and their lengths in
+        tokens: see `row_scores`; the larger, the better."""
+        rows = self.rows if self.eval_rows is None else self.eval_rows
+        if rows is None:
+            raise ValueError(
+                f"{type(self).__name__}.scored: there must be rows; pass dataset=… or eval_dataset=… when made"
+            )
+        numbers = np.arange(min(n_episodes, len(rows)))
+        seed = 10_000 + self.seed if seed is None else seed
+        with torch_threads(self.threads):
+            returns, lengths = self.row_scores(rows, numbers, seed)
+        return Evaluation(np.asarray(returns, float), np.asarray(lengths, np.int64), seed, True)
+
+    def row_scores(self, rows: Any, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """How well the model does on each of the rows `numbers`, f64 (M,), and their lengths in tokens (M,)."""
+        raise NotImplementedError
+
+    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+        """No actions: `generate` completes prompts."""
+        raise TypeError(
+            f"{type(self).__name__}.predict: a language model takes no observations; call generate(prompts)"
+        )
+
+    # ---- checkpoints
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return weights(self.policy)
+
+    def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
+        load_weights_(self.policy, arrays, where)
+
+    def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
+        header, tensors = super()._own_state()
+        info = {"model": description(self.model, self.source, isinstance(self.policy, RewardHead))}
+        if self.rows is not None:
+            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint}
+        return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}
+
+    @classmethod
+    def from_checkpoint(  # type: ignore[override]  # a language model is given, no environment
+        cls,
+        path: str | os.PathLike,
+        model: nn.Module | None = None,
+        ref_model: nn.Module | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        logger: LoggerCallback | None = None,
+        device: str = "auto",
+        *,
+        tokenizer: Any = None,
+        dataset: Any = None,
+        **arguments: Any,
+    ):
+        """Restore an algorithm; `train` without arguments continues as if it had never stopped.
+
+        Parameters
+        ----------
+        path : path
+            The checkpoint.
+        model : nn.Module, optional
+            Needed for a module of the user's own, and for adapters whose model is no longer where it was; its weights
+            are replaced.
+        ref_model : nn.Module, optional
+            Needed to train on where one was given.
+        tokenizer : optional
+            By default the one that the checkpoint holds.
+        dataset : optional
+            Needed to train on; the same rows.
+        **arguments
+            Further arguments of the class, hyper-parameters among them, in place of the saved ones.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit,
+            and other rows.
+        """
+        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
+        header = checkpoint.header
+        restoring.require_algorithm(cls, header, path)
+        typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
+        kept = {} if "config" in arguments else header["config"]
+        try:
+            config = arguments.get("config") or cls.Config.from_kwargs(cls.__name__, **{**kept, **typed})
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"{where}: {path}: {one_line(e, 1000)}") from e
+        found = model_of(checkpoint, model, tokenizer, where, path)
+        others = {name: value for name, value in arguments.items() if name not in typed and name != "config"}
+        algorithm = cls(
+            found.module,
+            **({"ref_model": ref_model} if cls.has_reference else {}),
+            callbacks=callbacks,
+            logger=logger,
+            **{
+                "tokenizer": found.tokenizer,
+                "eos_token_id": found.eos,
+                "dataset": dataset,
+                "seed": header["seed"],
+                "threads": header["threads"],
+                "source": found.source,
+                "device": device,
+                "config": config,
+                **others,
+            },
+        )
+        saved = header.get("rows")
+        if algorithm.rows is not None and isinstance(saved, Mapping):
+            if saved.get("fingerprint") != algorithm.rows.fingerprint:
+                raise ValueError(
+                    f"{where}: dataset must hold the {shown(saved.get('n'))} rows that {path} was trained on, got others "
+                    f"({len(algorithm.rows)}); to learn from them make a new {cls.__name__} and call init_from(path)"
+                )
+        try:
+            algorithm._restore(checkpoint, same_env=False)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
+        return algorithm
+
+    def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
+        self._load_weights(checkpoint.tensors["policy"], where)
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write model and tokenizer as Hugging Face's libraries read them, adapters merged into the weights.
+
+        Raises
+        ------
+        ValueError
+            For a module of the user's own.
+        """
+        save_pretrained(self.model, folder, type(self).__name__)
+
+
+def in_parts(n: int, count: int) -> list[np.ndarray]:
+    """0 … n-1 as at most `count` runs of nearly equal length, none of them empty."""
+    return [part for part in np.array_split(np.arange(n), count) if len(part)]
+
+
+def mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The mean of each metric over an update's optimiser steps."""
+    return {name: torch.stack([row[name].detach().float() for row in history]).mean() for name in history[0]}
+
+
+class ReferenceCache:
+    """What the reference says of the pairs of a dataset, (2, N) f32: NaN where it has not been asked."""
+
+    def __init__(self) -> None:
+        self.values = np.empty((2, 0), np.float32)
+
+    def reset(self, n: int) -> None:
+        """Begin with `n` pairs, none of them known."""
+        self.values = np.full((2, n), np.nan, np.float32)
+
+    def forget(self) -> None:
+        """Know nothing any more: the reference has changed."""
+        self.values.fill(np.nan)
+
+    def get(self, numbers: np.ndarray) -> np.ndarray | None:
+        """Of the pairs `numbers` (B,); None unless all are known."""
+        found = self.values[:, numbers]
+        return None if np.isnan(found).any() else found
+
+    def put(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Keep `values` (2, B) of pairs that were not known, and return what is known of all.
+
+        What is known stays: a pair read again in other company may differ in its last bits.
+        """
+        known = self.values[:, numbers]
+        self.values[:, numbers] = np.where(np.isnan(known), values, known)
+        return self.values[:, numbers]
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"values": self.values}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `state` returned; without a dataset, to act alone, nothing is needed."""
+        if self.values.size:
+            if state["values"].shape != self.values.shape:
+                raise ValueError(
+                    f"reference_log_probs must have shape {self.values.shape}, got {state['values'].shape}"
+                )
+            self.values = state["values"].astype(np.float32)
