@@ -32,6 +32,14 @@ _ADVICE = (
         "raise vf_coef or learning_rate, normalise observations or rewards, or check that gamma fits the episodes",
     ),
     _Advice(
+        "equal_groups",
+        lambda value: value > 0.95,
+        50,
+        "all completions of a prompt earn the same in {value:.0%} of the groups, which teaches nothing: raise "
+        "temperature or group_size, give the reward steps in between, or choose prompts that are neither too hard nor "
+        "too easy",
+    ),
+    _Advice(
         "approx_kl",
         lambda value: value > 0.1,
         10,
@@ -59,7 +67,9 @@ _LASTING, _RECENT = 3, 50  # updates: how long entropy and grad_norm must stay o
 
 def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
     """What in an algorithm's settings and environment goes wrong in a well-known way: its kind, and a line."""
-    c, spec = algorithm.config, algorithm.spec
+    c, spec = algorithm.config, getattr(algorithm, "spec", None)
+    if spec is None:  # a language model has none
+        return
     if getattr(c, "normalize_advantages", False) and c.n_steps * algorithm.n_envs == 1:
         yield (
             "one_row",
@@ -131,7 +141,8 @@ class AdviceCallback(Callback):
             if not math.isnan(value):
                 self._judge(advice.metric, advice.holds(value), advice.updates, advice.line, value=value)
         # A loop written by hand does not say which kind of actions the entropy is of.
-        if "entropy" in metrics and algorithm is not None and algorithm.spec.discrete:
+        spec = getattr(algorithm, "spec", None)
+        if "entropy" in metrics and spec is not None and spec.discrete:
             value = metrics["entropy"]
             if self._entropy_start is None:
                 self._entropy_start = value

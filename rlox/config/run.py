@@ -45,6 +45,7 @@ class EvalConfig(Config):
     stop_at: float | None = None  # stop training once the mean return reaches this; null: off
     patience: int | None = None  # stop training after this many evaluations without a better one; null: off
     max_steps: int | None = None  # steps at which an episode is cut; null: 108,000, or the env's own limit if higher
+    dataset: str | None = None  # language models: rows to evaluate on, as dataset= has them; null: those learned from
     workers: int = -1  # processes that evaluate beside training; 0: none; -1: where a core is free and it takes long
 
     def rules(self):
@@ -169,6 +170,10 @@ class RunConfig(Config):
     backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
     compile: bool = False  # PyTorch compiles the losses: pays on a GPU, costs some ten seconds at the first update
+    model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)
+    tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's own
+    reward: Any = None  # language models: module:FUNCTION (with --import), a reward model's run, a URL; or a list
+    reward_weights: list[float] | None = None  # one for each reward; null: 1
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
@@ -184,6 +189,12 @@ class RunConfig(Config):
         yield "schedule_timesteps", self.schedule_timesteps is None or self.schedule_timesteps >= 1, "be >= 1, or null"
         timed = self.max_time is None or bool(self.max_seconds)
         yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
+        yield "model", self.model is None or bool(self.model), "not be empty"
+        yield "reward", self.reward is None or bool(self.rewards), "be a name, or a list of names"
+        named = all(isinstance(name, str) and name for name in self.rewards)
+        yield "reward", named, "be a name, or a list of names"
+        weights = self.reward_weights
+        yield "reward_weights", weights is None or len(weights) == len(self.rewards), "hold a number for each reward"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
         yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
         yield "threads", self.threads >= 0, "be >= 0"
@@ -198,6 +209,16 @@ class RunConfig(Config):
     def offline(self) -> bool:
         """Whether the algorithm learns from a dataset alone."""
         return self.algo.uses_dataset == "must"
+
+    @property
+    def language(self) -> bool:
+        """Whether the algorithm trains a language model, on rows of text."""
+        return self.algo.uses_dataset == "text"
+
+    @property
+    def rewards(self) -> list[str]:
+        """The names in `reward`."""
+        return [] if self.reward is None else [self.reward] if isinstance(self.reward, str) else [*self.reward]
 
     @property
     def eval_seed(self) -> int:

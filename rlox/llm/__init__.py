@@ -15,6 +15,7 @@ _EXPORTS = {
     "Sequences": "rlox.llm.tokens",
     "Settings": "rlox.llm.sampling",
     "load_model": "rlox.llm.saved",
+    "load_tokenizer": "rlox.llm.saved",
     "read_rows": "rlox.llm.data",
     "sample": "rlox.llm.sampling",
 }

@@ -156,6 +156,25 @@ def load_model(source: str, where: str = "load_model") -> Found:
     return Found(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
 
 
+def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:
+    """A tokenizer by folder or name.
+
+    Raises
+    ------
+    ImportError
+        Without transformers.
+    ValueError
+        If there is none, or it cannot be read.
+    """
+    import_transformers(where)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as e:
+        raise ValueError(f"{where}: tokenizer={source} cannot be loaded: {one_line(e, 400)}") from e
+
+
 def _checkpoint_file(path: Path) -> Path | None:
     if path.is_file() and path.suffix == ".safetensors":
         return path

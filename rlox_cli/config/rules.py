@@ -12,6 +12,7 @@ from rlox.checkpoint import load_checkpoint, one_line
 from rlox.config import BufferConfig, DatasetConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
 from rlox.offline.dataset import check_source
 from rlox_cli.config.imports import import_modules, resolve_reward
+from rlox_cli.config.language import check_language, refuse_language
 from rlox_cli.config.schema import OwnFolderFirst
 
 OFF_POLICY_ONLY = "on-policy algorithms keep none, algo=dqn does"
@@ -31,6 +32,13 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
         With the key, the rule and the value.
     """
     _check_known(run)
+    if run.language:
+        import_modules(run.imports)
+        check_language(run, algo)
+        if run.init_from is not None:
+            _check_init_from(run.init_from)
+        return
+    refuse_language(run, algo)
     _check_off_policy(run, algo, buffer)
     _check_dataset(run, algo)
     module, _, env_id = run.env.id.rpartition(":")

@@ -19,7 +19,7 @@ from rlox.buffers import buffer_config_class
 from rlox.config import RunConfig
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import shipped
-from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource
+from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource, RowsSource
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
@@ -76,14 +76,21 @@ def register() -> None:
     Plugins.instance().register(AlgorithmSource)
     Plugins.instance().register(BufferSource)
     Plugins.instance().register(DatasetSource)
+    Plugins.instance().register(RowsSource)
     Plugins.instance().register(OwnFolderFirst)
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("task_name", task_name, replace=True)
 
 
 def run_name(algo: str, env: str, seed: int) -> str:
     """``ppo-CartPole-v1-s0``, fit for a folder's name."""
     return re.sub(r"[^\w.-]+", "_", f"{algo}-{env[: LONGEST_NAME // 2]}-s{seed}")
+
+
+def task_name(source: str) -> str:
+    """What rows of text are called: ``sums`` of data/sums.jsonl, ``copy_rows`` of my_package:copy_rows."""
+    return source.rpartition(":")[2] if source[-1:] and "/" not in source and ":" in source else Path(source).stem
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:

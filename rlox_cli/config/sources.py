@@ -145,6 +145,24 @@ class AlgorithmSource(_Choices):
         return OmegaConf.create(found), "_global_"
 
 
+class RowsSource(_Choices):
+    """``rows=NAME`` of an algorithm that trains a language model: what `env` is where there is no environment."""
+
+    group, name_of_scheme = "rows", "rows"
+
+    def serves(self, name: str) -> bool:
+        found = entry_of(name) if name in algorithm_names() else None
+        return found is not None and resolve(found.config).uses_dataset == "text"
+
+    def names(self) -> list[str]:
+        return [name for name in algorithm_names() if self.serves(name)]
+
+    def config(self, name: str) -> tuple[DictConfig, str | None]:
+        # The dataset's name, by which runs and plots are told apart.
+        env = {"id": "${task_name:${oc.select:dataset.source,text}}", "n_envs": 1}
+        return OmegaConf.create({"env": env}), "_global_"
+
+
 def dataset_files(typed: str = "") -> list[str]:
     """The datasets among the files whose path begins with `typed`, here or a folder below."""
     found = [path for pattern in (f"{typed}*", f"{typed}*/*") for path in glob(pattern)]

@@ -17,6 +17,7 @@ from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.config import BufferConfig, MmapBufferConfig, RunConfig
 from rlox.offline.dataset import open_dataset
 from rlox_cli.config.imports import resolve_reward
+from rlox_cli.run.language import build_language, restore_language
 from rlox_cli.run.limits import require_memory
 
 
@@ -29,9 +30,12 @@ def _memory(buffer: BufferConfig | None, folder: Path) -> dict[str, BufferConfig
 
 def build(config: RunConfig, algo: str, folder: Path, console: Console | None = None) -> Any:
     """The algorithm of a new run in `folder`, untrained; what `init_from` leaves out is printed."""
-    require_memory(config)
     cls = resolve(entry_of(algo).cls)
-    if config.offline:
+    if not config.language:
+        require_memory(config)
+    if config.language:
+        algorithm = build_language(cls, config)
+    elif config.offline:
         algorithm = _on_dataset(cls, config)
     else:
         env, arguments = config.env, _arguments(config, folder)
@@ -57,9 +61,12 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
 
 def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, trusted: bool) -> Any:
     """The algorithm that `checkpoint` holds, as `resume` goes on with it; what cannot be restored is printed."""
+    cls = resolve(entry_of(algo).cls)
+    if config.language:
+        return restore_language(cls, config, checkpoint)
     with _notes("from_checkpoint:", console):
         arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
-        algorithm = resolve(entry_of(algo).cls).from_checkpoint(
+        algorithm = cls.from_checkpoint(
             checkpoint, env_id=config.env.id if trusted else None, **arguments
         )
     if not config.offline and (note := algorithm.collector.restore_note()) is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from rlox.buffers import Footprint, footprint
 from rlox.callbacks import plan_advice
 from rlox.collectors.evaluation import MAX_STEPS
-from rlox.config import BatchConfig, EvalConfig, OffPolicyConfig, RunConfig
+from rlox.config import BatchConfig, EvalConfig, LLMConfig, OffPolicyConfig, RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
 from rlox_cli.run import machine
 from rlox_cli.terminal.errors import UsageError
@@ -36,6 +36,8 @@ def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> list[s
     """
     n_steps = config.total_timesteps - algorithm.counters.steps
     require_folder(folder)
+    if config.language:
+        return [*plan_warnings(config), *language_warnings(algorithm, config)]
     found = replay_footprint(algorithm, config, n_steps)
     return [
         *plan_warnings(config),
@@ -68,7 +70,7 @@ def require_memory(config: RunConfig) -> None:
 def rollout_steps(config: RunConfig) -> int:
     """Environment steps from one call of the update to the next; offline updates are counted themselves."""
     n, c = config.env.n_envs, config.algo
-    if config.offline:
+    if config.offline or config.language:
         return 1
     return -(-c.train_freq // n) * n if isinstance(c, OffPolicyConfig) else n * c.n_steps
 
@@ -76,7 +78,7 @@ def rollout_steps(config: RunConfig) -> int:
 def looks(config: RunConfig) -> int:
     """How often in the training callbacks are asked: whether to evaluate, save or stop."""
     total, per_round = config.total_timesteps, rollout_steps(config)
-    if isinstance(config.algo, BatchConfig):
+    if isinstance(config.algo, (BatchConfig, LLMConfig)):
         per_round = max(per_round, min(1000, max(1, total // 100)))
     return -(-total // per_round)
 
@@ -91,7 +93,7 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
             f"total_timesteps={total:,} is less than one {what}, {rollout:,} steps: the run takes {rollout:,} and "
             "learns once"
         )
-    if not isinstance(c, BatchConfig) and getattr(c, "batch_size", 0) > rollout:
+    if not isinstance(c, (BatchConfig, LLMConfig)) and getattr(c, "batch_size", 0) > rollout:
         yield (
             f"algo.batch_size={c.batch_size:,} is more than a rollout holds, {rollout:,} transitions: each epoch is "
             "one step on all of them"
@@ -137,6 +139,20 @@ def dataset_warnings(dataset: Any, config: RunConfig) -> Iterator[str]:
             f"the dataset, {machine.size(size)}, is larger than the memory that is free, {machine.size(given[0])}: "
             "batches wait for the disk; a part of it may do: dataset.max_transitions"
         )
+
+
+def language_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
+    """About rows of text, a model and its tokenizer that do not go together, or promise little."""
+    c, rows, model = config.algo, algorithm.rows, algorithm.model
+    if c.batch_size > len(rows):
+        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {len(rows):,} rows: batches repeat them"
+    if hasattr(c, "max_new_tokens") and not (model.eos or c.stop):
+        yield (
+            f"nothing ends a completion: the model and its tokenizer have no end of sequence, and all of them take "
+            f"{c.max_new_tokens} tokens"
+        )
+    if config.eval.dataset is None:
+        yield "evaluated on the rows that are learned from; eval.dataset=FILE names others"
 
 
 def mapped_bytes(dataset: Any) -> int:
@@ -188,7 +204,7 @@ def _declared_limits(algorithm: Any) -> Iterator[Any]:
 
 
 def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
-    if config.env.backend != "envpool" and config.eval.max_steps is None and time_limit(algorithm) is None:
+    if not config.language and config.env.backend != "envpool" and config.eval.max_steps is None and time_limit(algorithm) is None:
         yield (
             f"env={config.env.id} has no time limit: an evaluation's episode that does not end by itself is cut after "
             f"{MAX_STEPS:,} steps; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "

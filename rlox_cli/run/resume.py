@@ -34,7 +34,7 @@ from rlox_cli.terminal.paths import shown
 _FIXED = (
     *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
     *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards"),
-    *("buffer", "dataset"),
+    *("buffer", "dataset", "model", "tokenizer", "reward", "reward_weights"),
 )
 _GROUPS = ("algo", "env", "buffer", "dataset")
 
@@ -95,7 +95,7 @@ def prepare(
     steps, unit = trained_for(checkpoint.header)
     if checkpoint.header["algorithm"] != algo:
         raise UsageError(f"{shown(path)} must hold {algo}, as the run's config.yaml says, got another algorithm")
-    if (env := checkpoint.header["env"]["id"]) != config.env.id:
+    if not config.language and (env := checkpoint.header["env"]["id"]) != config.env.id:
         raise UsageError(
             f"{shown(path)} must be of {config.env.id}, as the run's config.yaml says, got {one_line(env, 80)}; "
             "restore the file, or start a new run"

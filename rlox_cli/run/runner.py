@@ -281,8 +281,8 @@ def _carry_out(
         console.print(f"stopped early: {early}", soft_wrap=True)
     console.print(
         f"trained {label}: {steps:,} {unit} in {seconds:.1f} s{f' (from {start:,})' if resumed else ''}, final "
-        f"evaluation {final['mean_return']:.1f} ± {final['std_return']:.1f} over {final['n_episodes']} episodes, "
-        f"best {best:.1f}",
+        f"evaluation {_score(config, final['mean_return'])} ± {_score(config, final['std_return'])} over "
+        f"{final['n_episodes']} {'rows' if config.language else 'episodes'}, best {_score(config, best)}",
         soft_wrap=True,
     )
     _describe(folder, config, True, console)
@@ -290,6 +290,11 @@ def _carry_out(
     played = f"; beside it {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
     console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
     return Outcome(folder, steps, seconds, final, best)
+
+
+def _score(config: RunConfig, value: float | None) -> str:
+    """Rewards and accuracies of language models lie between 0 and 1 as a rule."""
+    return f"{value:.3f}" if config.language else f"{value:.1f}"
 
 
 def may_pass(e: BaseException) -> bool:

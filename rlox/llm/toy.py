@@ -1,0 +1,82 @@
+"""Small tasks that a new model learns within a minute: for tests, benchmarks, and a first look.
+
+Characters are tokens. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_CHARACTERS = "0123456789+="
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer of digits, ``+`` and ``=``, a token each, with padding (0) and an end (1)."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {"<pad>": 0, "<eos>": 1, **{character: i + 2 for i, character in enumerate(_CHARACTERS)}}
+    made = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+def make_model(seed: int = 0, hidden: int = 64, layers: int = 2) -> tuple[Any, Any]:
+    """A Qwen2 model with new weights, which `seed` decides, and its tokenizer."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = make_tokenizer()
+    config = Qwen2Config(
+        vocab_size=24,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=hidden // 2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config), tokenizer
+
+
+def copy_rows() -> list[dict[str, str]]:
+    """Prompts ``7=`` for each digit; the answer is the digit."""
+    return [{"prompt": f"{digit}=", "answer": str(digit)} for digit in range(10)]
+
+
+def sum_rows() -> list[dict[str, str]]:
+    """Prompts ``3+4=`` for all pairs of digits; the answer, also as ``completion``, is the sum in two digits."""
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    return [{"prompt": f"{a}+{b}=", "answer": f"{a + b:02}", "completion": f"{a + b:02}"} for a, b in pairs]
+
+
+def copy_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
+    """Half for the prompt's digit at the beginning, and half for ending right after it.
+
+    The second half falls by a third for each token that comes in between; one that never ends has none of it.
+    """
+    rewards = []
+    for completion, prompt in zip(completions, prompts, strict=True):
+        digit, ids = int(prompt[-2]), completion.tolist()
+        right = 0.5 * (len(ids) > 0 and ids[0] == digit)
+        ended = len(ids) > 0 and ids[-1] == 1
+        rewards.append(right + (0.5 * max(0.0, 1 - abs(len(ids) - 2) / 3) if ended else 0.0))
+    return rewards
+
+
+def sum_reward(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
+    """The share of the answer that the completion begins with, less a third of it for each character too many."""
+    rewards = []
+    for completion, right in zip(completions, answer, strict=True):
+        n = next((i for i, (a, b) in enumerate(zip(completion, right, strict=False)) if a != b), min(len(completion), 2))
+        rewards.append(n / len(right) * max(0.0, 1 - max(0, len(completion) - len(right)) / 3))
+    return rewards

@@ -1,0 +1,101 @@
+"""What a run of a language model names: its model, its rows, its rewards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rlox.config import RunConfig, nearest
+from rlox_cli.config.imports import import_modules
+
+_OWN = "rlox.llm.toy"  # whose functions need no --import
+
+
+def check_language(run: RunConfig, algo: str) -> None:
+    """Check what a run of a language model must name, and what it must leave out.
+
+    Raises
+    ------
+    ValueError
+        With the key, the rule and the value.
+    """
+    samples = algo in ("grpo", "online_dpo")
+    if run.model is None:
+        raise ValueError(
+            f"model must be chosen for algo={algo}, got null; try model=FOLDER, model=outputs/RUN or a name on the hub"
+        )
+    if run.dataset is None:
+        raise ValueError(f"dataset must be chosen for algo={algo}, got null; try dataset=data/rows.jsonl")
+    if samples and run.reward is None:
+        raise ValueError(
+            f"reward must be given for algo={algo}, got null; try reward=my_package:score with --import my_package, or "
+            "reward=outputs/RUN of algo=reward_model"
+        )
+    for key, value, meant in (
+        ("reward", None if samples else run.reward, "null"),
+        ("buffer", run.buffer, "left out"),
+        ("compile", run.compile, "false"),
+        ("env.reward_fn", run.env.reward_fn, "null"),
+        ("env.kwargs", run.env.kwargs, "left out"),
+        ("env.wrappers", run.env.wrappers, "left out"),
+        ("env.workers", run.env.workers, "0"),
+    ):
+        if value:
+            raise ValueError(f"{key} must be {meant} with algo={algo}, which trains a language model, got {value}")
+    for name in (run.model, run.dataset.source, run.eval.dataset, *run.rewards):
+        if name is not None and is_function(name):
+            function(name, run.imports)
+    for name in run.rewards:
+        if not (is_function(name) or is_url(name) or Path(name).exists()):
+            raise ValueError(f"reward={name} must be module:FUNCTION, a URL, or the run of a reward model; none is there")
+    for key, name in (("dataset", run.dataset.source), ("eval.dataset", run.eval.dataset)):
+        if name is not None and not is_function(name):
+            _require_file(key, name)
+
+
+def refuse_language(run: RunConfig, algo: str) -> None:
+    """A ValueError where keys of language models stand beside an algorithm that trains none."""
+    for key in ("model", "tokenizer", "reward", "reward_weights"):
+        if (value := getattr(run, key)) is not None:
+            raise ValueError(f"{key} must be null with algo={algo}, which trains no language model, got {value}")
+    if run.eval.dataset is not None:
+        raise ValueError(f"eval.dataset must be null with algo={algo}, which is evaluated on env, got {run.eval.dataset}")
+
+
+def _require_file(key: str, name: str) -> None:
+    path = Path(name)
+    if not path.is_file():
+        there = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = f"; {nearest(path.name, there)}" if there else ""
+        raise ValueError(f"{key}={name} must be a file of rows (.jsonl, .json, .csv, .parquet), and there is none{hint}")
+
+
+def is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def is_function(name: str) -> bool:
+    """Whether `name` is ``module:FUNCTION``."""
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def function(name: str, imports: Iterable[str]) -> Any:
+    """What ``module:FUNCTION`` names, from a module that was typed.
+
+    Raises
+    ------
+    ValueError
+        For a module that was not typed, and a name that is not there or cannot be called.
+    """
+    module, _, attribute = name.partition(":")
+    if module != _OWN and not any(f"{module}.".startswith(f"{typed}.") for typed in imports):
+        raise ValueError(f"{name} names a module to import; if you trust it, add --import {module}")
+    import_modules([module])
+    home = sys.modules[module]
+    if not callable(found := getattr(home, attribute, None)):
+        public = [n for n in vars(home) if not n.startswith("_")]
+        raise ValueError(f"{name} must be a function, but {module} has none of that name; {nearest(attribute, public)}")
+    return found
