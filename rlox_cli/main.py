@@ -12,6 +12,7 @@ from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare
 from rlox_cli.commands.cp import cp
 from rlox_cli.commands.eval import eval_
+from rlox_cli.commands.generate import generate
 from rlox_cli.commands.ls import ls
 from rlox_cli.commands.plot import plot
 from rlox_cli.commands.show import show
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command(context_settings=PASS_ON)(train)
 app.command("eval")(eval_)
+app.command()(generate)
 app.command()(collect)
 app.command()(ls)
 app.command()(show)

@@ -80,6 +80,10 @@ class GRPO(LLMAlgorithm):
         self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO")
         super().__init__(model, ref_model, callbacks, logger, **more)
 
+    @property
+    def reward_functions(self) -> Rewards | None:
+        return self.rewards
+
     def _needs_reference(self) -> bool:
         return self.config.kl_coef > 0
 

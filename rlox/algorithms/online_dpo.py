@@ -17,6 +17,7 @@ from rlox.config import OnlineDPOConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.preferences import Preferences
+from rlox.llm.rewards import Rewards
 from rlox.llm.tokens import Sequences
 from rlox.training.post_training import LLMAlgorithm, in_parts
 
@@ -81,6 +82,10 @@ class OnlineDPO(LLMAlgorithm):
     ):
         self.preferences = Preferences(preference_fn, reward_fn, reward_weights, "OnlineDPO")
         super().__init__(model, ref_model, callbacks, logger, **more)
+
+    @property
+    def reward_functions(self) -> Rewards | None:
+        return self.preferences.rewards
 
     def _longest(self) -> int:
         return self.config.max_new_tokens

@@ -163,7 +163,9 @@ def searched(default: Any, space: str) -> Any:
 class Config:
     """Base of all configurations: checks types, then the rules that `rules` yields."""
 
-    uses_dataset: ClassVar[str] = "never"  # whether an algorithm learns from a dataset: never, may, must, or text: rows of text
+    uses_dataset: ClassVar[str] = (
+        "never"  # whether an algorithm learns from a dataset: never, may, must, or text: rows of text
+    )
     largest: ClassVar[int] = 2**63 - 1  # no whole number is larger
 
     def __post_init__(self) -> None:

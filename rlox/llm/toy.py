@@ -77,6 +77,8 @@ def sum_reward(prompts: list[str], completions: list[str], answer: list[str]) ->
     """The share of the answer that the completion begins with, less a third of it for each character too many."""
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
-        n = next((i for i, (a, b) in enumerate(zip(completion, right, strict=False)) if a != b), min(len(completion), 2))
+        n = next(
+            (i for i, (a, b) in enumerate(zip(completion, right, strict=False)) if a != b), min(len(completion), 2)
+        )
         rewards.append(n / len(right) * max(0.0, 1 - max(0, len(completion) - len(right)) / 3))
     return rewards

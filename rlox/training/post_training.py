@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +24,25 @@ from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.heads import RewardHead
 from rlox.llm.model import LanguageModel, Scores
 from rlox.llm.reference import Reference
+from rlox.llm.rewards import Rewards
 from rlox.llm.sampling import Completions, Settings, sample
 from rlox.llm.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
+from rlox.llm.scoring import scores_of, texts_of
 from rlox.llm.tokens import Sequences
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.training import loops, restoring
 from rlox.training.algorithm import Algorithm
 from rlox.training.parts import choose_device
 from rlox.training.schedules import plan, scheduled
+
+
+class Scored(NamedTuple):
+    """Completions that were sampled for B prompts, and what they earned."""
+
+    prompts: list[Any]  # (B), texts or conversations
+    ids: list[np.ndarray]  # (B * n), the n of a prompt together
+    texts: list[str]
+    rewards: np.ndarray  # (B * n,) f64
 
 
 class LLMAlgorithm(Algorithm):
@@ -453,6 +464,29 @@ class LLMAlgorithm(Algorithm):
         with torch_threads(self.threads):
             returns, lengths = self.row_scores(rows, numbers, seed)
         return Evaluation(np.asarray(returns, float), np.asarray(lengths, np.int64), seed, True)
+
+    @property
+    def reward_functions(self) -> Rewards | None:
+        """What scores completions, where something does."""
+        return None
+
+    def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
+        """`n` sampled completions of each of the first `n_rows` prompts that `scored` evaluates on, and their rewards.
+
+        Raises
+        ------
+        ValueError
+            Without prompts, or without a reward.
+        """
+        rows, rewards = self.rows if self.eval_rows is None else self.eval_rows, self.reward_functions
+        if rows is None or rewards is None:
+            raise ValueError(f"{type(self).__name__}.sampled: there must be prompts and a reward")
+        numbers = np.arange(min(n_rows, len(rows)))
+        with torch_threads(self.threads):
+            drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
+            earned = rewards.combine(scores_of(rewards, rows, np.repeat(numbers, n), drawn.ids, self.model))
+        written = texts_of(rows, numbers, self.model)
+        return Scored(written, drawn.ids, [self.model.decode(ids) for ids in drawn.ids], earned)
 
     def row_scores(self, rows: Any, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """How well the model does on each of the rows `numbers`, f64 (M,), and their lengths in tokens (M,)."""

@@ -14,7 +14,7 @@ from rlox_cli.terminal.options import Imports
 def eval_(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (its best one).")],
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="Episodes to play; by default as many as in training.")
+        int | None, typer.Option(min=1, help="Episodes to play, or rows; by default as many as in training.")
     ] = None,
     seed: Annotated[
         int | None,
@@ -30,6 +30,15 @@ def eval_(
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps at which an episode is cut; by default as in training.")
     ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Language models: completions sampled of each prompt, for their reward and pass@k; 4."
+        ),
+    ] = None,
+    pass_at: Annotated[
+        float, typer.Option(metavar="REWARD", help="Language models: the reward from which on a completion is right.")
+    ] = 1.0,
     imports: Imports = None,
 ) -> None:
     """Evaluate a checkpoint; it needs nothing beside the file.
@@ -40,4 +49,4 @@ def eval_(
     with reported("eval"):
         from rlox_cli.run.evaluate import main
 
-        main(checkpoint, episodes, seed, stochastic, json, video, render, imports or [], max_steps)
+        main(checkpoint, episodes, seed, stochastic, json, video, render, imports or [], max_steps, samples, pass_at)

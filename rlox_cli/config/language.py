@@ -49,7 +49,9 @@ def check_language(run: RunConfig, algo: str) -> None:
             function(name, run.imports)
     for name in run.rewards:
         if not (is_function(name) or is_url(name) or Path(name).exists()):
-            raise ValueError(f"reward={name} must be module:FUNCTION, a URL, or the run of a reward model; none is there")
+            raise ValueError(
+                f"reward={name} must be module:FUNCTION, a URL, or the run of a reward model; none is there"
+            )
     for key, name in (("dataset", run.dataset.source), ("eval.dataset", run.eval.dataset)):
         if name is not None and not is_function(name):
             _require_file(key, name)
@@ -61,7 +63,9 @@ def refuse_language(run: RunConfig, algo: str) -> None:
         if (value := getattr(run, key)) is not None:
             raise ValueError(f"{key} must be null with algo={algo}, which trains no language model, got {value}")
     if run.eval.dataset is not None:
-        raise ValueError(f"eval.dataset must be null with algo={algo}, which is evaluated on env, got {run.eval.dataset}")
+        raise ValueError(
+            f"eval.dataset must be null with algo={algo}, which is evaluated on env, got {run.eval.dataset}"
+        )
 
 
 def _require_file(key: str, name: str) -> None:
@@ -69,7 +73,9 @@ def _require_file(key: str, name: str) -> None:
     if not path.is_file():
         there = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = f"; {nearest(path.name, there)}" if there else ""
-        raise ValueError(f"{key}={name} must be a file of rows (.jsonl, .json, .csv, .parquet), and there is none{hint}")
+        raise ValueError(
+            f"{key}={name} must be a file of rows (.jsonl, .json, .csv, .parquet), and there is none{hint}"
+        )
 
 
 def is_url(name: str) -> bool:

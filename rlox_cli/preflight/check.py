@@ -28,6 +28,7 @@ from rlox.config import MmapBufferConfig, RunConfig
 from rlox.envs import EnvSpec
 from rlox_cli.config.compose import Job, compose_jobs, folder_of, named_by_time
 from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
+from rlox_cli.preflight.language import Look, look
 from rlox_cli.preflight.probe import probe_env
 from rlox_cli.records.folders import require_new
 from rlox_cli.run import machine
@@ -177,6 +178,8 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         start = replace(start, building=machine.cpu_seconds() - before)
         try:
             warnings += training_warnings(algorithm, config, folder)
+            if config.language:
+                return _of_language(job, algorithm, look(algorithm, config, start, scratch), folder, warnings)
             seen = probe_env(algorithm, config)
             found = estimate(algorithm, config, seen, start, scratch)
         finally:
@@ -194,6 +197,28 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         *(("warning", line) for line in dict.fromkeys([*warnings, *seen.warnings])),
     ]
     return Report(f"{job.algo} on {config.env.id}", lines, found)
+
+
+def _of_language(job: Job, algorithm: Any, found: Look, folder: Path, warnings: list[str]) -> Report:
+    """The report of a job that trains a language model."""
+    config = job.config
+    c = config.algo
+    samples = f", {c.group_size} completions each" if hasattr(c, "group_size") else ""
+    plan_ = (
+        f"{_counted(config.total_timesteps, 'update')} of {_counted(c.batch_size, 'row')}{samples}, "
+        f"{config.total_timesteps * c.batch_size / len(algorithm.rows):.1f} passes; "
+        f"{_counted(evaluations(config), 'evaluation')} of {_counted(config.eval.n_episodes, 'row')}"
+    )
+    lines = [
+        *found.lines,
+        ("backend", f"{algorithm.backend} on {algorithm.device}"),
+        ("plan", plan_),
+        ("disk", f"{machine.size(found.estimate.disk)} of {machine.size(machine.free_disk(folder))} free"),
+        ("time", _time(config, found.estimate, None)),
+        ("folder", f"{shown(folder.parent)}/…" if named_by_time(job) else shown(folder)),
+        *(("warning", line) for line in dict.fromkeys([*warnings, *found.warnings])),
+    ]
+    return Report(f"{job.algo} on {config.env.id}", lines, found.estimate)
 
 
 def _with_files_in(scratch: Path, config: RunConfig) -> RunConfig:

@@ -66,9 +66,7 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
         return restore_language(cls, config, checkpoint)
     with _notes("from_checkpoint:", console):
         arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
-        algorithm = cls.from_checkpoint(
-            checkpoint, env_id=config.env.id if trusted else None, **arguments
-        )
+        algorithm = cls.from_checkpoint(checkpoint, env_id=config.env.id if trusted else None, **arguments)
     if not config.offline and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm

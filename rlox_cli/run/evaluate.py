@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import entry_of, resolve
-from rlox.checkpoint import load_checkpoint, one_line, trained_for
+from rlox.checkpoint import one_line, trained_for
 from rlox.collectors.evaluation import Evaluation
 from rlox.collectors.video import VideoWriter, render_fps
 from rlox.offline.scores import normalized_score
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
+from rlox_cli.run.checkpoints import best_of, known_header
+from rlox_cli.run.evaluate_language import evaluate as evaluate_language
+from rlox_cli.run.evaluate_language import is_language
 
 _MOST_EPISODES = 100_000  # that a file may ask for by itself
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # any of them shows a window, or says that none is wanted
@@ -30,6 +33,8 @@ def main(
     render: bool,
     imports: list[str],
     max_steps: int | None = None,
+    samples: int | None = None,
+    pass_at: float = 1.0,
 ) -> None:
     """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
     import_modules(imports)
@@ -41,6 +46,19 @@ def main(
         path = best_of(path)
         print(f"evaluating {path}", file=sys.stderr)
     header = known_header(path)
+    if is_language(header):
+        for flag, given in (
+            ("--stochastic", stochastic),
+            ("--video", video),
+            ("--render", render),
+            ("--max-steps", max_steps),
+        ):
+            if given:
+                raise ValueError(f"{flag} must be left out for a language model, which plays no episodes")
+        evaluate_language(path, header, episodes, seed, samples, pass_at, as_json, imports)
+        return
+    if samples is not None:
+        raise ValueError(f"--samples must be left out for {header['algorithm']}, which completes no prompts")
     recorded = _object(header, "evaluation")
     planned = _object(_object(header, "run"), "eval")
     if episodes is None:
@@ -92,17 +110,6 @@ def main(
         print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
 
 
-def known_header(path: Path) -> dict[str, Any]:
-    """The header of a checkpoint of an algorithm that is known here."""
-    header = load_checkpoint(path).header
-    if not isinstance(header["algorithm"], str) or entry_of(header["algorithm"]) is None:
-        raise ValueError(
-            f"{path} holds a {header['algorithm']}, which is not known here; install the package that has it, add "
-            "--import my_package, or update rlox-cli"
-        )
-    return header
-
-
 def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
     """The algorithm of a checkpoint, to act; code of the user's own must be among `imports`."""
     env = header["env"]
@@ -133,12 +140,3 @@ def _print_episode(what: str, episode: Evaluation) -> None:
 def _require_imports(header: dict[str, Any], path: Path, typed: list[str]) -> None:
     """A file must not decide what code runs: its modules are imported only where they were typed."""
     require_typed(needed_modules(header["env"], _object(header, "run")), typed, path)
-
-
-def best_of(folder: Path) -> Path:
-    """The best checkpoint of a run folder, else its last."""
-    for name in ("best", "last"):
-        path = folder / "checkpoints" / f"{name}.safetensors"
-        if path.is_file():
-            return path
-    raise ValueError(f"{folder} must be a run folder with checkpoints/best.safetensors, or name a checkpoint file")

@@ -18,13 +18,13 @@ def build_language(cls: Any, config: RunConfig) -> Any:
     """A new algorithm of `cls`."""
     found = _model(config)
     return cls(
-        found[0], tokenizer=_tokenizer(config, found[1]), source=found[2], seed=config.seed, **_arguments(cls, config)
+        found[0], tokenizer=_tokenizer(config, found[1]), source=found[2], seed=config.seed, **_arguments(config)
     )
 
 
-def restore_language(cls: Any, config: RunConfig, checkpoint: Path) -> Any:
-    """The algorithm that `checkpoint` holds."""
-    arguments = _arguments(cls, config)
+def restore_language(cls: Any, config: RunConfig, checkpoint: Path, acts: bool = False) -> Any:
+    """The algorithm that `checkpoint` holds; without its rows and rewards where it only `acts`."""
+    arguments = {"device": config.device, "threads": config.threads} if acts else _arguments(config)
     saved = load_checkpoint(checkpoint).header.get("model")
     if isinstance(saved, dict) and (saved.get("adapters") or saved.get("config") is None):
         # It holds only what was trained: the rest is where it was.
@@ -32,7 +32,7 @@ def restore_language(cls: Any, config: RunConfig, checkpoint: Path) -> Any:
     return cls.from_checkpoint(checkpoint, tokenizer=_tokenizer(config, None), **arguments)
 
 
-def _arguments(cls: Any, config: RunConfig) -> dict[str, Any]:
+def _arguments(config: RunConfig) -> dict[str, Any]:
     """What an algorithm's constructor and its `from_checkpoint` are both given."""
     assert config.dataset is not None
     own = None if config.eval.dataset is None else rows(config.eval.dataset, config.imports)
@@ -92,4 +92,3 @@ def _tokenizer(config: RunConfig, own: Any) -> Any:
     from rlox.llm import load_tokenizer
 
     return load_tokenizer(config.tokenizer, "train")
-

@@ -204,7 +204,12 @@ def _declared_limits(algorithm: Any) -> Iterator[Any]:
 
 
 def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
-    if not config.language and config.env.backend != "envpool" and config.eval.max_steps is None and time_limit(algorithm) is None:
+    if (
+        not config.language
+        and config.env.backend != "envpool"
+        and config.eval.max_steps is None
+        and time_limit(algorithm) is None
+    ):
         yield (
             f"env={config.env.id} has no time limit: an evaluation's episode that does not end by itself is cut after "
             f"{MAX_STEPS:,} steps; env.wrappers=[{{TimeLimit: {{max_episode_steps: 1000}}}}] sets a limit, "

@@ -1,0 +1,52 @@
+"""``rlox generate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlox_cli.terminal.exits import reported
+from rlox_cli.terminal.options import Imports
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run folder (its best one).")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="What to complete; none: the lines of the input.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Completions of each prompt.")] = 1,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens; by default as in training.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0: always the likeliest token; by default as in training.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sample among the k likeliest tokens; 0: all.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample among the likeliest tokens of this probability together.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample among tokens with this share of the likeliest one's probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Decides the completions.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each prompt.")] = False,
+    imports: Imports = None,
+) -> None:
+    """Complete prompts by a language model that was trained.
+
+    \b
+    rlox generate outputs/… "3+4="
+    rlox generate outputs/… -n 4 --temperature 0.7 "Once upon a time"
+    rlox generate outputs/… --json < prompts.txt
+    """
+    with reported("generate"):
+        from rlox_cli.run.evaluate_language import generate
+
+        settings = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+        }
+        generate(checkpoint, prompts or [], n, seed, settings, json, imports or [])

@@ -1,0 +1,155 @@
+"""``rlox eval`` and ``rlox generate`` of a language model that was trained."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from rlox.algorithms import entry_of, resolve
+from rlox.checkpoint import one_line, trained_for
+from rlox.config import RunConfig
+from rlox_cli.config.imports import import_modules, require_typed
+from rlox_cli.config.saved import configuration
+from rlox_cli.run.checkpoints import best_of, known_header
+from rlox_cli.run.language import restore_language
+from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
+
+_SHOWN, _LONGEST = 5, 200  # completions in the table, and characters of each text
+_SAMPLES = 4  # completions of each prompt
+
+
+# What the evaluation of each algorithm gives a row.
+_MEASURES = {
+    "sft": "log-prob",
+    "reward_model": "accuracy",
+    "dpo": "accuracy",
+    "grpo": "reward",
+    "online_dpo": "reward",
+}
+
+
+def is_language(header: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds a language model."""
+    entry = entry_of(header["algorithm"])
+    return entry is not None and resolve(entry.config).uses_dataset == "text"
+
+
+def evaluate(
+    path: Path,
+    header: dict[str, Any],
+    n_rows: int | None,
+    seed: int | None,
+    n_samples: int | None,
+    pass_at: float,
+    as_json: bool,
+    imports: list[str],
+) -> None:
+    """Score the rows of the run's evaluation, and with a reward `n_samples` sampled completions of each; print."""
+    config = _run(path, header, imports)
+    algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path)
+    recorded = header.get("evaluation") if isinstance(header.get("evaluation"), dict) else {}
+    n_rows = n_rows or recorded.get("n_episodes") or config.eval.n_episodes
+    evaluation = algorithm.scored(n_rows, seed)
+    summary = {**evaluation.summary(), "seed": evaluation.seed}
+    table = None
+    n_samples = n_samples or (_SAMPLES if algorithm.reward_functions is not None else 0)
+    if n_samples:
+        found, table = _sampled(algorithm, min(n_rows, len(evaluation.returns)), n_samples, pass_at, evaluation.seed)
+        summary |= found
+    if as_json:
+        print(jsonlib.dumps(summary))
+        return
+    step, unit = trained_for(header)
+    what = _MEASURES.get(header["algorithm"], "score")
+    print(
+        f"{header['algorithm']} on {config.env.id}, {unit[:-1]} {step:,}: {summary['n_episodes']} rows, seed {evaluation.seed}"
+    )
+    print(f"  {what:<12} {summary['mean_return']:.4f} ± {summary['std_return']:.4f}")
+    print(f"  {'length':<12} {summary['mean_length']:.1f} tokens")
+    same = evaluation.seed == recorded.get("seed") and summary["n_episodes"] == recorded.get("n_episodes")
+    if same and isinstance(recorded.get("mean_return"), (int, float)):
+        exact = summary["mean_return"] == recorded["mean_return"]
+        print(f"  in training {recorded['mean_return']:.4f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+    if table is not None:
+        print(f"  {'sampled':<12} reward {summary['sampled_reward']:.4f}, {n_samples} completions of each prompt")
+        print(f"  {'pass@1':<12} {summary['pass@1']:.4f}  (a reward of at least {pass_at:g})")
+        if n_samples > 1:
+            print(f"  {f'pass@{n_samples}':<12} {summary[f'pass@{n_samples}']:.4f}")
+        make_console().print(table)
+
+
+def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> tuple[dict[str, float], Table]:
+    """Rewards, and the shares of prompts that are passed, of `n` sampled completions of each; and a table of some."""
+    scored = algorithm.sampled(n_rows, n, seed)
+    groups = scored.rewards.reshape(-1, n)
+    right = (groups >= pass_at).sum(1)
+    found = {
+        "sampled_reward": float(groups.mean()),
+        "sampled_length": float(np.mean([len(ids) for ids in scored.ids])),
+        "pass@1": pass_rate(right, n, 1),
+        f"pass@{n}": pass_rate(right, n, n),
+    }
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for title in ("reward", "prompt", "completion"):
+        table.add_column(title, overflow="fold")
+    for i in range(min(_SHOWN, len(groups))):
+        j = i * n
+        texts = (escape(one_line(text, _LONGEST)) for text in (scored.prompts[i], scored.texts[j]))
+        table.add_row(f"{scored.rewards[j]:.3f}", *texts)
+    return found, table
+
+
+def pass_rate(right: np.ndarray, n: int, k: int) -> float:
+    """pass@k of prompts of whose `n` completions so many were `right` (Chen et al. 2021, arXiv:2107.03374, eq. 1)."""
+    misses = np.ones(len(right))
+    for i in range(k):
+        misses *= np.maximum(n - right - i, 0) / (n - i)
+    return float((1.0 - misses).mean())
+
+
+def generate(
+    path: Path,
+    prompts: list[str],
+    n: int,
+    seed: int | None,
+    settings: dict[str, Any],
+    as_json: bool,
+    imports: list[str],
+) -> None:
+    """Complete `prompts`, or the lines of the input, and print what comes."""
+    import_modules(imports)
+    path = best_of(path) if path.is_dir() else path
+    header = known_header(path)
+    if not is_language(header):
+        raise UsageError(f"{path} must hold a language model, got {header['algorithm']}; `rlox eval` plays its policy")
+    prompts = prompts or [line for line in sys.stdin.read().splitlines() if line]
+    if not prompts:
+        raise UsageError("PROMPT must be given, or lines on the standard input")
+    config = _run(path, header, imports)
+    algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path, acts=True)
+    completed = algorithm.generate(prompts, n, seed=seed, **settings)
+    console = make_console()
+    for prompt, texts in zip(prompts, completed, strict=True):
+        if as_json:
+            print(jsonlib.dumps({"prompt": prompt, "completions": texts}))
+            continue
+        for text in texts:
+            console.print(f"{prompt}{text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _run(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:
+    """The configuration of the run that a checkpoint is of."""
+    run = header.get("run")
+    if not isinstance(run, dict):
+        raise UsageError(f"{path} must be a checkpoint of `rlox train`, which holds its run's configuration")
+    require_typed(map(str, run.get("imports") or ()), imports, path)
+    import_modules(imports)
+    config, _ = configuration(run, imports, path)
+    return config
