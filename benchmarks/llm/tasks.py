@@ -11,9 +11,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-LETTERS = "0123456789+=abcdefghij"  # 24 tokens with <pad> and <eos>
-MORE = "".join(chr(0x4E00 + i) for i in range(512 - 24))
-PAD, EOS = 0, 1
+LETTERS = "0123456789+=abcdefghijklmnopqrs"  # 32 tokens with <eos>, which pads too: no other is invisible in a text
+MORE = "".join(chr(0x4E00 + i) for i in range(512 - 32))
+EOS = 0
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ TASKS = {
 
 def tokenizer(task):
     """One token for each character."""
-    vocabulary = {"<pad>": PAD, "<eos>": EOS, **{letter: i + 2 for i, letter in enumerate(TASKS[task].letters)}}
-    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    vocabulary = {letter: i for i, letter in enumerate(["<eos>", *TASKS[task].letters])}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     built.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     built.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=built, pad_token="<pad>", eos_token="<eos>", padding_side="left", model_max_length=128
+        tokenizer_object=built, pad_token="<eos>", eos_token="<eos>", padding_side="left", model_max_length=128
     )
 
 
@@ -57,9 +57,9 @@ def random_model(task, seed):
     heads, shared, inner = (2, 1, 128) if t.hidden == 64 else (4, 4, 352)
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=max(32, len(t.letters) + 2), hidden_size=t.hidden, intermediate_size=inner,
+        vocab_size=len(t.letters) + 1, hidden_size=t.hidden, intermediate_size=inner,
         num_hidden_layers=t.layers, num_attention_heads=heads, num_key_value_heads=shared, head_dim=t.hidden // heads,
-        max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD,
+        max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=EOS, pad_token_id=EOS,
     )  # fmt: skip
     return Qwen2ForCausalLM(config)
 

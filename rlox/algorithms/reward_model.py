@@ -81,6 +81,10 @@ class RewardModel(LLMAlgorithm):
         metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))
 
+    def examples(self, n: int) -> list[tuple[Any, str, float | None]]:
+        """None: a reward model completes nothing."""
+        return []
+
     @torch.no_grad()
     def score_batch(self, prompts: Sequence[Any], completions: Sequence[str]) -> np.ndarray:
         """Rewards (N,) f64 of completions, texts, for their prompts, texts or conversations.

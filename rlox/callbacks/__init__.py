@@ -8,6 +8,7 @@ _EXPORTS = {
     "Callback": "rlox.callbacks.base",
     "CallbackList": "rlox.callbacks.base",
     "CheckpointCallback": "rlox.callbacks.checkpoint",
+    "CompletionsCallback": "rlox.callbacks.completions",
     "EvalCallback": "rlox.callbacks.evaluation",
     "LoggerCallback": "rlox.callbacks.loggers",
     "RecordLogger": "rlox.callbacks.loggers",

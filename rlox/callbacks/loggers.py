@@ -15,6 +15,13 @@ _TRACKER_NAMES = {
     "policy_loss": "loss/policy",
     "value_loss": "loss/value",
     "q_loss": "loss/q",
+    "loss": "loss/total",
+    **{name: f"reward/{name}" for name in ("accuracy", "margin", "equal_groups")},
+    "chosen_reward": "reward/chosen",
+    "rejected_reward": "reward/rejected",
+    "reward_std": "reward/std",
+    "completion_length": "completion/length",
+    "truncated": "completion/truncated",
     **{name: f"schedule/{name}" for name in ("learning_rate", "policy_learning_rate", "clip_eps", "beta")},
 }
 

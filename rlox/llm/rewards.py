@@ -18,7 +18,6 @@ import numbers
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -219,7 +218,7 @@ class Rewards:
             self.names.append(function.name)
         self.weights = self._checked_weights([1.0] * len(given) if weights is None else weights)
         # Kept from call to call, since clients that a function holds belong to the loop they first ran in.
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: _Loop | None = None
         self._lock = threading.Lock()
 
     def _checked_weights(self, weights: Sequence[float]) -> np.ndarray:
@@ -367,24 +366,25 @@ class Rewards:
         """What each function returns; what must be awaited is awaited together."""
         answers: list[Any] = []
         waiting: dict[int, Awaitable[Any]] = {}
-        try:
-            for k, call in enumerate(calls):
-                try:
-                    answers.append(call())
-                except (Exception, SystemExit) as e:
-                    self._blame(k, e)
-                if inspect.isawaitable(answers[k]):
-                    waiting[k] = answers[k]
-            if waiting:
-                for k, (answer, error) in zip(waiting, self._await([*waiting.values()]), strict=True):
-                    if error is not None:
-                        self._blame(k, error)
-                    answers[k] = answer
-        except BaseException:
-            for awaitable in waiting.values():
-                if inspect.iscoroutine(awaitable):
+        for k, call in enumerate(calls):
+            try:
+                answers.append(call())
+            except (Exception, SystemExit) as e:
+                for awaitable in filter(inspect.iscoroutine, waiting.values()):
                     awaitable.close()  # else Python warns of one that was never awaited
-            raise
+                self._blame(k, e)
+            if inspect.isawaitable(answers[k]):
+                waiting[k] = answers[k]
+        if not waiting:
+            return answers
+        with self._lock:
+            if self._loop is None or not self._loop.is_alive():
+                self._loop = _Loop()
+            loop = self._loop
+        for k, (answer, error) in zip(waiting, loop.wait([*waiting.values()]), strict=True):
+            if error is not None:
+                self._blame(k, error)
+            answers[k] = answer
         return answers
 
     def _blame(self, k: int, e: BaseException) -> NoReturn:
@@ -396,48 +396,48 @@ class Rewards:
         note_cause(e, f"reward {self.names[k]}")
         raise e
 
-    def _await(self, waiting: list[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
-        """The result or the exception of each, all awaited together; also where the caller runs an event loop."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                weakref.finalize(self, self._loop.close)
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                return _drive(self._loop, waiting)
-            with ThreadPoolExecutor(1) as pool:
-                future = pool.submit(_drive, self._loop, waiting)
-                try:
-                    return future.result()
-                except BaseException:  # Ctrl-C: else the pool waits until all have ended
-                    if not future.done():
-                        self._loop.call_soon_threadsafe(_cancel, self._loop)
-                    raise
+
+class _Loop:
+    """An event loop in a thread of its own, so that it does not matter whether the caller runs one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="rlox rewards", daemon=True)
+        self._thread.start()
+        self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+
+    def is_alive(self) -> bool:
+        """False where it was stopped, and in a forked process, which has no threads."""
+        return self._stop.alive and self._thread.is_alive()
+
+    def wait(self, awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
+        """The result or the exception of each, all awaited together."""
+        try:
+            return asyncio.run_coroutine_threadsafe(_together(awaitables), self._loop).result()
+        except BaseException:  # Ctrl-C
+            self._stop()
+            raise
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped; what is still awaited then is cancelled."""
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+async def _together(awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
+    return await asyncio.gather(*map(_caught, awaitables))
 
 
 async def _caught(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     try:
         return await awaitable, None
-    except (Exception, SystemExit, asyncio.CancelledError) as e:
+    except BaseException as e:  # any: SystemExit would end the loop, for which the caller would wait for ever
         return None, e
-
-
-def _cancel(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task]:
-    """Cancel what still runs; the tasks."""
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    return left
-
-
-def _drive(loop: asyncio.AbstractEventLoop, waiting: list[Awaitable[Any]]) -> list[tuple[Any, BaseException | None]]:
-    tasks = [loop.create_task(_caught(awaitable)) for awaitable in waiting]
-    try:
-        loop.run_until_complete(asyncio.wait(tasks))
-    except BaseException:  # Ctrl-C
-        loop.run_until_complete(asyncio.gather(*_cancel(loop), return_exceptions=True))
-        for task in tasks:
-            task.exception()  # else asyncio logs that nobody has seen it
-        raise
-    return [task.result() for task in tasks]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 _CHARACTERS = "0123456789+="
+_EOS = 1
 
 
 def make_tokenizer() -> Any:
@@ -60,25 +61,25 @@ def sum_rows() -> list[dict[str, str]]:
 
 
 def copy_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:
-    """Half for the prompt's digit at the beginning, and half for ending right after it.
-
-    The second half falls by a third for each token that comes in between; one that never ends has none of it.
-    """
+    """Half for the prompt's digit at the beginning; then up to half for ending, a third less for each token between."""
     rewards = []
     for completion, prompt in zip(completions, prompts, strict=True):
-        digit, ids = int(prompt[-2]), completion.tolist()
-        right = 0.5 * (len(ids) > 0 and ids[0] == digit)
-        ended = len(ids) > 0 and ids[-1] == 1
-        rewards.append(right + (0.5 * max(0.0, 1 - abs(len(ids) - 2) / 3) if ended else 0.0))
+        ids = completion.tolist()
+        if not ids or ids[0] != int(prompt[-2]):
+            rewards.append(0.0)
+            continue
+        between = ids.index(_EOS) - 1 if _EOS in ids else 3
+        rewards.append(0.5 + 0.5 * max(0.0, 1 - between / 3))
     return rewards
 
 
 def sum_reward(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
-    """The share of the answer that the completion begins with, less a third of it for each character too many."""
+    """Half for the share of the answer that the completion begins with; where that is all, up to half for what follows:
+    a third less for each character."""
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
-        n = next(
-            (i for i, (a, b) in enumerate(zip(completion, right, strict=False)) if a != b), min(len(completion), 2)
-        )
-        rewards.append(n / len(right) * max(0.0, 1 - max(0, len(completion) - len(right)) / 3))
+        same = [a == b for a, b in zip(completion, right, strict=False)]
+        n = same.index(False) if False in same else len(same)
+        more = 0.5 * max(0.0, 1 - (len(completion) - n) / 3) if n == len(right) else 0.0
+        rewards.append(0.5 * n / len(right) + more)
     return rewards

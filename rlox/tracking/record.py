@@ -30,7 +30,7 @@ from rlox.tracking import lock
 FILE = "metrics.jsonl"
 LOCK = "run.lock"
 RESERVED = ("segment", "step", "time", "event")
-KINDS = ("last", "best")
+KINDS = ("last", "best", "completions")
 STATUSES = ("finished", "interrupted", "failed")
 _RUN_ID = re.compile(r"[\w-]{1,64}")  # part of names and queries in the trackers
 _MOST_BYTES = 4 << 20  # of a line
@@ -337,7 +337,7 @@ class Record:
         ----------
         kind
             ``"last"`` (what a resume continues from; releases the rows up to `step` to the
-            mirrors) or ``"best"``.
+            mirrors), ``"best"``, or ``"completions"``: no checkpoint, but a table of texts that trackers get too.
         file
             Its path, relative to the run folder.
         """

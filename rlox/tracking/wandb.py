@@ -10,6 +10,7 @@ already is kept, and only rows beyond it go into the next file.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -107,6 +108,10 @@ class WandbRun:
             self._run.log(values, step=row["step"])
 
     def upload(self, kind: str, path: Path) -> None:
+        if kind == "completions":
+            table = json.loads(path.read_text())
+            self._run.log({"completions": self._wandb.Table(columns=table["columns"], data=table["data"])})
+            return
         artifact = self._wandb.Artifact(f"checkpoint-{kind}-{self._run.id}", type="model")
         artifact.add_file(str(path))
         self._run.log_artifact(artifact)

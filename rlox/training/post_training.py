@@ -488,6 +488,26 @@ class LLMAlgorithm(Algorithm):
         written = texts_of(rows, numbers, self.model)
         return Scored(written, drawn.ids, [self.model.decode(ids) for ids in drawn.ids], earned)
 
+    def examples(self, n: int) -> list[tuple[Any, str, float | None]]:
+        """Completions of the first `n` prompts that `scored` evaluates on: prompt, text, and reward where there is one.
+
+        Sampled where there is a reward, else the likeliest ones.
+        """
+        if self.reward_functions is not None:
+            found = self.sampled(n, 1, 10_000 + self.seed)
+            return list(zip(found.prompts, found.texts, found.rewards.tolist(), strict=True))
+        rows = self.rows if self.eval_rows is None else self.eval_rows
+        if rows is None:
+            return []
+        numbers = range(min(n, len(rows)))
+        room = [] if self.model.context is None else [self.model.context - len(rows.prompts[i]) for i in numbers]
+        settings = self.settings(temperature=0.0)
+        settings = replace(settings, max_new_tokens=max(1, min([settings.max_new_tokens, *room])))
+        with torch_threads(self.threads):
+            drawn = self.complete([rows.prompts[i] for i in numbers], numbers, 1, 0, settings, self.seed)
+        texts = (self.model.decode(ids) for ids in drawn.ids)
+        return [(p, text, None) for p, text in zip(texts_of(rows, numbers, self.model), texts, strict=True)]
+
     def row_scores(self, rows: Any, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """How well the model does on each of the rows `numbers`, f64 (M,), and their lengths in tokens (M,)."""
         raise NotImplementedError

@@ -22,6 +22,10 @@ from rlox_cli.terminal.paths import shown
 
 EVALUATION = "eval/mean_return"
 RETURNS = (EVALUATION, tracker_name("mean_reward"))
+# What is drawn beside the metric that was asked for, of runs that train a language model.
+LANGUAGE = tuple(
+    tracker_name(name) for name in ("mean_reward", "accuracy", "kl", "entropy", "completion_length", "clip_fraction")
+)
 _COLLECT, _UPDATE = "time/collect_s", "time/update_s"
 # What makes no other experiment of a run: its seed, where it is logged, how often it is saved.
 _BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time")
@@ -210,7 +214,7 @@ def read_runs(
                 continue
             seen.add(folder.resolve())
             try:
-                run = read_run(folder, {metric, EVALUATION})
+                run = read_run(folder, {metric, EVALUATION, *LANGUAGE})
             except (ValueError, OSError) as e:
                 notes.append(f"{shown(folder)} is left out: {paragraph(e)}")
                 continue

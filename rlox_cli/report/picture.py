@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlox_cli.records.runs import (
+    LANGUAGE,
     RETURNS,
     Group,
     Run,
@@ -191,14 +192,18 @@ class Picture:
 
         envs = self._envs()
         profiled = [env for env in envs if self._profiled(env)]
-        columns = min(3, len(envs))
+        columns = max(min(3, len(envs)), *(min(3, len(self._metrics_beside(env))) for env in envs))
         timed = [group for group in self.groups if group.label in self.told_apart]
-        rows = [(envs, self._curves, 3.6), *([(profiled, self._profiles, 3.1)] if profiled else [])]
+        rows: list[tuple[Sequence[Any], Callable[[Axes, Any], None], float]] = [(envs, self._curves, 3.6)]
+        if profiled:
+            rows.append((profiled, self._profiles, 3.1))
+        if beside := [(env, metric) for env in envs for metric in self._metrics_beside(env)]:
+            rows.append((beside, self._beside, 2.9))
         names = self._bar_names(timed)
         # The tallest name decides: bars are evenly spaced.
         tall = max((name.count("\n") + 1 for name in names), default=1)
         heights = [
-            *(height * -(-len(of) // columns) for of, _, height in rows),
+            *(height * -(-len(of) // min(3, len(of))) for of, _, height in rows),
             1.5 + (0.14 + 0.22 * tall) * len(timed),
         ]
         width = max(10.0, 5.0 * columns)
@@ -207,9 +212,10 @@ class Picture:
         figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
         *parts, last = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, (of, panel, _) in zip(parts, rows, strict=True):
-            axes = part.subplots(-(-len(of) // columns), columns, squeeze=False).ravel()
-            for axis, env in zip(axes, of, strict=False):
-                panel(axis, env)
+            across = min(3, len(of))
+            axes = part.subplots(-(-len(of) // across), across, squeeze=False).ravel()
+            for axis, item in zip(axes, of, strict=False):
+                panel(axis, item)
             for axis in axes[len(of) :]:
                 axis.set_visible(False)
         self._speeds(timed, names, *last.subplots(1, 2, sharey=True))
@@ -253,10 +259,23 @@ class Picture:
         several = len(self._envs()) > 1
         return [wrapped(f"{group.label} · {group.env}" if several else group.label, _NAME) for group in groups]
 
+    def _metrics_beside(self, env: str) -> list[str]:
+        """What else is drawn of runs that all train a language model: the metrics that all of them have."""
+        runs = [run for group in self._of(env) for run in group.runs]
+        if not all(run.flat.get("model") for run in runs):
+            return []
+        return [name for name in LANGUAGE if name != self.metric and all(name in run.series for run in runs)]
+
+    def _beside(self, axis: Axes, item: tuple[str, str]) -> None:
+        self._draw_curves(axis, *item)
+
     def _curves(self, axis: Axes, env: str) -> None:
+        self._draw_curves(axis, env, self.metric)
+
+    def _draw_curves(self, axis: Axes, env: str, metric: str) -> None:
         groups = sorted(self._of(env), key=lambda group: group.label in self.told_apart)
         for group in groups:
-            (colour, dashes), found = self.look(group.label), curve(group.runs, self.metric, self.by_time)
+            (colour, dashes), found = self.look(group.label), curve(group.runs, metric, self.by_time)
             told_apart = group.label in self.told_apart
             points = "." if len(found.x) <= _FEW_POINTS else ""
             for run, (x, y) in zip(group.runs, found.singles, strict=True):
@@ -276,8 +295,8 @@ class Picture:
                     *(found.x, found.middle.low, found.middle.high),
                     **{"where": found.n >= _FEW, "gid": self._id(group.label), **_band(colour)},
                 )
-        references = _draw_references(axis, groups) if self.metric in RETURNS else ""
-        axis.set(title=wrapped(env, _TITLE), ylabel=wrapped(metric_name(self.metric), _HEIGHT))
+        references = _draw_references(axis, groups) if metric in RETURNS else ""
+        axis.set(title=wrapped(env, _TITLE), ylabel=wrapped(metric_name(metric), _HEIGHT))
         axis.set_xlabel(f"{'training time' if self.by_time else _counted(groups)}{references}")
         spread(axis.xaxis, thousands("s" if self.by_time else ""))
         spread(axis.yaxis, most=8)

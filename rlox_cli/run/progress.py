@@ -26,6 +26,9 @@ _LOSSES = (
     ("epsilon", "exploration/epsilon"),
     ("alpha", "alpha"),
     ("penalty", "cql_penalty"),
+    ("accuracy", "accuracy"),
+    ("kl", "kl"),
+    ("loss", "loss"),
 )
 
 
@@ -82,13 +85,15 @@ class ProgressCallback(Callback):
                 self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
         return True
 
-    def on_evaluation(self, *, step: int, evaluation, **info: Any) -> None:
+    def on_evaluation(self, *, step: int, evaluation, algorithm=None, **info: Any) -> None:
         s = evaluation.summary()
-        self._evaluation = f"eval {s['mean_return']:.1f} ± {s['std_return']:.1f}"
+        # Rewards and accuracies of language models lie between 0 and 1 as a rule.
+        digits, what = (3, "rows") if hasattr(algorithm, "model") else (1, "episodes")
+        self._evaluation = f"eval {s['mean_return']:.{digits}f} ± {s['std_return']:.{digits}f}"
         if self._live is None:
             parts = [
                 f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}",
-                f"{self._evaluation} over {s['n_episodes']} episodes",
+                f"{self._evaluation} over {s['n_episodes']} {what}",
                 self._speed(),
             ]
             self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)

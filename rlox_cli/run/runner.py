@@ -22,6 +22,7 @@ from rlox.callbacks import (
     AdviceCallback,
     Callback,
     CheckpointCallback,
+    CompletionsCallback,
     EvalCallback,
     TimeLimitCallback,
     TimingCallback,
@@ -226,6 +227,11 @@ def _carry_out(
     advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False), plan=False)
     saving = config.checkpoint
     checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
+    texts = (
+        [CompletionsCallback(folder, lambda step, file: record.checkpoint(step, "completions", file))]
+        if config.language
+        else []
+    )
     label = f"{algo} {config.env.id} seed {config.seed}"
     start, unit = algorithm.counters.steps, algorithm.counters.unit
     record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
@@ -238,7 +244,7 @@ def _carry_out(
         try:
             with ProgressCallback(console, label, config.total_timesteps, unit) as progress:
                 algorithm.callbacks.extend(
-                    [timing, RecordLogger(record), evaluations, *more, time_limit, advice, progress, stop, checkpoints]
+                    [timing, RecordLogger(record), evaluations, *texts, *more, time_limit, advice, progress, stop, checkpoints]
                 )
                 if resumed:
                     checkpoints.best = max(checkpoints.best, _best_score(folder))

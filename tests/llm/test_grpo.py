@@ -60,38 +60,32 @@ def expected(batch, rows, parts, policy, before, reference, c):
         whole, n = ids[starts[i] : ends[i]], batch.sequences.prompt_lengths[i]
         prompt, completion = whole[:n], whole[n:]
         if len(completion) == 0:
-            totals[i] = []
+            totals[i] = torch.zeros(0).double()
             continue
         now, entropy = toy.token_log_probs(policy, prompt, completion, c.temperature)
         old = toy.token_log_probs(before, prompt, completion, c.temperature)[0].detach()
         if c.kl_coef:
             theirs = toy.token_log_probs(reference, prompt, completion, c.temperature)[0]
-        losses = []
-        for t in range(len(completion)):
-            if c.importance_sampling_level == "sequence":
-                ratio = torch.exp((now - old).sum() / len(completion))
-            else:
-                ratio = torch.exp(now[t] - old[t])
-            bounded = ratio if c.delta is None or ratio < c.delta else torch.tensor(c.delta).double()
-            clipped = min(max(ratio, torch.tensor(1 - c.clip_eps).double()), torch.tensor(1 + high).double())
-            loss = -min(bounded * gains[i], clipped * gains[i])
-            if c.sampler_correction != "none":
-                gap = float((old - torch.from_numpy(sampled[i]))[t])
-                if c.sampler_correction.startswith("sequence"):
-                    gap = float((old - torch.from_numpy(sampled[i])).sum())
-                weight = np.exp(gap)
-                over = c.sampler_cap if c.sampler_correction.endswith("truncate") else 0.0
-                loss = loss * (weight if weight <= c.sampler_cap else over)
-            if c.kl_coef:
-                far = theirs[t] - now[t]
-                kl = torch.exp(far) - far - 1
-                kls.append(float(kl.detach()))
-                loss = loss + c.kl_coef * kl
-            entropies.append(float(entropy[t].detach()))
-            losses.append(loss - c.ent_coef * entropy[t])
-        totals[i] = losses
+        gap = old - torch.from_numpy(sampled[i])
+        ratio = torch.exp(now - old)
+        if c.importance_sampling_level == "sequence":
+            ratio = torch.exp((now - old).sum() / len(completion)).expand(len(completion))
+        bounded = ratio if c.delta is None else torch.where(ratio < c.delta, ratio, c.delta)
+        clipped = torch.where(ratio < 1 - c.clip_eps, 1 - c.clip_eps, torch.where(ratio > 1 + high, 1 + high, ratio))
+        worse = bounded * gains[i] < clipped * gains[i]
+        losses = -torch.where(worse, bounded, clipped) * gains[i]
+        if c.sampler_correction != "none":
+            weight = torch.exp(gap.sum().expand_as(gap) if c.sampler_correction.startswith("sequence") else gap)
+            over = c.sampler_cap if c.sampler_correction.endswith("truncate") else 0.0
+            losses = losses * torch.where(weight <= c.sampler_cap, weight, over)
+        if c.kl_coef:
+            kl = torch.exp(theirs - now) - (theirs - now) - 1
+            kls += kl.tolist()
+            losses = losses + c.kl_coef * kl
+        entropies += entropy.tolist()
+        totals[i] = losses - c.ent_coef * entropy
     none = torch.zeros(()).double()
-    sums = {i: sum(losses, none) for i, losses in totals.items()}
+    sums = {i: losses.sum() for i, losses in totals.items()}
     n_tokens = {i: len(losses) for i, losses in totals.items()}
     if c.loss_type == "grpo":
         loss = sum((sums[i] / max(n_tokens[i], 1) for i in learned), none) / len(rows)
@@ -132,7 +126,7 @@ def compare(kind="qwen2", size=3, tolerance=2e-6, **settings):
         loss, means = expected(batch, rows, parts, policy, start, reference, c)
         loss.backward()
         assert toy.apart(gradient, toy.gradient(policy)) < tolerance
-        losses.append(float(loss))
+        losses.append(loss.item())
         for name, value in means.items():
             found[name].append(value)
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=2e-6, abs=1e-6)

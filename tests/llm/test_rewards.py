@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import re
 import signal
 import threading
@@ -28,6 +29,13 @@ COLUMNS = {"answer": ["2", "4", "6"], "level": [1, 2, 3]}
 
 def scores(functions, columns=COLUMNS, **options):
     return Rewards(functions, **options).scores(PROMPT_IDS, COMPLETION_IDS, PROMPTS, COMPLETIONS, columns)
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------
@@ -272,7 +280,7 @@ def test_what_belongs_to_an_event_loop_lives_from_call_to_call():
     calls(Rewards(reward))
     assert len(loops) == 3
     assert len({id(loop) for loop in loops}) == 1
-    assert loops[0].is_closed()
+    until(loops[0].is_closed)
 
 
 def test_rewards_may_be_asked_from_several_threads():
@@ -446,27 +454,63 @@ def test_a_reward_does_not_end_the_process(function):
 
 @pytest.mark.parametrize("inside", [False, True], ids=["no loop", "inside a loop"])
 def test_ctrl_c_cancels_what_is_awaited(inside, caplog):
-    ended = []
+    started, ended, patience = threading.Event(), [], [60]
 
     async def slow(prompts, completions):
+        started.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(sum(patience))
         finally:
             ended.append(True)
+        return [0.0] * 3
 
-    async def interrupts(prompts, completions):
-        signal.raise_signal(signal.SIGINT)  # its handler runs in the main thread, wherever that is
-        await asyncio.sleep(60)
+    rewards = Rewards(slow)
+
+    def presses():
+        started.wait()
+        os.kill(os.getpid(), signal.SIGINT)
 
     async def caller():
-        return scores([slow, interrupts])
+        return rewards.scores(None, None, PROMPTS, COMPLETIONS)
 
     # Not asyncio.run, whose own handler of Ctrl-C waits for whatever blocks its loop.
-    loop = asyncio.new_event_loop()
+    loop, user = asyncio.new_event_loop(), threading.Thread(target=presses)
+    user.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        loop.run_until_complete(caller()) if inside else scores([slow, interrupts])
+        loop.run_until_complete(caller()) if inside else rewards.scores(None, None, PROMPTS, COMPLETIONS)
+    until(lambda: ended)
     loop.close()
-    assert ended == [True]
     assert time.monotonic() - start < 30
     assert not caplog.records
+    patience.clear()
+    assert rewards.scores(None, None, PROMPTS, COMPLETIONS).tolist() == [[0.0] * 3]  # and later calls are awaited again
+
+
+async def cancelled(prompts, completions):
+    raise asyncio.CancelledError
+
+
+async def interrupted(prompts, completions):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("function", [cancelled, interrupted])
+def test_whatever_an_asynchronous_function_raises_comes_out(function):
+    rewards = Rewards([function, *meeting(1)])
+    for _ in range(2):
+        with pytest.raises((asyncio.CancelledError, KeyboardInterrupt)):
+            rewards.scores(None, None, PROMPTS, COMPLETIONS)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_awaits_too():
+    rewards = Rewards(meeting(1))
+    rewards.scores(None, None, PROMPTS, COMPLETIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking while threads run
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(int(rewards.scores(None, None, PROMPTS, COMPLETIONS).tolist() != [[1.0] * 3]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

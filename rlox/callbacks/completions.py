@@ -1,0 +1,65 @@
+"""Keep some completions of a language model beside its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlox.callbacks.base import Callback
+
+FILE = "completions.json"
+_MOST_ROWS, _LONGEST = 10_000, 2_000  # of the table, and characters of each text
+
+
+class CompletionsCallback(Callback):
+    """Writes completions of the first prompts, sampled at each evaluation, into a table that people read.
+
+    The file ``completions.json`` in `folder` has ``columns`` (step, prompt, completion, reward) and ``data``, a list of
+    rows: the form in which MLflow shows tables. It is replaced as a whole.
+
+    Parameters
+    ----------
+    folder : path
+        Where the file goes.
+    written : callable, optional
+        Called as ``written(step, file)`` when it is in place.
+    n : int
+        Prompts at each evaluation.
+    """
+
+    section = "log"
+    acts_on_evaluation = False
+
+    def __init__(self, folder: Path, written: Callable[[int, str], None] | None = None, n: int = 8) -> None:
+        self.path, self.n = Path(folder) / FILE, n
+        self._written = written
+        self._rows: list[list[Any]] = []
+
+    def on_training_start(self, *, algorithm: Any = None, **info: Any) -> None:
+        self._rows = []
+        if self.path.is_file() and algorithm is not None:
+            # What a resumed training does again must not be there twice.
+            kept = json.loads(self.path.read_text())["data"]
+            self._rows = [row for row in kept if row[0] <= algorithm.counters.steps]
+
+    def on_evaluation(self, *, step: int, algorithm: Any = None, **info: Any) -> None:
+        examples = algorithm.examples(self.n) if hasattr(algorithm, "examples") else []
+        if not examples or any(row[0] == step for row in self._rows):
+            return
+        self._rows += [[step, _text(prompt), _text(text), reward] for prompt, text, reward in examples]
+        table = {"columns": ["step", "prompt", "completion", "reward"], "data": self._rows[-_MOST_ROWS:]}
+        partial = self.path.with_name(f".{FILE}.{os.getpid()}.partial")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(table, ensure_ascii=False, indent=0))
+        os.replace(partial, self.path)
+        if self._written is not None:
+            self._written(step, FILE)
+
+
+def _text(value: Any) -> str:
+    """A text, or the last message of a conversation, shortened."""
+    text = value if isinstance(value, str) else str(value[-1].get("content", "")) if value else ""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
