@@ -17,9 +17,8 @@ from rlox_cli.commands.ls import ls
 from rlox_cli.commands.plot import plot
 from rlox_cli.commands.show import show
 from rlox_cli.commands.sweep import sweep
-from rlox_cli.commands.sync import sync
+from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
-from rlox_cli.commands.ui import ui
 from rlox_cli.terminal.options import PASS_ON
 from rlox_cli.terminal.streams import open_streams
 

@@ -29,7 +29,7 @@ ROWS = (
     ("rlox.native",),
     ("rlox.buffers",),
     ("rlox.collectors",),
-    ("rlox.offline", "rlox.tracking"),
+    ("rlox.llm", "rlox.offline", "rlox.tracking"),
     ("rlox.callbacks",),
     ("rlox.training",),
     ("rlox.algorithms",),
@@ -46,6 +46,7 @@ ROWS = (
 FLOORS = {package: floor for floor, row in enumerate(ROWS) for package in row}
 CLI_ONLY = {"typer", "hydra", "omegaconf", "rich"}
 MOST_ENTRIES = 12  # of a package: modules and packages, without __init__ and __main__
+LISTS = {"rlox", "rlox.algorithms"}  # that grow by design: a package for each family, a file for each algorithm
 MOST_LINES = 700  # of a kernel's file
 
 
@@ -139,7 +140,8 @@ def test_a_package_says_what_it_answers_and_stays_small(package):
     path = MODULES[package]
     entries = [entry for entry in path.parent.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()]
     entries = [entry.name for entry in entries if not entry.name.startswith("__")]
-    assert 1 < len(entries) <= MOST_ENTRIES, entries
+    assert len(entries) > 1
+    assert len(entries) <= MOST_ENTRIES or package in LISTS, entries
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
@@ -290,14 +292,15 @@ def test_the_public_names_are_those_that_were_recorded():
 def test_algorithms_stand_on_a_family_and_write_their_update_out():
     """Two steps of inheritance, and no helper of another class inside `update`."""
     from rlox import algorithms
-    from rlox.training import Algorithm, Learner, OfflineAlgorithm, OffPolicyAlgorithm, OnPolicyAlgorithm
+    from rlox.training import Algorithm, Learner, LLMAlgorithm, OfflineAlgorithm, OffPolicyAlgorithm, OnPolicyAlgorithm
 
-    # Objects and functions of the algorithm, not steps of its mathematics.
-    allowed = {"compiled"}
+    families = (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm, LLMAlgorithm)
+    # Objects and functions of the algorithm, not steps of its mathematics: passes over a language model, for example.
+    allowed = {"compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
     for name, entry in algorithms.ALGORITHMS.items():
         cls = algorithms.resolve(entry.cls)
         family, base = cls.__mro__[1:3]
-        assert (family in (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm), base) == (True, Algorithm), name
+        assert (family in families, base) == (True, Algorithm), name
         assert all(hasattr(cls, member) for member in ("name", "Config", "update")), name
         assert "update" in vars(cls), name
         inherited = {key for kind in cls.__mro__[1:] for key, value in vars(kind).items() if inspect.isfunction(value)}

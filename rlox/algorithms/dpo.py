@@ -96,14 +96,15 @@ class DPO(LLMAlgorithm):
         """Whether the pairs are rows of the dataset, as `sample` draws them."""
         return batch is self._drawn
 
-    def _reference_sums(self, batch: Pairs, known: bool) -> torch.Tensor:
-        """What the reference says of chosen and rejected, (2, B); of pairs that are `known` it is asked once."""
+    def _reference_sums(self, batch: Pairs, known: bool, keep: bool = True) -> torch.Tensor:
+        """What the reference says of chosen and rejected, (2, B); of pairs that are `known` it is asked once, if that is
+        to be kept."""
         found = self._known.get(batch.numbers) if known else None
         if found is None:
             log_probs = self.log_probs(batch.sequences, reference=True)
             owner = batch.sequences.owner.to(self.device)
             found = sequence_sums(log_probs, owner, 2 * len(batch)).view(2, -1).cpu().numpy()
-            if known:
+            if known and keep:
                 found = self._known.put(batch.numbers, found)
         return torch.from_numpy(found).to(self.device)
 
@@ -133,7 +134,8 @@ class DPO(LLMAlgorithm):
             batch = self.batch(rows, part)
             log_probs = self.log_probs(batch.sequences)
             sums = sequence_sums(log_probs, batch.sequences.owner.to(self.device), 2 * len(batch)).view(2, -1)
-            gains = (sums - self._reference_sums(batch, rows is self.rows)).cpu().numpy()
+            # Nothing is kept: what is learned must not depend on what was evaluated, in the last bits.
+            gains = (sums - self._reference_sums(batch, rows is self.rows, keep=False)).cpu().numpy()
             right.append(gains[0] > gains[1])
             lengths.append(batch.sequences.n_scored[: len(batch)])
         return np.concatenate(right).astype(float), np.concatenate(lengths)

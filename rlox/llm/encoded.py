@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rlox.config import shown
-from rlox.llm.data import encode, pair_rows, prompt_rows, read_rows, text_rows
+from rlox.llm.data import Rows, encode, pair_rows, prompt_rows, read_rows, text_rows
 from rlox.llm.model import LanguageModel
 
 
@@ -32,10 +32,20 @@ class Encoded:
             digest.update(np.array([len(ids) for ids in group], np.int64).tobytes())
             for ids in group:
                 digest.update(ids.tobytes())
+        for name in sorted(self.columns):  # rewards read them
+            digest.update(_column_digest(name, self.columns[name]))
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+
+def _column_digest(name: str, column: list[Any]) -> bytes:
+    """Of a column's values; of its name alone where they are nothing that JSON has."""
+    try:
+        return Rows({name: column}).fingerprint().encode()
+    except TypeError:
+        return name.encode()
 
 
 def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int = 0) -> Encoded:
@@ -62,6 +72,7 @@ def encoded(data: Any, task: str, model: LanguageModel, where: str, longest: int
         rows = _of_text(data, task, model, where)
     if not len(rows):
         raise ValueError(f"{where}: dataset must hold at least one row, got none")
+    _require_known(rows, model, where)
     _require_fit(rows, model, where, longest)
     return rows
 
@@ -92,20 +103,30 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
         group = group.detach().cpu().numpy()
     if isinstance(group, np.ndarray) and group.ndim != 2:
         raise ValueError(f"{where}: {name} must have shape (N, length), got {group.shape}")
-    rows = []
+    rows, whole = [], isinstance(group, np.ndarray)
     for i, row in enumerate(group):
         ids = np.asarray(row.detach().cpu() if isinstance(row, torch.Tensor) else row)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise TypeError(f"{where}: {name} must hold rows of integer token ids, got {shown(row)} in row {i}")
-        if len(ids) and (ids.min() < 0 or (model.vocabulary is not None and ids.max() >= model.vocabulary)):
-            raise ValueError(
-                f"{where}: {name} must hold ids of the model's vocabulary, [0, {model.vocabulary}), got "
-                f"{int(ids.min())} to {int(ids.max())} in row {i}"
-            )
-        rows.append(ids.astype(np.int64))
+        if len(ids) and ids.min() < 0:
+            raise ValueError(f"{where}: {name} must hold ids of at least 0, got {int(ids.min())} in row {i}")
+        rows.append(_unpadded(ids.astype(np.int64), name, model) if whole else ids.astype(np.int64))
     if name == "prompts" and any(len(ids) == 0 for ids in rows):
         raise ValueError(f"{where}: prompts must have at least one token each")
     return rows
+
+
+def _unpadded(ids: np.ndarray, name: str, model: LanguageModel) -> np.ndarray:
+    """A row of a tensor without the tokenizer's padding: before a prompt, or behind what follows it. Where EOS is the
+    padding too, the first behind stays."""
+    pad = getattr(model.tokenizer, "pad_token_id", None)
+    if pad is None:
+        return ids
+    own = np.flatnonzero(ids != pad)
+    if name == "prompts":
+        return ids[own[0] :] if len(own) else ids[:0]
+    end = int(own[-1]) + 1 if len(own) else 0
+    return ids[: end + (pad in model.eos)]
 
 
 def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
@@ -146,6 +167,18 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
 
 def _arrays(rows: Iterable[Sequence[int]]) -> list[np.ndarray]:
     return [np.asarray(row, np.int64) for row in rows]
+
+
+def _require_known(rows: Encoded, model: LanguageModel, where: str) -> None:
+    if model.vocabulary is None:
+        return
+    for group in (rows.prompts, rows.completions, rows.chosen, rows.rejected):
+        for i, ids in enumerate(group):
+            if len(ids) and ids.max() >= model.vocabulary:
+                raise ValueError(
+                    f"{where}: token ids must be of the model's vocabulary, [0, {model.vocabulary}), got "
+                    f"{int(ids.max())} in row {i}; is the tokenizer the model's?"
+                )
 
 
 def _require_fit(rows: Encoded, model: LanguageModel, where: str, longest: int) -> None:

@@ -188,7 +188,10 @@ class LanguageModel:
         TypeError, ValueError
             Where it returns something else.
         """
-        found = self.module(ids)
+        try:
+            found = self.module(ids)
+        except IndexError as e:
+            raise ValueError(f"{self.where}: model must know token ids up to {int(ids.max())}, and raised: {e}") from e
         if not isinstance(found, torch.Tensor):
             raise TypeError(f"{self.where}: model must return logits (B, T, V), got {shown(type(found).__name__)}")
         if found.ndim != 3 or found.shape[:2] != ids.shape:

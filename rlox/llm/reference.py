@@ -41,6 +41,16 @@ class Reference:
             if ours is not None and theirs is not None and ours != theirs:
                 raise ValueError(f"{where}: ref_model must have the model's vocabulary of {ours} ids, got {theirs}")
 
+    @property
+    def kind(self) -> str:
+        """``switched`` off adapters, a ``copy``, or ``given`` by the user."""
+        return "switched" if self._switched else "given" if self.own_module is None else "copy"
+
+    def changing(self, moves: bool) -> nn.Module | None:
+        """What a checkpoint must hold: the copy, or the user's module where it `moves`."""
+        # In f32, as the policy it moves towards.
+        return self._model.module.float() if moves and not self._switched else self.own_module
+
     def attach(self, policy: LanguageModel) -> None:
         """Take `policy`, with its adapters, for the one whose adapters are switched off."""
         if self._switched:

@@ -88,7 +88,10 @@ class _Handler(BaseHTTPRequestHandler):
             prompts, completions = _read_request(self._body())
             try:
                 with self.server.lock:
-                    scores = np.asarray(self.server.reward.score_batch(prompts, completions), dtype=np.float64)
+                    found = self.server.reward.score_batch(prompts, completions)
+                scores = as_scores(
+                    "the reward", found, len(completions), lambda i: pair_excerpt(prompts[i], completions[i])
+                )
             except Exception as e:
                 raise _Refused(500, f"{type(e).__name__}: {one_line(e)}") from e
             self._answer(200, {"scores": scores.tolist()})

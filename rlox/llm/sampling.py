@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from rlox.checkpoint.streams import Stream
+from rlox.config import require, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.model import LanguageModel
 from rlox.llm.tokens import left_padded
@@ -31,6 +33,25 @@ class Settings:
     top_p: float = 1.0  # only the likeliest tokens that together have this probability
     min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
     stop: tuple[int, ...] = ()  # further ids that end a completion
+
+    def __post_init__(self) -> None:
+        for name, kind in (
+            ("max_new_tokens", int),
+            ("top_k", int),
+            *((n, float) for n in ("temperature", "top_p", "min_p")),
+        ):
+            require("Settings", name, getattr(self, name), kind)
+        for name, fits, rule in (
+            ("max_new_tokens", self.max_new_tokens >= 1, "be >= 1"),
+            ("temperature", 0 <= self.temperature < math.inf, "be >= 0 and finite; 0 takes the likeliest token"),
+            ("top_k", self.top_k >= 0, "be >= 0; 0 leaves all"),
+            ("top_p", 0 < self.top_p <= 1, "be in (0, 1]"),
+            ("min_p", 0 <= self.min_p < 1, "be in [0, 1)"),
+        ):
+            if not fits:
+                raise ValueError(f"Settings: {name} must {rule}, got {shown(getattr(self, name))}")
+        if not isinstance(self.stop, (tuple, list)) or not all(isinstance(i, int) for i in self.stop):
+            raise TypeError(f"Settings: stop must hold token ids, got {shown(self.stop)}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +142,7 @@ def sample(
     numbers = range(len(prompts)) if numbers is None else numbers
     noise = torch.from_numpy(completion_noise(seed, step, numbers, n, settings.max_new_tokens)).to(model.device)
     ends = torch.tensor(sorted({*model.eos, *settings.stop}), dtype=torch.int64, device=model.device)
-    decode = _Cached(model, prompts, n) if model.hugging_face else _Whole(model, prompts, n)
+    decode = _Cached(model, prompts, n, settings.max_new_tokens) if model.hugging_face else _Whole(model, prompts, n)
     rows = len(prompts) * n
     ids = torch.full((rows, settings.max_new_tokens), -1, dtype=torch.int64, device=model.device)
     log_probs = torch.zeros((rows, settings.max_new_tokens), device=model.device)
@@ -161,8 +182,8 @@ class _Cached:
 
     can_leave = True
 
-    def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int) -> None:
-        self.model, self.n = model, n
+    def __init__(self, model: LanguageModel, prompts: Sequence[Any], n: int, room: int) -> None:
+        self.model, self.n, self.room = model, n, room
         self.ids, self.mask = left_padded(prompts, model.pad)
         self.ids = self.ids.to(model.device)
         self.mask = None if self.mask is None else self.mask.to(model.device)
@@ -177,11 +198,14 @@ class _Cached:
         return self._forward(tokens[:, None])
 
     def _prompts(self) -> torch.Tensor:
+        from rlox.llm.cache import with_room
+
         if self.mask is not None:
             self.position = (self.mask.cumsum(1) - 1).clamp(min=0)
         logits = self._forward(self.ids)
         # A cache that cannot be repeated is one of a model that has none of keys and values.
         self.cache.batch_repeat_interleave(self.n)
+        with_room(self.cache, self.room)
         if self.mask is not None:
             self.mask = self.mask.repeat_interleave(self.n, 0)
             self.position = self.position.repeat_interleave(self.n, 0)  # type: ignore[union-attr]

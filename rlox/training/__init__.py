@@ -8,6 +8,7 @@ from rlox import lazy
 _EXPORTS = {
     "Algorithm": "rlox.training.algorithm",
     "Learner": "rlox.training.algorithm",
+    "LLMAlgorithm": "rlox.training.post_training",
     "OnPolicyAlgorithm": "rlox.training.on_policy",
     "OffPolicyAlgorithm": "rlox.training.off_policy",
     "OfflineAlgorithm": "rlox.training.offline",

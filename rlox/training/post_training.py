@@ -164,6 +164,8 @@ class LLMAlgorithm(Algorithm):
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
         self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
+        self._rows_from = 0  # updates that came before the first of them
+        self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not given again
         self.rows: Encoded | None = None
         self.eval_rows: Encoded | None = None
         if dataset is not None:
@@ -184,8 +186,8 @@ class LLMAlgorithm(Algorithm):
             p.data = p.data.float()
         self.optimizer = FlatOptimizer(trained, c.learning_rate, eps=1e-8, weight_decay=c.weight_decay)
         self.optimizers.append(self.optimizer)
-        if self.reference is not None and (own := self.reference.own_module) is not None:
-            self.keep("reference", own)
+        if self.reference is not None and (moved := self.reference.changing(c.ref_sync_every is not None)) is not None:
+            self.keep("reference", moved)
 
     # ---- rows
 
@@ -198,7 +200,7 @@ class LLMAlgorithm(Algorithm):
             For rows without what the algorithm reads, without a tokenizer for their text, or longer than the model's
             context.
         """
-        self.rows, self._order = self._encoded(dataset), None
+        self.rows, self._order, self._rows_from = self._encoded(dataset), None, self.counters.updates
 
     def _encoded(self, dataset: Any) -> Encoded:
         return encoded(dataset, self.task, self.model, type(self).__name__, self._longest())
@@ -211,7 +213,7 @@ class LLMAlgorithm(Algorithm):
         """The rows (B,) int64 that the update with this number learns from."""
         assert self.rows is not None
         n, size = len(self.rows), self.config.batch_size
-        places = np.arange(update * size, (update + 1) * size)
+        places = np.arange(size) + (update - self._rows_from) * size
         found = np.empty(size, np.int64)
         for one in np.unique(places // n):
             mine = places // n == one
@@ -284,7 +286,10 @@ class LLMAlgorithm(Algorithm):
             if name not in names:
                 raise TypeError(f"{where}: unknown setting {name!r}; {nearest(name, names)}")
         given = {**known, **{name: value for name, value in changed.items() if value is not None}}
-        given["stop"] = tuple(self._stop_id(text, where) for text in given.get("stop", ()))
+        stop = given.get("stop", ())
+        if isinstance(stop, str) or not isinstance(stop, Iterable):
+            raise TypeError(f"{where}: stop must be a list, got {shown(stop)}; write [{shown(stop)}]")
+        given["stop"] = tuple(self._stop_id(text, where) for text in stop)
         return Settings(**given)
 
     def _stop_id(self, text: Any, where: str) -> int:
@@ -420,11 +425,21 @@ class LLMAlgorithm(Algorithm):
     def _require_complete(self) -> None:
         if self.rows is None:
             raise ValueError(
-                f"{type(self).__name__}.train: there must be rows to learn from; pass them to train, or dataset=… when made"
+                f"{type(self).__name__}.train: there must be rows to learn from; pass them to train, or "
+                "dataset=… when made"
+            )
+        self._require_reference()
+
+    def _require_reference(self) -> None:
+        if self._lost_reference:
+            raise ValueError(
+                f"{type(self).__name__}: its checkpoint was trained with a ref_model, which a file does not hold; pass "
+                "ref_model=… to from_checkpoint"
             )
 
     def train_step(self, *data: Any, **named: Any) -> dict[str, float]:
         """One update on rows that are given; returns its metrics. See the algorithm for what it takes."""
+        self._require_reference()
         batch = self._batch_of(*data, **named)
         with torch_threads(self.threads):
             metrics = loops.to_floats({name: torch.as_tensor(x) for name, x in self.update(batch).items()})
@@ -459,6 +474,7 @@ class LLMAlgorithm(Algorithm):
             raise ValueError(
                 f"{type(self).__name__}.scored: there must be rows; pass dataset=… or eval_dataset=… when made"
             )
+        n_episodes = integer(f"{type(self).__name__}.scored", "n_episodes", n_episodes, 1)
         numbers = np.arange(min(n_episodes, len(rows)))
         seed = 10_000 + self.seed if seed is None else seed
         with torch_threads(self.threads):
@@ -530,7 +546,9 @@ class LLMAlgorithm(Algorithm):
         header, tensors = super()._own_state()
         info = {"model": description(self.model, self.source, isinstance(self.policy, RewardHead))}
         if self.rows is not None:
-            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint}
+            info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": self._rows_from}
+        if self.reference is not None:
+            info["reference"] = "kept" if "reference" in self.parts else self.reference.kind
         return {**header, **info}, {**tensors, "tokenizer": tokenizer_state(self.model.tokenizer)}
 
     @classmethod
@@ -600,16 +618,21 @@ class LLMAlgorithm(Algorithm):
             },
         )
         saved = header.get("rows")
-        if algorithm.rows is not None and isinstance(saved, Mapping):
-            if saved.get("fingerprint") != algorithm.rows.fingerprint:
-                raise ValueError(
-                    f"{where}: dataset must hold the {shown(saved.get('n'))} rows that {path} was trained on, got others "
-                    f"({len(algorithm.rows)}); to learn from them make a new {cls.__name__} and call init_from(path)"
-                )
+        known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
+        if algorithm.rows is not None and known not in (None, algorithm.rows.fingerprint):
+            raise ValueError(
+                f"{where}: dataset must hold the {shown(saved.get('n'))} rows that {path} was trained on, got "  # type: ignore[union-attr]
+                f"{len(algorithm.rows)} others; to learn from them make a new {cls.__name__} and call init_from(path)"
+            )
+        if ref_model is None and header.get("reference") == "given" and algorithm.reference is not None:
+            algorithm._lost_reference = True
+            algorithm.parts.pop("reference", None)
         try:
             algorithm._restore(checkpoint, same_env=False)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
             raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
+        if isinstance(saved, Mapping):
+            algorithm._rows_from = integer(where, "rows.from", saved.get("from", 0), 0, algorithm.counters.updates)
         return algorithm
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:

@@ -53,8 +53,8 @@ def look(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> Look
     given = machine.memory()
     if given is not None and algorithm.device == "cpu" and peak > given[0]:
         warnings.append(
-            f"it takes {machine.size(peak)} of memory, where {machine.size(given[0])} are free: raise algo.accumulation, "
-            "lower algo.batch_size, or train adapters by algo.lora_rank=16"
+            f"it takes {machine.size(peak)} of memory, where {machine.size(given[0])} are free: raise "
+            "algo.accumulation, lower algo.batch_size, or train adapters by algo.lora_rank=16"
         )
     return Look([*_lines(algorithm), *samples[0], ("memory", memory)], warnings, found)
 
@@ -108,8 +108,8 @@ def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], 
     warnings = []
     if np.ptp(groups) == 0:
         warnings.append(
-            f"all {groups.size} completions earn {groups[0, 0]:g}: without differences nothing is learned; look whether "
-            "the reward reads what the model writes"
+            f"all {groups.size} completions earn {groups[0, 0]:g}: without differences nothing is learned; look "
+            "whether the reward reads what the model writes"
         )
     elif (equal := (np.ptp(groups, 1) == 0).mean()) > 0.8:
         warnings.append(f"in {equal:.0%} of the groups all completions earn the same: those teach nothing")

@@ -23,7 +23,7 @@ from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export
 from rlox.offline.sources import ARROW_SUFFIXES
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
-from rlox_cli.run.checkpoints import best_of, known_header
+from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate import restored
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError

@@ -15,7 +15,7 @@ from rlox.collectors.evaluation import Evaluation
 from rlox.collectors.video import VideoWriter, render_fps
 from rlox.offline.scores import normalized_score
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
-from rlox_cli.run.checkpoints import best_of, known_header
+from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate_language import evaluate as evaluate_language
 from rlox_cli.run.evaluate_language import is_language
 

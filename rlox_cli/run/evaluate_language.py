@@ -16,7 +16,7 @@ from rlox.checkpoint import one_line, trained_for
 from rlox.config import RunConfig
 from rlox_cli.config.imports import import_modules, require_typed
 from rlox_cli.config.saved import configuration
-from rlox_cli.run.checkpoints import best_of, known_header
+from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.language import restore_language
 from rlox_cli.terminal.console import make_console
 from rlox_cli.terminal.errors import UsageError
@@ -69,7 +69,8 @@ def evaluate(
     step, unit = trained_for(header)
     what = _MEASURES.get(header["algorithm"], "score")
     print(
-        f"{header['algorithm']} on {config.env.id}, {unit[:-1]} {step:,}: {summary['n_episodes']} rows, seed {evaluation.seed}"
+        f"{header['algorithm']} on {config.env.id}, {unit[:-1]} {step:,}: {summary['n_episodes']} rows, "
+        f"seed {evaluation.seed}"
     )
     print(f"  {what:<12} {summary['mean_return']:.4f} ± {summary['std_return']:.4f}")
     print(f"  {'length':<12} {summary['mean_length']:.1f} tokens")

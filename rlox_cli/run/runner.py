@@ -244,7 +244,18 @@ def _carry_out(
         try:
             with ProgressCallback(console, label, config.total_timesteps, unit) as progress:
                 algorithm.callbacks.extend(
-                    [timing, RecordLogger(record), evaluations, *texts, *more, time_limit, advice, progress, stop, checkpoints]
+                    [
+                        timing,
+                        RecordLogger(record),
+                        evaluations,
+                        *texts,
+                        *more,
+                        time_limit,
+                        advice,
+                        progress,
+                        stop,
+                        checkpoints,
+                    ]
                 )
                 if resumed:
                     checkpoints.best = max(checkpoints.best, _best_score(folder))

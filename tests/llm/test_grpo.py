@@ -392,7 +392,9 @@ def test_the_custom_rewards_example_decodes_and_steps():
         return [1.0 if expected_answer in text else 0.0 for text in texts]
 
     policy_model, ref_model = toy.model(), toy.model()
-    grpo = GRPO(model=policy_model, ref_model=ref_model, reward_fn=correctness, group_size=4, kl_coef=0.1, max_new_tokens=32)
+    grpo = GRPO(
+        model=policy_model, ref_model=ref_model, reward_fn=correctness, group_size=4, kl_coef=0.1, max_new_tokens=32
+    )
     prompt_batch = torch.randint(2, 24, (3, 4), generator=torch.Generator().manual_seed(0))
     metrics = grpo.train_step(prompt_batch)
     assert 0.0 < metrics["mean_reward"] < 1.0

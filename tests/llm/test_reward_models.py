@@ -555,6 +555,15 @@ def test_what_a_reward_raises_is_one_line_for_the_client():
             remote.score_batch(["a"], ["b"])
 
 
+@pytest.mark.parametrize("found", [[1.0, None], [1.0], 1.0, np.ones((2, 1))], ids=str)
+def test_a_server_sends_no_wrong_scores(found):
+    reward = MultiObjectiveReward({"a": safe})
+    reward.score_batch = lambda prompts, completions: found
+    said = r"got 500 \((Type|Value)Error: the reward must return"
+    with RewardHTTPServer(reward) as server, pytest.raises(RuntimeError, match=said):
+        RemoteReward(server.url, pause=0).score_batch(["a", "b"], ["c", "d"])
+
+
 def test_a_client_that_goes_away_leaves_nothing_on_the_terminal(capfd):
     with RewardHTTPServer(Lengths()) as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"))

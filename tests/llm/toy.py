@@ -64,9 +64,7 @@ class Always(nn.Module):
 def _config(family, hidden, layers, vocabulary, tied):
     ends = {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": PAD, "tie_word_embeddings": tied}
     if family == "gpt2":
-        return GPT2Config(
-            vocab_size=vocabulary, n_embd=hidden, n_layer=layers, n_head=2, n_positions=64, **ends
-        )
+        return GPT2Config(vocab_size=vocabulary, n_embd=hidden, n_layer=layers, n_head=2, n_positions=64, **ends)
     kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[family]
     return kind(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,

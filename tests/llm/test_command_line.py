@@ -1,0 +1,178 @@
+"""``rlox train``, ``eval``, ``generate`` and ``plot`` of language models, as they are typed."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from outcomes import weights
+
+import rlox.llm.toy
+from rlox.checkpoint import load_checkpoint
+
+SMALL = ["logger=none", "eval.n_points=2", "eval.n_episodes=4", "algo.batch_size=4"]
+COPY = [
+    *("algo=grpo", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:copy_rows", "reward=rlox.llm.toy:copy_reward"),
+    *("algo.group_size=4", "algo.max_new_tokens=4", "algo.kl_coef=0", "algo.learning_rate=1e-3", *SMALL),
+]
+REWARDS = """
+def short(prompts, completions, answer):
+    return [float(len(c) <= len(a)) for c, a in zip(completions, answer)]
+
+def fails(prompts, completions):
+    raise KeyError("the table has no such row")
+
+def once(completions, prompts, seen=[]):
+    seen.append(1)
+    return [float("nan") if len(seen) > 3 else float(len(c)) for c in completions]
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with rows and rewards of the user's."""
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    rows = [{**row, "chosen": row["answer"], "rejected": "9"} for row in rlox.llm.toy.sum_rows()[::7]]
+    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def refused(command, *words):
+    with pytest.raises(typer.Exit) as e:
+        command("train", *words)
+    assert e.value.exit_code
+
+
+def record(folder):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_trained_evaluated_continued_and_asked(command, tmp_path):
+    _, out, err = command("train", *COPY, "total_timesteps=6", "hydra.run.dir=run")
+    assert "grpo copy_rows seed 0: 6 updates" in err + out
+    rows = record("run")
+    names = {name for row in rows for name in row}
+    assert {"episode/return", "loss/total", "loss/entropy", "loss/clip_fraction", "completion/length"} <= names
+    assert [row["step"] for row in rows if "eval/mean_return" in row] == [3, 6]
+    table = json.loads(Path("run/completions.json").read_text())
+    assert table["columns"] == ["step", "prompt", "completion", "reward"]
+    assert [row[0] for row in table["data"]] == [3] * 8 + [6] * 8
+    assert {row[1] for row in table["data"]} == {f"{digit}=" for digit in range(8)}
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (config["env"]["id"], config["model"]) == ("copy_rows", "rlox.llm.toy:make_model")
+
+    _, out, _ = command("eval", "run", "--samples", "3", "--json")
+    found = json.loads(out)
+    assert found["mean_return"] == load_checkpoint("run/checkpoints/best.safetensors").header["evaluation"]["mean_return"]
+    assert {"sampled_reward", "pass@1", "pass@3"} <= found.keys()
+    assert found["pass@1"] <= found["pass@3"]
+    _, out, _ = command("eval", "run")
+    assert "reproduced exactly" in out
+
+    _, out, _ = command("generate", "run", "3=", "4=", "-n", "2", "--json", "--seed", "5")
+    first, second = map(json.loads, out.splitlines())
+    assert (first["prompt"], second["prompt"], len(first["completions"])) == ("3=", "4=", 2)
+    _, again, _ = command("generate", "run", "4=", "--json", "--temperature", "0")
+    assert len(json.loads(again)["completions"]) == 1
+
+    command("plot", "run", "--out", "curves.png")
+    assert Path("curves.png").stat().st_size > 20_000
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(command, here):
+    words = [*COPY, "total_timesteps=12", "algo.lora_rank=4", "algo.kl_coef=0.1", "algo.n_epochs=2"]
+    command("train", *words, "hydra.run.dir=whole")
+    child = os.fork()
+    if child == 0:
+        command("train", *words, "hydra.run.dir=cut", "checkpoint.every_steps=2", "eval.n_points=0")
+        os._exit(0)
+    saved = Path("cut/checkpoints/last.safetensors")
+    while not saved.exists():
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert load_checkpoint(saved).header["counters"]["updates"] < 12
+    command("train", "resume=cut", "--import", "my_rewards")
+    whole, cut = (weights(Path(name) / "checkpoints/last.safetensors") for name in ("whole", "cut"))
+    assert whole.keys() == cut.keys()
+    assert all(np.array_equal(whole[name], cut[name]) for name in whole)
+    # Adapters alone: the model is made again by its function.
+    assert all("lora" in name for name in load_checkpoint("cut/checkpoints/last.safetensors").tensors["policy"])
+
+
+@pytest.mark.slow
+def test_four_commands_make_one_pipeline(command, here):
+    toy = ["dataset=sums.jsonl", "total_timesteps=4", *SMALL]
+    command("train", "algo=sft", "model=rlox.llm.toy:make_model", *toy, "hydra.run.dir=sft")
+    command("train", "algo=reward_model", "model=sft", *toy, "hydra.run.dir=judge")
+    sampled = ["algo.group_size=2", "algo.max_new_tokens=3"]
+    command("train", "algo=grpo", "model=sft", "reward=judge", *sampled, *toy, "hydra.run.dir=grpo")
+    command("train", "algo=dpo", "model=grpo", "algo.lora_rank=2", *toy, "hydra.run.dir=dpo")
+    command("train", "algo=online_dpo", "model=dpo", "reward=my_rewards:short", "--import", "my_rewards",
+            "algo.max_new_tokens=3", *toy, "hydra.run.dir=online")  # fmt: skip
+    for name in ("sft", "judge", "grpo", "dpo", "online"):
+        imports = ["--import", "my_rewards"] if name == "online" else []
+        _, out, _ = command("eval", name, *imports)
+        assert "reproduced exactly" in out, name
+    # Training went on from what was there: the start of GRPO is the model that SFT made.
+    assert load_checkpoint("grpo/checkpoints/last.safetensors").header["model"]["source"].endswith("best.safetensors")
+
+
+def test_check_says_what_a_run_takes_and_trains_nothing(command, here):
+    _, out, err = command("train", *COPY, "--check")
+    said = out + err
+    for name in ("model", "rows", "reward", "memory", "plan", "disk", "time"):
+        assert f"  {name:<12} " in said, said
+    assert "85,696 parameters" in said
+    assert "evaluated on the rows that are learned from" in said
+    assert not Path("outputs").exists()
+    words = [word for word in COPY if not word.startswith("reward=")]
+    _, out, err = command("train", *words, "reward=my_rewards:short", "--import", "my_rewards", "dataset=sums.jsonl",
+                          "algo.max_new_tokens=1", "--check")  # fmt: skip
+    assert "all 16 completions earn 1" in out + err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=grpo", "dataset=sums.jsonl"], "model must be chosen for algo=grpo, got null"),
+        (["algo=sft", "model=rlox.llm.toy:make_model"], "dataset must be chosen for algo=sft, got null"),
+        ([*COPY, "reward=null"], "reward must be given for algo=grpo, got null"),
+        ([*COPY, "reward=my_rewards:short"], "add --import my_rewards"),
+        ([*COPY, "reward=my_rewards:shrt", "--import", "my_rewards"], "did you mean 'short'?"),
+        ([*COPY, "reward=nothing/here"], "reward=nothing/here must be module:FUNCTION, a URL, or the run of"),
+        ([*COPY, "dataset=sum.jsonl"], "did you mean 'sums.jsonl'?"),
+        ([*COPY, "env.workers=2", "env.n_envs=2"], "env.workers must be 0 with algo=grpo"),
+        ([*COPY, "compile=true"], "compile must be false with algo=grpo"),
+        ([*COPY, "algo.loss_type=drgrpo"], "loss_type must be one of grpo, bnpo, dr_grpo, dapo"),
+        ([*COPY, "algo.group_size=1"], "group_size must be >= 2"),
+        ([*COPY, "algo.temperature=0"], "temperature must be > 0"),
+        ([*COPY, "reward_weights=[1.0,2.0]"], "reward_weights must hold a number for each reward"),
+        ([*COPY, "model=nowhere/model"], "model=nowhere/model"),
+        (["algo=ppo", "model=gpt2"], "model must be null with algo=ppo, which trains no language model"),
+        (["algo=dpo", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:copy_rows", *SMALL], "'chosen'"),
+        ([*COPY, "reward=my_rewards:fails", "--import", "my_rewards"], "the table has no such row"),
+        ([*COPY, "reward=my_rewards:once", "--import", "my_rewards", "total_timesteps=9"], "reward once"),
+        ([*COPY, "algo.max_new_tokens=63"], "must fit in the model's context of 64 tokens, got 65"),
+        ([*COPY, "algo.lora_rank=2", "algo.lora_targets=[nothing]"], "lora_targets must name modules of the model"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_paragraph(command, here, capfd, words, said, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refused(command, *words)
+    err = capfd.readouterr().err
+    assert said in " ".join(err.split()), err
+
+
+def test_what_was_learned_before_a_reward_failed_is_kept(command, here, capfd):
+    refused(command, *COPY, "reward=my_rewards:once", "--import", "my_rewards", "total_timesteps=9", "hydra.run.dir=run",
+            "eval.n_points=0")  # fmt: skip
+    kept = load_checkpoint("run/checkpoints/last.safetensors").header
+    assert kept["counters"]["updates"] == 3
+    assert record("run")[-1]["status"] == "failed"

@@ -1,0 +1,165 @@
+"""Log-probabilities and entropies of tokens, however sequences lie in rows, against each sequence alone."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+from rlox.algorithms import SFT
+from rlox.llm.model import LanguageModel
+from rlox.llm.tokens import Sequences
+
+FAMILIES = ["qwen2-sdpa", "qwen2-eager", "llama-sdpa", "llama-eager", "gpt2-sdpa", "gpt2-eager"]
+PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 2], [23]]
+COMPLETIONS = [[4, 5, 1], [], [6, 1, 7, 8, 0, 0, 3], [9], [1, 1]]
+
+
+def random_sequences(seed, n=12):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 24, rng.integers(1, 9)) for _ in range(n)]
+    completions = [rng.integers(0, 24, rng.integers(0, 9)) for _ in range(n)]
+    return prompts, completions
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("longest", [None, 1, 12, 40], ids=lambda n: "padded" if n is None else f"packed-{n}")
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_each_layout_says_what_each_sequence_alone_says(kind, longest, temperature):
+    module = toy.model(kind)
+    model, double = LanguageModel(module), toy.copied(module)
+    layout = model.layout(Sequences(PROMPTS, COMPLETIONS), longest)
+    with torch.no_grad():
+        scores = model.score(layout, temperature, entropy=True)
+    alone = [toy.token_log_probs(double, p, c, temperature) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
+    assert (scores.log_probs - torch.cat([a for a, _ in alone])).abs().max() < 1e-5
+    assert (scores.entropies - torch.cat([b for _, b in alone])).abs().max() < 1e-5
+    if longest == 40:
+        assert len(layout.ids) == 1
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_packed_and_padded_differ_by_rounding_alone(kind):
+    model = LanguageModel(toy.model(kind, scale=2.0))
+    for seed in range(3):
+        sequences = Sequences(*random_sequences(seed))
+        with torch.no_grad():
+            padded, packed = (model.score(model.layout(sequences, n), 1.0, True) for n in (None, 20))
+        assert (padded.log_probs - packed.log_probs).abs().max() < 2e-6
+        assert (padded.entropies - packed.entropies).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("kind", ["bare", "qwen2"])
+def test_any_part_of_the_sequences_scores_as_it_does_among_all(kind):
+    model, whole = LanguageModel(toy.model(kind)), Sequences(*random_sequences(4))
+    with torch.no_grad():
+        expected = model.score(model.layout(whole)).log_probs
+        for rows in (np.array([3]), np.array([11, 0, 5]), np.arange(12)[::-1], np.arange(12)):
+            part, tokens = whole.take(rows)
+            assert (model.score(model.layout(part)).log_probs - expected[tokens]).abs().max() < 2e-6
+            assert part.n_scored.tolist() == whole.n_scored[rows].tolist()
+
+
+@pytest.mark.parametrize("longest", [None, 40])
+def test_only_what_is_marked_is_scored(longest):
+    model = LanguageModel(toy.model())
+    marks = [[True, False, True], [], [False, False, True, True, False, False, True], [False], [True, True]]
+    with torch.no_grad():
+        every = model.score(model.layout(Sequences(PROMPTS, COMPLETIONS), longest)).log_probs
+        some = model.score(model.layout(Sequences(PROMPTS, COMPLETIONS, marks), longest)).log_probs
+    assert torch.allclose(some, every[torch.tensor([m for row in marks for m in row])], atol=2e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3, 5])
+def test_constant_log_probs_come_in_the_order_of_the_sequences(accumulation):
+    algorithm = SFT(toy.model(), accumulation=accumulation, batch_size=5)
+    found = algorithm.log_probs(Sequences(PROMPTS, COMPLETIONS))
+    pairs = zip(PROMPTS, COMPLETIONS, strict=True)
+    alone = torch.cat([toy.token_log_probs(toy.copied(algorithm.policy), p, c)[0] for p, c in pairs])
+    assert (found - alone).abs().max() < 1e-5
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_activations_computed_twice_give_the_same_gradient(kind, lora):
+    gradients = []
+    for twice in (False, True):
+        module = toy.model(kind, scale=2.0)
+        algorithm = SFT(module, gradient_checkpointing=twice, lora_rank=lora, max_grad_norm=None, batch_size=5)
+        calls = []
+        layers = module.transformer.h if kind == "gpt2" else module.model.layers
+        layers[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        steps = toy.Steps(algorithm)
+        algorithm.update(Sequences(PROMPTS, COMPLETIONS))
+        assert len(calls) == 1 + twice
+        assert not module.training
+        gradients.append(steps.gradients[0])
+    assert gradients[0].norm() > 1e-3
+    assert toy.apart(*gradients) < 2e-6
+
+
+def test_dropout_is_off_in_all_passes():
+    module = toy.model("gpt2")
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.5
+    module.train()
+    algorithm = SFT(module, gradient_checkpointing=True, batch_size=5)
+    sequences = Sequences(PROMPTS, COMPLETIONS)
+    first, again = (algorithm.score(sequences).log_probs.detach() for _ in range(2))
+    assert torch.equal(first, again)
+    assert (first - algorithm.log_probs(sequences)).abs().max() < 2e-6
+
+
+def test_half_precision_is_near_and_leaves_weights_in_full():
+    algorithm = SFT(toy.model(scale=1.0), precision="bfloat16", batch_size=5)
+    plain = SFT(toy.model(scale=1.0), batch_size=5)
+    sequences = Sequences(PROMPTS, COMPLETIONS)
+    near, exact = algorithm.log_probs(sequences), plain.log_probs(sequences)
+    assert near.dtype == torch.float32
+    assert 0 < (near - exact).abs().max() < 0.05
+    algorithm.update(sequences)
+    assert {p.dtype for p in algorithm.policy.parameters()} == {torch.float32}
+
+
+def test_a_model_in_half_precision_is_trained_in_full():
+    algorithm = SFT(toy.model().to(torch.bfloat16), batch_size=5)
+    assert {p.dtype for p in algorithm.policy.parameters()} == {torch.float32}
+    before = algorithm.optimizer.flat.clone()
+    algorithm.update(Sequences(PROMPTS, COMPLETIONS))
+    assert not torch.equal(before, algorithm.optimizer.flat)
+
+
+def test_adapters_on_a_model_in_half_precision_are_trained_in_full():
+    module = toy.model().to(torch.bfloat16)
+    algorithm = SFT(module, batch_size=5, lora_rank=2)
+    assert {p.dtype for p in algorithm.policy.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in algorithm.policy.parameters() if not p.requires_grad} == {torch.bfloat16}
+    algorithm.update(Sequences(PROMPTS, COMPLETIONS))
+    assert algorithm.generate([[2, 3]], max_new_tokens=2)
+
+
+def test_a_token_of_no_probability_is_minus_infinity_and_entropy_stays_a_number():
+    logits = np.zeros(24)
+    logits[5] = -np.inf
+    model = LanguageModel(toy.Always(logits))
+    scores = model.score(model.layout(Sequences([[1]], [[2, 5]])), 1.0, entropy=True)
+    assert scores.log_probs.tolist() == pytest.approx([-np.log(23), -np.inf])
+    assert scores.entropies.tolist() == pytest.approx([np.log(23)] * 2)
+
+
+def test_adapters_are_switched_off_in_the_reference_alone():
+    from rlox.algorithms import DPO
+
+    plain = toy.model(scale=1.0)
+    algorithm = DPO(copy.deepcopy(plain), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, lora_rank=2, learning_rate=1e-2)
+    sequences = Sequences(PROMPTS, COMPLETIONS)
+    before = SFT(plain, batch_size=5).log_probs(sequences)
+    assert torch.equal(algorithm.log_probs(sequences), before)
+    algorithm.train(3)
+    assert torch.equal(algorithm.log_probs(sequences, reference=True), before)
+    assert (algorithm.log_probs(sequences) - before).abs().max() > 1e-3
