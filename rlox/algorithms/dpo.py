@@ -97,8 +97,8 @@ class DPO(LLMAlgorithm):
         return batch is self._drawn
 
     def _reference_sums(self, batch: Pairs, known: bool, keep: bool = True) -> torch.Tensor:
-        """What the reference says of chosen and rejected, (2, B); of pairs that are `known` it is asked once, if that is
-        to be kept."""
+        """What the reference says of chosen and rejected, (2, B); of pairs that are `known` it is asked once, if that
+        is to be kept."""
         found = self._known.get(batch.numbers) if known else None
         if found is None:
             log_probs = self.log_probs(batch.sequences, reference=True)
@@ -122,7 +122,7 @@ class DPO(LLMAlgorithm):
         loss = found.pop("loss")
         return loss, to_floats({"loss": loss.detach(), **found})
 
-    def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:  # type: ignore[override]
+    def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:
         """One step on pairs as `compute_loss` takes them, or on rows of text; returns its metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))
 

@@ -111,7 +111,7 @@ class GRPO(LLMAlgorithm):
         named = dict(zip(rewards.names, scores, strict=True))
         return Groups(sequences, earned, named, np.concatenate(drawn.log_probs), drawn.ended)
 
-    def train_step(self, prompts: Any) -> dict[str, float]:  # type: ignore[override]
+    def train_step(self, prompts: Any) -> dict[str, float]:
         """One update on completions of `prompts`, (B, P) token ids or whatever `train` takes; returns its metrics."""
         return super().train_step(prompts)
 
@@ -164,7 +164,7 @@ class GRPO(LLMAlgorithm):
             for piece in pieces:
                 part, inside = sequences.take(piece)
                 at, mine = tokens[inside].to(self.device), part.owner.to(self.device)
-                scores = self.score(part, c.temperature, entropy=True)
+                scores = self.score(part, c.temperature, entropy=True, entropy_gradient=c.ent_coef > 0)
                 log_probs, entropies = scores.log_probs, scores.entropies
                 old = log_probs.detach() if before is None else before[at]
 

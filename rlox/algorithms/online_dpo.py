@@ -150,7 +150,7 @@ class OnlineDPO(LLMAlgorithm):
         }
         return {**{name: torch.tensor(float(x), device=self.device) for name, x in sampled.items()}, **metrics}
 
-    def train_step(self, prompts: Any) -> dict[str, float]:  # type: ignore[override]
+    def train_step(self, prompts: Any) -> dict[str, float]:
         """One update on completions of `prompts`, (B, P) token ids or whatever `train` takes; returns its metrics."""
         return super().train_step(prompts)
 

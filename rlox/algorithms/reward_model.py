@@ -76,7 +76,7 @@ class RewardModel(LLMAlgorithm):
         with self._cast(), self.model.learning():
             return self.policy(sequences).float()
 
-    def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:  # type: ignore[override]
+    def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:
         """One step on pairs of token ids, as `rlox.DPO.compute_loss` takes them, or on rows of text; returns its
         metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))

@@ -49,7 +49,7 @@ class SFT(LLMAlgorithm):
         grad_norm = self.optimizer.step_accumulated(self.config.max_grad_norm)
         return {"loss": loss, "entropy": entropy, "likely_tokens": right, "grad_norm": grad_norm}
 
-    def train_step(self, prompt: Any, completion: Any = None) -> dict[str, float]:  # type: ignore[override]
+    def train_step(self, prompt: Any, completion: Any = None) -> dict[str, float]:
         """One step on token ids, (B, P) and (B, C) or lists of (P_i,) and (C_i,), or on rows of text; returns its
         metrics."""
         return super().train_step(prompt if completion is None else (prompt, completion))

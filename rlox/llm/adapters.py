@@ -40,14 +40,14 @@ def with_adapters(
         raise ImportError(f'{where}: lora_rank needs peft; pip install "rlox-cli[llm]"') from e
     settings = peft.LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]  # a number is what it takes
+        lora_alpha=alpha,
         target_modules=[*targets] if targets else "all-linear",
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
         try:
-            adapted = peft.get_peft_model(model.module, settings)  # type: ignore[arg-type]  # one of Hugging Face's
+            adapted = peft.get_peft_model(model.module, settings)
         except ValueError as e:
             raise ValueError(f"{where}: lora_targets must name modules of the model, got {targets}: {e}") from e
     return LanguageModel(adapted, model.tokenizer, model.eos or None, where)

@@ -90,7 +90,9 @@ def _of_ids(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
     given = data if isinstance(data, tuple) else (data,)
     if len(given) != len(names[task]):
         raise TypeError(f"{where}: token ids must come as ({', '.join(names[task])}), got {len(given)} of them")
-    groups = {name: _id_rows(group, name, model, where) for name, group in zip(names[task], given, strict=True)}
+    groups: dict[str, Any] = {}
+    for name, group in zip(names[task], given, strict=True):
+        groups[name] = _id_rows(group, name, model, where)
     if len({len(group) for group in groups.values()}) > 1:
         raise ValueError(
             f"{where}: there must be as many {' as '.join(groups)}, got {[len(g) for g in groups.values()]}"
@@ -153,8 +155,8 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
         chosen, rejected = (_arrays(rest for _, rest in side) for side in sides)
         return Encoded(heads, chosen=chosen, rejected=rejected, texts=pairs.prompts, columns=pairs.columns)
     texts = text_rows(source)
-    both = enumerate(zip(texts.prompts, texts.completions, strict=True))
-    found = [encode(tokenizer, p, text, row=i, where=where) for i, (p, text) in both]
+    written = enumerate(zip(texts.prompts, texts.completions, strict=True))
+    found = [encode(tokenizer, p, text, row=i, where=where) for i, (p, text) in written]
     # Of a text of its own the first token is only read: nothing comes before it.
     split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
     return Encoded(
@@ -190,6 +192,6 @@ def _require_fit(rows: Encoded, model: LanguageModel, where: str, longest: int) 
         if n > model.context:
             more = f", {longest} of them max_new_tokens" if longest else ""
             raise ValueError(
-                f"{where}: row {i} must fit in the model's context of {model.context} tokens, got {n}{more}; leave such "
-                "rows out, or shorten them"
+                f"{where}: row {i} must fit in the model's context of {model.context} tokens, got {n}{more}; leave "
+                "such rows out, or shorten them"
             )

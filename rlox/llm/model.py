@@ -16,6 +16,9 @@ from rlox.llm.tokens import Layout, Sequences
 
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
+# Tokens times parameters that must be saved for a further pass over the model.
+_WORTH = 2e8
+
 
 class Scores(NamedTuple):
     """What a model says of N scored tokens, f32 (N,) each."""
@@ -80,6 +83,7 @@ class LanguageModel:
             self.context: int | None = getattr(self.config, name, None)
             if self.context is not None:
                 break
+        self._size = sum(p.numel() for p in module.parameters())
         self._without_dropout()
 
     @property
@@ -171,14 +175,37 @@ class LanguageModel:
     def logits(self, layout: Layout) -> torch.Tensor:
         """(N, V) f32, of the distributions that the scored tokens are of."""
         if self.hugging_face:
-            # A cache, or a mask, would have sequences of one row look at each other.
-            keep = layout.ids.shape[1] - layout.first_column
-            positions = {} if layout.positions is None else {"position_ids": layout.positions}
-            whole = self.module(input_ids=layout.ids, use_cache=False, logits_to_keep=keep, **positions).logits
-            column = layout.column - (layout.ids.shape[1] - whole.shape[1])
+            # A mask, or a cache where none is needed, would have sequences of one row look at each other.
+            cache, width, first = self._beginnings(layout), layout.ids.shape[1], layout.first_column
+            whole = self.module(
+                input_ids=layout.ids if cache is None else layout.ids[:, first:],
+                position_ids=layout.positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=width - first,
+            ).logits
+            column = layout.column - (width - whole.shape[1])
         else:
             whole, column = self.bare_logits(layout.ids), layout.column
         return whole[layout.row, column].float()
+
+    def _beginnings(self, layout: Layout) -> Any:
+        """A cache of the columns before all scored ones, where several rows begin alike, as completions of one prompt
+        do: each beginning is read once. None where another pass over the model would cost more than it saves."""
+        first, rows = layout.first_column, len(layout.ids)
+        if layout.positions is not None or self.checkpointed or rows * first * self._size < _WORTH:
+            return None
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+
+        cache: Any = DynamicCache(config=self.config)
+        if not all(type(layer) is DynamicLayer for layer in cache.layers):
+            return None
+        found, row = torch.unique(layout.ids[:, :first], dim=0, return_inverse=True)
+        if (rows - len(found)) * first * self._size < _WORTH:
+            return None
+        self.module(input_ids=found, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache.batch_select_indices(row)
+        return cache
 
     def bare_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """(B, T, V) of a module of the user's own.
@@ -200,8 +227,11 @@ class LanguageModel:
             )
         return found
 
-    def score(self, layout: Layout, temperature: float = 1.0, entropy: bool = False) -> Scores:
-        """Log-probabilities of the scored tokens, at a temperature; with `entropy` those of their distributions."""
+    def score(
+        self, layout: Layout, temperature: float = 1.0, entropy: bool = False, entropy_gradient: bool = False
+    ) -> Scores:
+        """Log-probabilities of the scored tokens, at a temperature; with `entropy` the entropies of their
+        distributions, which are constants without `entropy_gradient`."""
         logits = self.logits(layout)
         if temperature != 1.0:
             logits = logits / temperature
@@ -209,9 +239,11 @@ class LanguageModel:
         log_probs = logits.gather(-1, layout.targets[:, None])[:, 0] - total
         if not entropy:
             return Scores(log_probs, None)
-        probs = torch.exp(logits - total[:, None])
-        # A logit of minus infinity has probability 0, and 0 times it is no number.
-        return Scores(log_probs, total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1))
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            probs = torch.exp(logits - total[:, None])
+            # A logit of minus infinity has probability 0, and 0 times it is no number.
+            entropies = total - (probs * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
+        return Scores(log_probs, entropies)
 
     def decode(self, ids: Any) -> str:
         """The text of token ids, without special tokens; without a tokenizer the ids themselves."""

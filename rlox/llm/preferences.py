@@ -35,7 +35,8 @@ class Preferences:
             raise TypeError(f"{where}: preference_fn must not stand beside reward_fn; pass one of them")
         if preference_fn is not None and not callable(preference_fn):
             raise TypeError(
-                f"{where}: preference_fn must be a function (prompts, completions) -> indices, got {shown(preference_fn)}"
+                f"{where}: preference_fn must be a function (prompts, completions) -> indices, got "
+                f"{shown(preference_fn)}"
             )
         self._function, self._where = preference_fn, where
         self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, where)
@@ -46,7 +47,11 @@ class Preferences:
             raise ValueError(f"{self._where}: there must be a preference_fn or a reward_fn to learn from, got neither")
 
     def scored(
-        self, rows: Encoded, numbers: Sequence[int], completions: Sequence[np.ndarray], model: LanguageModel
+        self,
+        rows: Encoded,
+        numbers: Sequence[int] | np.ndarray,
+        completions: Sequence[np.ndarray],
+        model: LanguageModel,
     ) -> np.ndarray:
         """Rewards (R,) f64 of completions of the prompts `numbers` (R,)."""
         assert self.rewards is not None

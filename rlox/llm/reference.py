@@ -79,7 +79,8 @@ class Reference:
         """
         if self._switched:
             raise ValueError(
-                f"{self._policy.where}: ref_sync_every must be null with adapters: the reference is the model without them"
+                f"{self._policy.where}: ref_sync_every must be null with adapters: the reference is the "
+                "model without them"
             )
         theirs = dict(self._policy.module.named_parameters())
         for name, p in self._model.module.named_parameters():

@@ -18,6 +18,8 @@ from rlox.llm.tokens import left_padded
 
 # Rows leave the batch when so large a part of it is done: each leaving copies the cache of those that stay.
 _DONE = 0.25
+# From so many new tokens on the cache grows in place: to copy a short one costs less than to prepare it.
+_LONG = 16
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ class _Cached:
         logits = self._forward(self.ids)
         # A cache that cannot be repeated is one of a model that has none of keys and values.
         self.cache.batch_repeat_interleave(self.n)
-        with_room(self.cache, self.room)
+        if self.room >= _LONG:
+            with_room(self.cache, self.room)
         if self.mask is not None:
             self.mask = self.mask.repeat_interleave(self.n, 0)
             self.position = self.position.repeat_interleave(self.n, 0)  # type: ignore[union-attr]

@@ -145,6 +145,9 @@ def load_model(source: str, where: str = "load_model") -> Found:
         return _from_run(file, where)
     if path.exists() and not (path / "config.json").is_file():
         raise ValueError(f"{where}: model={source} must hold config.json, or be a run's folder; it has neither")
+    # A name on the hub is NAME or OWNER/NAME.
+    if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
+        raise ValueError(f"{where}: model={source} must be a folder or a name on the hub, and there is no such folder")
     try:
         module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as e:
@@ -214,8 +217,8 @@ def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: st
     expected = weights(module)
     if others := sorted(expected.keys() ^ arrays.keys()):
         raise ValueError(
-            f"{where}: the model must have the weights of the checkpoint, got others: {one_line(others[0], 100)} is only "
-            f"in {'the model' if others[0] in expected else 'the checkpoint'}"
+            f"{where}: the model must have the weights of the checkpoint, got others: {one_line(others[0], 100)} is "
+            f"only in {'the model' if others[0] in expected else 'the checkpoint'}"
         )
     for name, array in arrays.items():
         if array.shape != expected[name].shape:
@@ -237,7 +240,8 @@ def _numpy(value: torch.Tensor) -> np.ndarray:
 def merged(model: LanguageModel) -> nn.Module:
     """The model with its adapters added to the weights."""
     module: Any = model.module
-    return module.merge_and_unload() if hasattr(module, "merge_and_unload") else module
+    # peft has frozen what its adapters were around.
+    return module.merge_and_unload().requires_grad_(True) if hasattr(module, "merge_and_unload") else module
 
 
 def save_pretrained(model: LanguageModel, folder: str | os.PathLike, where: str) -> None:

@@ -14,7 +14,7 @@ from rlox.llm.rewards import Rewards
 from rlox.llm.tokens import left_padded
 
 
-def texts_of(rows: Encoded, numbers: Sequence[int], model: LanguageModel) -> list[Any]:
+def texts_of(rows: Encoded, numbers: Sequence[int] | np.ndarray, model: LanguageModel) -> list[Any]:
     """The prompts `numbers`, as they were written, or decoded where they came as token ids."""
     if rows.texts is not None:
         return [rows.texts[i] for i in numbers]
@@ -22,7 +22,11 @@ def texts_of(rows: Encoded, numbers: Sequence[int], model: LanguageModel) -> lis
 
 
 def scores_of(
-    rewards: Rewards, rows: Encoded, numbers: Sequence[int], completions: Sequence[np.ndarray], model: LanguageModel
+    rewards: Rewards,
+    rows: Encoded,
+    numbers: Sequence[int] | np.ndarray,
+    completions: Sequence[np.ndarray],
+    model: LanguageModel,
 ) -> np.ndarray:
     """Scores (K, R) f64 of R completions of the prompts `numbers` (R,), NaN where a function does not apply.
 

@@ -29,8 +29,9 @@ class Layout:
     first_column: int  # the smallest of `column`
 
     def to(self, device: str | torch.device) -> Layout:
-        move = (None if x is None else x.to(device) for x in (self.ids, self.positions, self.row, self.column))
-        return Layout(*move, self.targets.to(device), self.first_column)  # type: ignore[arg-type]
+        positions = None if self.positions is None else self.positions.to(device)
+        row, column, targets = (x.to(device) for x in (self.row, self.column, self.targets))
+        return Layout(self.ids.to(device), positions, row, column, targets, self.first_column)
 
 
 class Sequences:

@@ -248,11 +248,12 @@ class LLMAlgorithm(Algorithm):
         """Tokens of a packed row, where sequences are packed."""
         return int(sequences.lengths.max(initial=1)) if self.config.packing else None
 
-    def score(self, sequences: Sequences, temperature: float = 1.0, entropy: bool = False) -> Scores:
-        """What the model says of the scored tokens of `sequences`, to be differentiated."""
+    def score(self, sequences: Sequences, temperature: float = 1.0, **asked: bool) -> Scores:
+        """What the model says of the scored tokens of `sequences`, to be differentiated; `asked` as
+        `LanguageModel.score` takes it."""
         layout = self.model.layout(sequences, self._row_length(sequences))
         with self._cast(), self.model.learning():
-            return self.model.score(layout, temperature, entropy)
+            return self.model.score(layout, temperature, **asked)
 
     @torch.no_grad()
     def log_probs(self, sequences: Sequences, temperature: float = 1.0, reference: bool = False) -> torch.Tensor:
@@ -374,7 +375,7 @@ class LLMAlgorithm(Algorithm):
         """Set the end of the training and of its schedules as `train` does, which may then be called without any."""
         plan(self, n_updates, until, schedule_timesteps)
 
-    def train(  # type: ignore[override]  # its first argument may be what is learned from
+    def train(  # its first argument may be what is learned from
         self,
         data: Any = None,
         n_epochs: int = 1,
@@ -544,7 +545,7 @@ class LLMAlgorithm(Algorithm):
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         header, tensors = super()._own_state()
-        info = {"model": description(self.model, self.source, isinstance(self.policy, RewardHead))}
+        info: dict[str, Any] = {"model": description(self.model, self.source, isinstance(self.policy, RewardHead))}
         if self.rows is not None:
             info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": self._rows_from}
         if self.reference is not None:
@@ -602,10 +603,10 @@ class LLMAlgorithm(Algorithm):
         others = {name: value for name, value in arguments.items() if name not in typed and name != "config"}
         algorithm = cls(
             found.module,
-            **({"ref_model": ref_model} if cls.has_reference else {}),
-            callbacks=callbacks,
-            logger=logger,
+            ref_model if cls.has_reference else None,
             **{
+                "callbacks": callbacks,
+                "logger": logger,
                 "tokenizer": found.tokenizer,
                 "eos_token_id": found.eos,
                 "dataset": dataset,
@@ -621,7 +622,7 @@ class LLMAlgorithm(Algorithm):
         known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
         if algorithm.rows is not None and known not in (None, algorithm.rows.fingerprint):
             raise ValueError(
-                f"{where}: dataset must hold the {shown(saved.get('n'))} rows that {path} was trained on, got "  # type: ignore[union-attr]
+                f"{where}: dataset must hold the {shown(saved.get('n'))} rows that {path} was trained on, got "
                 f"{len(algorithm.rows)} others; to learn from them make a new {cls.__name__} and call init_from(path)"
             )
         if ref_model is None and header.get("reference") == "given" and algorithm.reference is not None:

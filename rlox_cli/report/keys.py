@@ -31,6 +31,7 @@ _SECTIONS = {
     "logger.tensorboard": configs.TensorboardConfig,
     "logger.csv": configs.CsvConfig,
 }
+_CHOSEN = ("algo", "buffer", "dataset")  # from groups; each choice has keys of its own
 # What is typed like a key of a run, and is none.
 _COMMAND_KEYS = {
     "resume": "the run to go on with: its folder, or a checkpoint in it",
@@ -75,7 +76,7 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
     hints, meaning = typing.get_type_hints(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
-        if is_dataclass(default) or hints[item.name] in (Any, configs.LoggerConfig):
+        if is_dataclass(default) or item.name in _CHOSEN or hints[item.name] is configs.LoggerConfig:
             continue
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

@@ -54,7 +54,8 @@ def evaluate(
     """Score the rows of the run's evaluation, and with a reward `n_samples` sampled completions of each; print."""
     config = _run(path, header, imports)
     algorithm = restore_language(resolve(entry_of(header["algorithm"]).cls), config, path)
-    recorded = header.get("evaluation") if isinstance(header.get("evaluation"), dict) else {}
+    found = header.get("evaluation")
+    recorded: dict[str, Any] = found if isinstance(found, dict) else {}
     n_rows = n_rows or recorded.get("n_episodes") or config.eval.n_episodes
     evaluation = algorithm.scored(n_rows, seed)
     summary = {**evaluation.summary(), "seed": evaluation.seed}

@@ -227,14 +227,12 @@ def _carry_out(
     advice = AdviceCallback(lambda line: console.print(f"advice: {line}", soft_wrap=True, markup=False), plan=False)
     saving = config.checkpoint
     checkpoints = CheckpointCallback(folder / "checkpoints", saving.every_s, plain, saving.memory, saving.every_steps)
-    texts = (
-        [CompletionsCallback(folder, lambda step, file: record.checkpoint(step, "completions", file))]
-        if config.language
-        else []
-    )
     label = f"{algo} {config.env.id} seed {config.seed}"
     start, unit = algorithm.counters.steps, algorithm.counters.unit
     record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
+    texts: list[Callback] = []
+    if config.language:
+        texts.append(CompletionsCallback(folder, lambda step, file: record.checkpoint(step, "completions", file)))
     with record, stop.signals:
         if resumed:
             _write_config(folder, plain)

@@ -91,8 +91,8 @@ def test_activations_computed_twice_give_the_same_gradient(kind, lora):
         module = toy.model(kind, scale=2.0)
         algorithm = SFT(module, gradient_checkpointing=twice, lora_rank=lora, max_grad_norm=None, batch_size=5)
         calls = []
-        layers = module.transformer.h if kind == "gpt2" else module.model.layers
-        layers[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        part = module.transformer.h[0].attn if kind == "gpt2" else module.model.layers[0].self_attn
+        part.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         steps = toy.Steps(algorithm)
         algorithm.update(Sequences(PROMPTS, COMPLETIONS))
         assert len(calls) == 1 + twice

@@ -1,0 +1,133 @@
+"""Reward models against the formula: every completion alone, in double precision."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch import nn
+
+from rlox.algorithms import GRPO, RewardModel
+from rlox.llm.pairs import Pairs
+from rlox.llm.tokens import Sequences
+
+PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]
+CHOSEN = [[4, 5, 1], [6, 1, 7, 8], [1], [9, 9, 1], [2, 1]]
+REJECTED = [[4, 1], [], [10, 11, 12, 1], [9, 9, 1], [3, 3, 3]]
+MARGINS = np.array([0.5, 0.0, 1.0, -0.3, 2.0], np.float32)
+
+
+class Judge(nn.Module):
+    """A module of the user's own: ids (B, T) -> rewards (B,)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.memory, self.head = nn.Embedding(24, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, ids):
+        return self.head(self.memory(self.embed(ids))[0][:, -1])[:, 0]
+
+
+def judge():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Judge()
+
+
+def reward(policy, prompt, completion):
+    """Of one row: what the head makes of its last token, or what the module says."""
+    ids = torch.tensor([[*prompt, *completion]])
+    if policy.head is None:
+        return policy.model(ids)[0]
+    inside = policy.model.transformer if hasattr(policy.model, "transformer") else policy.model.model
+    return policy.head(inside(ids).last_hidden_state[0, -1])[0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"center": 0.3}], ids=str)
+@pytest.mark.parametrize("margins", [None, MARGINS], ids=["without margins", "with margins"])
+@pytest.mark.parametrize("kind", ["bare", "qwen2-eager", "qwen2-sdpa", "gpt2"])
+def test_each_loss(kind, margins, settings, accumulation):
+    module = judge() if kind == "bare" else toy.model(kind)
+    algorithm = RewardModel(module, max_grad_norm=None, batch_size=5, accumulation=accumulation, **settings)
+    policy, steps = toy.differentiable(algorithm.policy), toy.Steps(algorithm)
+    found = algorithm.update(Pairs(Sequences(PROMPTS * 2, CHOSEN + REJECTED), np.arange(5), margins))
+    losses, apart, sides = [], [], []
+    for i, prompt in enumerate(PROMPTS):
+        chosen, rejected = reward(policy, prompt, CHOSEN[i]), reward(policy, prompt, REJECTED[i])
+        margin = 0.0 if margins is None else float(margins[i])
+        loss = torch.log(1 + torch.exp(-(chosen - rejected - margin)))
+        losses.append(loss + settings.get("center", 0.0) * (chosen + rejected) ** 2)
+        apart.append((chosen - rejected).item())
+        sides.append((chosen.item(), rejected.item()))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    assert float(found["loss"]) == pytest.approx(loss.item(), rel=2e-6)
+    assert float(found["margin"]) == pytest.approx(np.mean(apart), rel=1e-5, abs=1e-6)
+    assert float(found["accuracy"]) == pytest.approx(np.mean(np.array(apart) > 0))
+    both = [float(found["chosen_reward"]), float(found["rejected_reward"])]
+    assert both == pytest.approx(np.mean(sides, 0), rel=1e-5, abs=1e-6)
+    assert toy.apart(steps.gradients[0], toy.gradient(policy)) < 3e-6
+
+
+def test_margins_are_a_column_of_the_rows():
+    rows = [{**row, "margin": i / 4} for i, row in enumerate(toy.PAIRS)]
+    algorithm = RewardModel(toy.model(), tokenizer=toy.tokenizer(), dataset=rows, batch_size=4)
+    batch, numbers = algorithm.sample(), algorithm.numbers(0)
+    assert batch.margins.tolist() == [i / 4 for i in numbers]
+    assert batch.numbers.tolist() == numbers.tolist()
+
+
+def test_a_row_of_a_tensor_may_be_rewarded_as_a_column():
+    class Column(Judge):
+        def forward(self, ids):
+            return super().forward(ids)[:, None]
+
+    ours, theirs = judge(), Column()
+    theirs.load_state_dict(ours.state_dict())
+    sequences = Sequences(PROMPTS, CHOSEN)
+    assert torch.equal(RewardModel(ours).rewards(sequences), RewardModel(theirs).rewards(sequences))
+
+
+def test_a_reward_is_the_same_alone_and_among_others():
+    algorithm = RewardModel(toy.model(), tokenizer=toy.tokenizer(), batch_size=3)
+    prompts, completions = [row["prompt"] for row in toy.PAIRS], [row["chosen"] for row in toy.PAIRS]
+    together = algorithm.score_batch(prompts, completions)
+    alone = [algorithm.score_batch([p], [c])[0] for p, c in zip(prompts, completions, strict=True)]
+    assert together == pytest.approx(np.array(alone), rel=1e-5, abs=1e-6)
+    assert together.dtype == np.float64
+    assert len(np.unique(together)) > 10
+    assert algorithm.score_batch([], []).shape == (0,)
+
+
+def test_it_learns_and_then_rewards_for_grpo():
+    algorithm = RewardModel(
+        toy.model(scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=20, learning_rate=1e-2
+    )
+    metrics = algorithm.train(40)
+    assert metrics["accuracy"] == 1.0
+    assert algorithm.scored(20).mean_return == 1.0
+    chosen, rejected = (
+        algorithm.score_batch([row["prompt"] for row in toy.PAIRS], [row[side] for row in toy.PAIRS])
+        for side in ("chosen", "rejected")
+    )
+    assert (chosen > rejected).all()
+    learner = GRPO(
+        toy.model(), reward_fn=algorithm, tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=3, batch_size=4
+    )
+    before = algorithm.optimizer.flat.clone()
+    assert np.isfinite(learner.train(1)["mean_reward"])
+    assert torch.equal(before, algorithm.optimizer.flat)
+
+
+def test_adapters_are_trained_with_the_head_and_nothing_else():
+    algorithm = RewardModel(
+        toy.model(), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=5, lora_rank=2, learning_rate=1e-2
+    )
+    before = {name: p.detach().clone() for name, p in copy.deepcopy(algorithm.policy).named_parameters()}
+    algorithm.train(2)
+    moved = {name for name, p in algorithm.policy.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if "lora_" in name or name.startswith("head.")}
