@@ -89,7 +89,7 @@ def test_several_loggers_side_by_side():
 @pytest.mark.parametrize("name", [path.stem for path in (CONF / "experiment").glob("*.yaml")])
 def test_experiments_compose_and_say_what_they_are(name):
     (job,) = compose_jobs([], [f"experiment={name}"])
-    assert job.algo == ("dqn" if "dqn" in name else "ppo")
+    assert job.algo == next((algo for algo in ("dqn", "grpo") if algo in name), "ppo")
     lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert len(lines[1]) > 20

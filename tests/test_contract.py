@@ -18,7 +18,9 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.config import OfflineConfig, OffPolicyConfig
 
 OFFLINE = [name for name, entry in ALGORITHMS.items() if issubclass(resolve(entry.config), OfflineConfig)]
-ONLINE = [name for name in ALGORITHMS if name not in OFFLINE]
+# Language models have tests of their own, in tests/llm.
+LANGUAGE = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset == "text"]
+ONLINE = [name for name in ALGORITHMS if name not in (*OFFLINE, *LANGUAGE)]
 # Those that have a native path run by PyTorch once more.
 BY_TORCH = [f"{name}-torch" for name in ONLINE if hasattr(resolve(ALGORITHMS[name].cls), "update_native")]
 NAMES = [*ONLINE, *BY_TORCH]

@@ -89,6 +89,8 @@ def dataset():
     return rlox.OfflineDatasetBuffer(obs, next_obs, actions, rewards, np.arange(n) % 16 == 15, np.zeros(n, bool))
 
 
+# Language models have tests of their own, in tests/llm.
+NAMES = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset != "text"]
 ON_POLICY = {"n_steps": 8, "n_envs": 2, "hidden_sizes": [8]}
 OFF_POLICY = {"learning_starts": 8, "train_freq": 4, "batch_size": 8, "n_envs": 2, "buffer_size": 200}
 
@@ -110,7 +112,7 @@ def offline(name) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_a_field_takes_trains(name):
     config = resolve(ALGORITHMS[name].config)
     for item in fields(config):
@@ -151,7 +153,7 @@ UNTRIED = {"compile": [True], "env_workers": [1]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_argument_is_refused_by_name_or_trains(name):
     for key, parameter in arguments(name).items():
         for value in HOSTILE:
@@ -174,7 +176,7 @@ def test_an_argument_is_refused_by_name_or_trains(name):
             algorithm.close()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_train_evaluate_and_predict_refuse_by_name(name):
     length = "n_updates" if offline(name) else "total_timesteps"
     algorithm = build(name, env_id="Pendulum-v1") if offline(name) else build(name)
@@ -227,7 +229,7 @@ def test_numbers_of_numpy_serve_where_they_are_whole(name, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_copy_of_an_algorithm_that_would_not_learn(name, backend):
     algorithm = build(name, backend=backend)
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -238,7 +240,7 @@ def test_no_copy_of_an_algorithm_that_would_not_learn(name, backend):
     assert any(not torch.equal(a, b) for a, b in zip(alike.parameters(), algorithm.policy.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_parameters_that_would_no_longer_learn_are_noticed(name):
     algorithm = build(name, backend="torch")
     algorithm.policy.load_state_dict(copy.deepcopy(algorithm.policy.state_dict()))
@@ -248,7 +250,7 @@ def test_parameters_that_would_no_longer_learn_are_noticed(name):
         algorithm.train(8)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_training_with_nothing_left_says_so(name):
     algorithm = build(name)
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ median over its updates of the process's CPU time; a system's the median over it
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -79,16 +80,15 @@ def main():
         start = f"{folder}/start.pt"
         if {"sum", "dpo"} & {*args.tasks}:
             tasks.save_start(start)
-        results = [measure(name, args.seeds, args.peer_python, start) for name in args.tasks]
-    versions = {}
-    for result in results:
-        for of in result["runs"].values():
-            for one in of:
+        results, versions = [], {}
+        for name in args.tasks:
+            results.append(measure(name, args.seeds, args.peer_python, start))
+            for one in itertools.chain(*results[-1]["runs"].values()):
                 versions |= one.pop("versions")
-    if args.out:
-        words = f"--tasks {' '.join(args.tasks)} --seeds {' '.join(map(str, args.seeds))}"
-        head = provenance(f"python benchmarks/llm/compare.py --peer-python PYTHON {words}")
-        args.out.write_text(json.dumps({**head, "versions": versions, "results": results}, indent=1) + "\n")
+            if args.out:
+                words = f"--tasks {' '.join(args.tasks)} --seeds {' '.join(map(str, args.seeds))}"
+                head = provenance(f"python benchmarks/llm/compare.py --peer-python PYTHON {words}")
+                args.out.write_text(json.dumps({**head, "versions": versions, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 import json
 import sys
 
+import tasks
 import torch
 import transformers
 
 import rlox
-import tasks
 from rlox.algorithms import DPO, GRPO
 from rlox.callbacks import Callback
 

@@ -7,6 +7,7 @@ and ``wall_ms`` of each but the first, the ``curve`` (mean reward of each update
 right answers afterwards, ``sampled`` and ``greedy``, and the ``versions``.
 """
 
+import copy
 import json
 import sys
 import tempfile
@@ -65,7 +66,7 @@ def train(request, folder):
             precompute_ref_log_probs=request.get("precompute", False),
         )  # fmt: skip
         trainer = trl.DPOTrainer(
-            model, args=config, train_dataset=Dataset.from_list(tasks.pairs()),
+            model, copy.deepcopy(model), args=config, train_dataset=Dataset.from_list(tasks.pairs()),
             processing_class=tasks.tokenizer(name), callbacks=[watch],
         )  # fmt: skip
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)

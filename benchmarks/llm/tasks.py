@@ -6,6 +6,7 @@ It imports PyTorch and transformers alone, so that any interpreter that has a pe
 import random
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -158,7 +159,7 @@ class Clock:
 
     def answer(self, module, task, **more):
         """What a program prints. Milliseconds of single updates, without the first."""
-        cpu, wall = ([1e3 * (b - a) for a, b in zip(times[1:], times[2:])] for times in zip(*self.at))  # noqa: B905
+        cpu, wall = ([1e3 * (b - a) for a, b in pairwise(times[1:])] for times in zip(*self.at, strict=True))
         (cpu_0, wall_0), (cpu_1, wall_1) = self.at[0], self.at[-1]
         found = {"steps": len(self.at) - 1, "cpu_s": cpu_1 - cpu_0, "wall_s": wall_1 - wall_0, "cpu_ms": cpu,
                  "wall_ms": wall, "curve": self.rewards}  # fmt: skip

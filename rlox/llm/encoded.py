@@ -108,7 +108,7 @@ def _id_rows(group: Any, name: str, model: LanguageModel, where: str) -> list[np
     rows, whole = [], isinstance(group, np.ndarray)
     for i, row in enumerate(group):
         ids = np.asarray(row.detach().cpu() if isinstance(row, torch.Tensor) else row)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
             raise TypeError(f"{where}: {name} must hold rows of integer token ids, got {shown(row)} in row {i}")
         if len(ids) and ids.min() < 0:
             raise ValueError(f"{where}: {name} must hold ids of at least 0, got {int(ids.min())} in row {i}")

@@ -12,6 +12,7 @@ import torch
 
 from rlox.checkpoint.streams import Stream
 from rlox.config import require, shown
+from rlox.envs.failures import Diverged
 from rlox.kernels.rng import Rng
 from rlox.llm.model import LanguageModel
 from rlox.llm.tokens import left_padded
@@ -104,12 +105,13 @@ def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
 def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each row of logits (R, V) by `noise` (R,) in (0, 1], and its log-probability f32 (R,)."""
     if settings.temperature == 0.0:
-        tokens = logits.argmax(-1)
-        return tokens, torch.zeros(len(tokens), device=logits.device)
+        likeliest, tokens = logits.max(-1)
+        return tokens, torch.where(likeliest.isfinite(), 0.0, torch.nan)
     log_probs = restricted(logits, settings).log_softmax(-1)
     # The inverse of the distribution function, in f64: its steps must not vanish in a large vocabulary.
     reached = log_probs.exp().cumsum(-1, dtype=torch.float64)
-    tokens = torch.searchsorted(reached, noise[:, None] * reached[:, -1:])[:, 0]
+    # Where a logit is no number none is reached; `sample` says so.
+    tokens = torch.searchsorted(reached, noise[:, None] * reached[:, -1:])[:, 0].clamp_(max=logits.shape[-1] - 1)
     return tokens, log_probs.gather(-1, tokens[:, None])[:, 0]
 
 
@@ -167,6 +169,11 @@ def sample(
                 active, tokens, going = active[kept], tokens[kept], going[kept]
     drawn, drawn_log_probs = ids.cpu().numpy(), log_probs.cpu().numpy()
     lengths = (drawn >= 0).sum(1)
+    if not np.isfinite(drawn_log_probs).all():
+        raise Diverged(
+            f"{model.where}: the model's logits must be finite, and are not; training cannot go on, and a model that was "
+            "loaded is damaged. Try a lower learning_rate or max_grad_norm"
+        )
     last = drawn[np.arange(rows), np.maximum(lengths - 1, 0)]
     return Completions(
         [row[:length].copy() for row, length in zip(drawn, lengths, strict=True)],

@@ -16,7 +16,7 @@ from rlox.llm.tokens import Sequences
 
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]
 CHOSEN = [[4, 5, 1], [6, 1, 7, 8], [1], [9, 9, 1], [2, 1]]
-REJECTED = [[4, 1], [], [10, 11, 12, 1], [9, 9, 1], [3, 3, 3]]
+REJECTED = [[4, 1], [], [10, 11, 12, 1], [9, 8, 1], [3, 3, 3]]
 LOSSES = [
     {},
     {"label_smoothing": 0.2},
@@ -278,8 +278,8 @@ def test_accuracy_rises():
     algorithm = DPO(
         toy.model(scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=20, learning_rate=1e-2
     )
-    assert algorithm.scored(20).mean_return == 0.0  # the policy is its reference
+    assert algorithm.scored(20).returns.mean() == 0.0  # the policy is its reference
     metrics = algorithm.train(25)
     assert metrics["accuracy"] == 1.0
-    assert algorithm.scored(20).mean_return == 1.0
+    assert algorithm.scored(20).returns.mean() == 1.0
     assert metrics["loss"] < 0.4

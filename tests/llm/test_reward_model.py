@@ -16,7 +16,7 @@ from rlox.llm.tokens import Sequences
 
 PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]
 CHOSEN = [[4, 5, 1], [6, 1, 7, 8], [1], [9, 9, 1], [2, 1]]
-REJECTED = [[4, 1], [], [10, 11, 12, 1], [9, 9, 1], [3, 3, 3]]
+REJECTED = [[4, 1], [], [10, 11, 12, 1], [9, 8, 1], [3, 3, 3]]
 MARGINS = np.array([0.5, 0.0, 1.0, -0.3, 2.0], np.float32)
 
 
@@ -109,7 +109,7 @@ def test_it_learns_and_then_rewards_for_grpo():
     )
     metrics = algorithm.train(40)
     assert metrics["accuracy"] == 1.0
-    assert algorithm.scored(20).mean_return == 1.0
+    assert algorithm.scored(20).returns.mean() == 1.0
     chosen, rejected = (
         algorithm.score_batch([row["prompt"] for row in toy.PAIRS], [row[side] for row in toy.PAIRS])
         for side in ("chosen", "rejected")

@@ -1,0 +1,21 @@
+"""Who samples a language model's completions? This process, or an inference server that follows the training.
+
+`create_backend` makes a backend by its kind; `rlox.training.post_training.LLMAlgorithm` takes one as ``sampler=``.
+"""
+
+from rlox import lazy
+
+_EXPORTS = {
+    "Backend": "rlox.llm.backends.base",
+    "Capabilities": "rlox.llm.backends.base",
+    "HFBackend": "rlox.llm.backends.local",
+    "KINDS": "rlox.llm.backends.create",
+    "SGLangBackend": "rlox.llm.backends.sglang_server",
+    "Served": "rlox.llm.backends.served",
+    "ServerLost": "rlox.llm.backends.wire",
+    "TGIBackend": "rlox.llm.backends.tgi_server",
+    "VLLMBackend": "rlox.llm.backends.vllm_server",
+    "VLLMLocalBackend": "rlox.llm.backends.vllm_local",
+    "create_backend": "rlox.llm.backends.create",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)

@@ -1,0 +1,132 @@
+"""Online DPO: who judges which pairs, and that its step is DPO's on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+from rlox.algorithms import DPO, OnlineDPO
+from rlox.algorithms.online_dpo import JudgedPairs
+from rlox.llm.pairs import Pairs
+from rlox.llm.tokens import Sequences
+
+PROMPTS = [[5, 6], [3], [7, 8, 9, 4, 2], [2, 4], [4]]
+BETTER = [[4, 5, 1], [6, 1, 7, 8], [1], [9, 9, 1], [2, 1]]
+WORSE = [[4, 1], [], [10, 11, 12, 1], [9, 8, 1], [3, 3, 3]]
+LOSSES = [{}, {"label_smoothing": 0.1}, {"loss_type": "hinge"}, {"loss_type": "ipo"}]
+
+
+def made(**more):
+    return OnlineDPO(
+        toy.model(), tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=5, **{"batch_size": 6, **more}
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("settings", LOSSES, ids=str)
+@pytest.mark.parametrize("packing", [False, True])
+def test_its_step_is_that_of_dpo_on_the_same_pairs(settings, packing, accumulation):
+    """Which `test_dpo` holds against the formulas."""
+    common = {"max_grad_norm": None, "batch_size": 5, "accumulation": accumulation, "packing": packing, **settings}
+    sequences = Sequences(PROMPTS * 2, BETTER + WORSE)
+    online = OnlineDPO(toy.model(scale=2.0), toy.model(seed=2, scale=2.0), max_new_tokens=4, **common)
+    plain = DPO(toy.model(scale=2.0), toy.model(seed=2, scale=2.0), **common)
+    steps, others = toy.Steps(online), toy.Steps(plain)
+    ones = np.ones(10, np.int64)
+    found = online.update(JudgedPairs(sequences, 0, ones == 1, ones, None))
+    expected = plain.update(Pairs(sequences, np.arange(5)))
+    for name in ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "grad_norm"):
+        assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-5, abs=2e-6)
+    assert others.gradients[0].norm() > 1e-2
+    assert toy.apart(steps.gradients[0], others.gradients[0]) < 2e-6
+
+
+def test_a_function_judges_texts_and_the_preferred_ones_come_first():
+    seen = {}
+
+    def judge(prompts, completions):
+        seen.update(prompts=prompts, completions=completions)
+        return [0, 1, None, 1, np.int64(0), torch.tensor(1)]
+
+    algorithm = made(preference_fn=judge)
+    batch, numbers = algorithm.sample(), algorithm.numbers(0)
+    assert seen["prompts"] == [toy.PROMPTS[i] for i in numbers]
+    prompts = [algorithm.rows.prompts[i] for i in numbers]
+    drawn = algorithm.complete(prompts, numbers, 2, 0, algorithm.settings(), algorithm.seed)
+    texts = [algorithm.model.decode(ids) for ids in drawn.ids]
+    assert seen["completions"] == [(texts[2 * i], texts[2 * i + 1]) for i in range(6)]
+    better, worse = [0, 3, 7, 8, 11], [1, 2, 6, 9, 10]
+    whole, lengths = batch.sequences.whole()
+    for row, k in enumerate(better + worse):
+        assert whole[row, : lengths[row]].tolist() == [*prompts[k // 2], *drawn.ids[k]]
+    assert len(batch) == 5
+    assert batch.n_undecided == 1
+    assert batch.lengths.tolist() == [len(ids) for ids in drawn.ids]
+
+
+def test_the_larger_reward_is_preferred_and_equal_ones_are_not_learned():
+    algorithm = made(reward_fn=lambda prompts, completions: [float(len(c)) for c in completions], batch_size=20)
+    batch = algorithm.sample()
+    texts = batch.rewards.reshape(-1, 2)
+    assert batch.n_undecided == (texts[:, 0] == texts[:, 1]).sum() > 0
+    whole, lengths = batch.sequences.whole()
+    said = [
+        len(algorithm.model.decode(whole[i, n:end]))
+        for i, (n, end) in enumerate(zip(batch.sequences.prompt_lengths, lengths, strict=True))
+    ]
+    assert len(batch) > 3
+    assert all(said[i] > said[len(batch) + i] for i in range(len(batch)))
+    metrics = algorithm.update(batch)
+    assert float(metrics["undecided"]) == pytest.approx(batch.n_undecided / 20)
+    assert float(metrics["mean_reward"]) == pytest.approx(batch.rewards.mean())
+
+
+def test_without_a_decision_nothing_is_learned():
+    algorithm = made(preference_fn=lambda prompts, completions: [None] * len(prompts))
+    before = algorithm.optimizer.flat.clone()
+    metrics = algorithm.train(2)
+    assert metrics["undecided"] == 1.0
+    assert torch.equal(before, algorithm.optimizer.flat)
+
+
+def test_a_row_scores_whether_it_is_preferred_to_the_references():
+    algorithm = made(preference_fn=lambda prompts, completions: [None if a == b else 0 for a, b in completions])
+    assert algorithm.scored(20).returns.tolist() == [0.5] * 20
+    own = algorithm.model
+    algorithm.preferences._function = lambda prompts, completions: [0] * len(prompts)
+    assert algorithm.scored(20).returns.tolist() == [1.0] * 20
+    algorithm.preferences._function = lambda prompts, completions: [1] * len(prompts)
+    assert algorithm.scored(20).returns.tolist() == [0.0] * 20
+    assert algorithm.model is own
+
+
+def test_with_adapters_the_reference_completes_without_them():
+    pairs = []
+
+    def judge(prompts, completions):
+        pairs.append(completions)
+        return [0] * len(prompts)
+
+    algorithm = made(preference_fn=judge, lora_rank=2, learning_rate=1e-1)
+    before = algorithm.generate(toy.PROMPTS, temperature=0.0, max_new_tokens=5)
+    algorithm.train(3)
+    algorithm.scored(20)
+    assert [theirs for _, theirs in pairs[-1]] == [row[0] for row in before]
+    after = algorithm.generate(toy.PROMPTS, temperature=0.0, max_new_tokens=5)
+    assert [ours for ours, _ in pairs[-1]] == [row[0] for row in after]
+    assert after != before
+
+
+def test_it_learns_what_is_preferred():
+    algorithm = OnlineDPO(
+        toy.model(scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=4, batch_size=20,
+        learning_rate=1e-2, reward_fn=lambda prompts, completions: [float(c.count("7")) for c in completions],
+    )  # fmt: skip
+    said = algorithm.generate(toy.PROMPTS, n=8)
+    algorithm.train(40)
+    again = algorithm.generate(toy.PROMPTS, n=8)
+    before, after = (np.mean([text.count("7") for row in rows for text in row]) for rows in (said, again))
+    assert before < 0.4
+    assert after > 1.0

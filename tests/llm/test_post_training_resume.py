@@ -1,0 +1,336 @@
+"""Training that stops, is saved and goes on from the file is the training that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+import toy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
+from rlox.callbacks import Callback
+from rlox.checkpoint import load_checkpoint
+from rlox.llm.tokens import Sequences
+
+N = 3
+
+
+def lengths(prompts, completions):
+    return [float(len(c)) for c in completions]
+
+
+def prefers(prompts, completions):
+    return [None if a == b else int(len(b) > len(a)) for a, b in completions]
+
+
+SAMPLED = {"dataset": toy.PROMPTS, "max_new_tokens": 4}
+KINDS = {
+    "sft": (SFT, {"dataset": toy.ROWS}, {}),
+    "reward_model": (RewardModel, {"dataset": toy.PAIRS}, {}),
+    "dpo": (DPO, {"dataset": toy.PAIRS}, {}),
+    "grpo": (GRPO, {**SAMPLED, "group_size": 3, "n_epochs": 2, "n_minibatches": 2}, {"reward_fn": lengths}),
+    "online_dpo": (OnlineDPO, SAMPLED, {"preference_fn": prefers}),
+}
+SCHEDULED = {"learning_rate": 1e-2, "learning_rate_schedule": "linear", "warmup": 0.5, "batch_size": 7}
+TIMES = ("time/",)
+
+
+class Record(Callback):
+    """Every metric of every update; stops after `last`."""
+
+    def __init__(self, last=None):
+        self.rows, self.last = [], last
+
+    def on_step(self, *, step, metrics, **info):
+        self.rows.append({name: x for name, x in metrics.items() if not name.startswith(TIMES)})
+        return step != self.last
+
+
+def arrays(path):
+    sections = load_checkpoint(path).tensors
+    return {f"{s}/{k}": v for s, part in sections.items() for k, v in part.items() if s != "generators"}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+
+
+def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), **settings):
+    cls, data, functions = KINDS[kind]
+    settings = {**SCHEDULED, **data, **settings}
+    whole, first, second = Record(), Record(N), Record()
+
+    def reference():
+        return {} if ref_model is None else {"ref_model": ref_model()}
+
+    def made(record):
+        return cls(toy.model(), callbacks=[record], tokenizer=toy.tokenizer(), **reference(), **functions, **settings)
+
+    algorithm = made(whole)
+    algorithm.train(2 * N)
+    algorithm.save(tmp_path / "whole.safetensors")
+    stopped = made(first)
+    stopped.train(2 * N)
+    assert stopped.counters.updates == N
+    stopped.save(tmp_path / "half.safetensors")
+    lora = {"model": toy.model()} if settings.get("lora_rank") else {}
+    given = reference() if "ref_model" in resumed_with else {}
+    again = cls.from_checkpoint(
+        tmp_path / "half.safetensors", dataset=data["dataset"], callbacks=[second], **functions, **lora, **given
+    )
+    again.train()
+    again.save(tmp_path / "again.safetensors")
+    assert len(whole.rows) == 2 * N
+    assert first.rows + second.rows == whole.rows
+    assert len({row["learning_rate"] for row in whole.rows}) > 3
+    same(arrays(tmp_path / "again.safetensors"), arrays(tmp_path / "whole.safetensors"))
+    return algorithm, again
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_the_half(kind, lora, tmp_path):
+    resumed_as_never_stopped(kind, tmp_path, lora_rank=lora)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "grpo", "online_dpo"])
+@pytest.mark.parametrize("given", [False, True], ids=["own reference", "given reference"])
+def test_with_a_reference_that_moves(kind, given, tmp_path):
+    """Whose it is makes no difference: what moves is in the file."""
+    ref_model = (lambda: toy.model(seed=3)) if given else None
+    one, other = resumed_as_never_stopped(kind, tmp_path, ref_model=ref_model, ref_sync_every=2, ref_sync_share=0.5)
+    sequences = Sequences([[2, 3]], [[4, 5]])
+    assert torch.equal(one.log_probs(sequences, reference=True), other.log_probs(sequences, reference=True))
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
+def test_with_a_reference_that_was_given(kind, lora, tmp_path):
+    resumed_as_never_stopped(
+        kind, tmp_path, ref_model=lambda: toy.model(seed=3), resumed_with=["ref_model"], lora_rank=lora
+    )
+
+
+@pytest.mark.parametrize("settings", [{"packing": True, "accumulation": 3}, {"gradient_checkpointing": True}], ids=str)
+@pytest.mark.parametrize("kind", ["grpo", pytest.param("dpo", marks=pytest.mark.exhaustive)])
+def test_with_other_passes(kind, settings, tmp_path):
+    resumed_as_never_stopped(kind, tmp_path, **settings)
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_a_lost_reference_is_asked_for_when_training_goes_on(lora, tmp_path):
+    algorithm = DPO(
+        toy.model(), toy.model(seed=3), tokenizer=toy.tokenizer(), dataset=toy.PAIRS, batch_size=4, lora_rank=lora
+    )
+    algorithm.train(1)
+    algorithm.save(tmp_path / "d.safetensors")
+    base = {"model": toy.model()} if lora else {}
+    again = DPO.from_checkpoint(tmp_path / "d.safetensors", dataset=toy.PAIRS, **base)
+    assert again.generate("1+", max_new_tokens=3, seed=0) == algorithm.generate("1+", max_new_tokens=3, seed=0)
+    for train in (again.train, lambda: again.train_step([[2]], [[3]], [[4]])):
+        with pytest.raises(ValueError, match="trained with a ref_model.*pass ref_model=… to from_checkpoint"):
+            train()
+
+
+def test_in_the_second_dataset_of_a_training(tmp_path):
+    """A pass over rows begins where they were given."""
+    record, other = Record(), Record()
+    algorithm = SFT(toy.model(), tokenizer=toy.tokenizer(), callbacks=[record], batch_size=3, learning_rate=1e-2)
+    algorithm.train(toy.ROWS[:7])
+    algorithm.train(toy.ROWS[7:], n_updates=2)
+    algorithm.save(tmp_path / "s.safetensors")
+    again = SFT.from_checkpoint(tmp_path / "s.safetensors", dataset=toy.ROWS[7:], callbacks=[other])
+    record.rows.clear()
+    algorithm.train(3)
+    again.train(3)
+    assert record.rows == other.rows
+
+
+@pytest.mark.parametrize("kind", ["grpo", "online_dpo"])
+def test_after_an_exception_in_a_function_of_the_users(kind, tmp_path):
+    cls, data, functions = KINDS[kind]
+    calls = []
+    ((name, function),) = functions.items()
+
+    def fails(prompts, completions):
+        calls.append(1)
+        if len(calls) == N + 1:
+            raise ZeroDivisionError("of the user's")
+        return function(prompts, completions)
+
+    settings = {**SCHEDULED, **data, "tokenizer": toy.tokenizer()}
+    whole = cls(toy.model(), **{name: function}, **settings)
+    whole.plan(2 * N)
+    broken = cls(toy.model(), **{name: fails}, **settings)
+    with pytest.raises(ZeroDivisionError, match="of the user's"):
+        broken.train(2 * N)
+    record = Record(N)
+    stopped = cls(toy.model(), **{name: function}, callbacks=[record], **settings)
+    stopped.train(2 * N)
+    assert torch.equal(broken.optimizer.flat, stopped.optimizer.flat)
+    assert broken.counters.updates == N
+    broken.save(tmp_path / "b.safetensors")
+    again = cls.from_checkpoint(tmp_path / "b.safetensors", dataset=data["dataset"], **{name: function})
+    again.train()
+    whole.train()
+    assert torch.equal(again.optimizer.flat, whole.optimizer.flat)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_rows_are_refused(kind, tmp_path):
+    cls, data, functions = KINDS[kind]
+    algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **data, **functions)
+    algorithm.save(tmp_path / "c.safetensors")
+    with pytest.raises(ValueError, match="must hold the 20 rows.*got 20 others.*init_from"):
+        cls.from_checkpoint(tmp_path / "c.safetensors", dataset=data["dataset"][::-1], **functions)
+
+
+def test_rows_whose_rewards_read_something_else_are_refused(tmp_path):
+    rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate(toy.PROMPTS)]
+    algorithm = GRPO(toy.model(), tokenizer=toy.tokenizer(), dataset=rows, max_new_tokens=4)
+    algorithm.save(tmp_path / "c.safetensors")
+    rows[3]["answer"] = "another"
+    with pytest.raises(ValueError, match="got 20 others"):
+        GRPO.from_checkpoint(tmp_path / "c.safetensors", dataset=rows)
+
+
+def test_another_algorithms_checkpoint_is_refused(tmp_path):
+    SFT(toy.model()).save(tmp_path / "s.safetensors")
+    with pytest.raises(ValueError, match=r"DPO.from_checkpoint: .*must hold dpo, got sft"):
+        DPO.from_checkpoint(tmp_path / "s.safetensors")
+
+
+def test_another_model_is_refused(tmp_path):
+    SFT(toy.model()).save(tmp_path / "s.safetensors")
+    with pytest.raises(ValueError, match=r"shape \(24, 16\), as in the checkpoint, got \(24, 32\)"):
+        SFT.from_checkpoint(tmp_path / "s.safetensors", model=toy.model(hidden=32))
+    with pytest.raises(ValueError, match="must have the weights of the checkpoint, got others"):
+        SFT.from_checkpoint(tmp_path / "s.safetensors", model=toy.model("gpt2"))
+
+
+def test_a_module_of_the_users_own_and_adapters_without_their_model_are_asked_for(tmp_path):
+    SFT(toy.model("bare")).save(tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match=r"a module of your own; pass model=Recurrent\(...\)"):
+        SFT.from_checkpoint(tmp_path / "b.safetensors")
+    again = SFT.from_checkpoint(tmp_path / "b.safetensors", model=toy.model("bare", seed=5))
+    assert torch.equal(again.optimizer.flat, torch.cat([p.reshape(-1) for p in toy.model("bare").parameters()]))
+    SFT(toy.model(), lora_rank=2).save(tmp_path / "l.safetensors")
+    with pytest.raises(ValueError, match="adapters alone, and their model None is not here; pass model=…"):
+        SFT.from_checkpoint(tmp_path / "l.safetensors")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_alone_generates_and_runs_no_pickle(kind, tmp_path, monkeypatch):
+    cls, data, functions = KINDS[kind]
+    algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **{**data, **functions, "learning_rate": 1e-2})
+    algorithm.train(2)
+    algorithm.save(tmp_path / "c.safetensors")
+    said = algorithm.generate(["1+2=", "3"], n=2, max_new_tokens=5)
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, None)
+    again = cls.from_checkpoint(tmp_path / "c.safetensors")
+    assert again.generate(["1+2=", "3"], n=2, max_new_tokens=5) == said
+    assert again.model.tokenizer.eos_token == "<eos>"
+    assert again.model.config.hidden_size == 16
+
+
+def test_a_checkpoint_is_a_safetensors_file_with_a_header_of_json(tmp_path):
+    SFT(toy.model(), tokenizer=toy.tokenizer()).save(tmp_path / "c.safetensors")
+    data = (tmp_path / "c.safetensors").read_bytes()
+    (n,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + n])
+    kinds = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    assert kinds <= {"F32", "F64", "I64", "U8"}
+    assert b'"hidden_size"' in data[: 8 + n].replace(b'\\"', b'"')
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("lora", [None, 2])
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_saved_for_transformers_gives_the_same_logits(kind, lora, tied, tmp_path):
+    algorithm = SFT(
+        toy.model(kind, scale=1.0, tied=tied), tokenizer=toy.tokenizer(), dataset=toy.ROWS, lora_rank=lora,
+        learning_rate=1e-2,
+    )  # fmt: skip
+    algorithm.train(3)
+    before = algorithm.optimizer.flat.clone()
+    algorithm.save_pretrained(tmp_path / "m")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    ids = torch.tensor([[2, 3, 4, 5, 6]])
+    with torch.no_grad():
+        ours, found = algorithm.policy(ids).logits, theirs(ids).logits
+    assert (ours - found).abs().max() < (1e-5 if lora else 1e-7)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
+    assert tokenizer("1+2=")["input_ids"] == toy.tokenizer()("1+2=")["input_ids"]
+    # Training goes on with the adapters as they were.
+    assert torch.equal(before, algorithm.optimizer.flat)
+    algorithm.train(1)
+    assert not torch.equal(before, algorithm.optimizer.flat)
+
+
+def test_adapters_find_the_folder_that_their_model_came_from(tmp_path):
+    toy.model().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    algorithm = SFT(
+        base, tokenizer=toy.tokenizer(), dataset=toy.ROWS, lora_rank=2, learning_rate=1e-1,
+        source=str(tmp_path / "base"),
+    )  # fmt: skip
+    algorithm.train(2)
+    algorithm.save(tmp_path / "l.safetensors")
+    again = SFT.from_checkpoint(tmp_path / "l.safetensors")
+    said = algorithm.generate(["1+2="], n=4, max_new_tokens=5)
+    assert again.generate(["1+2="], n=4, max_new_tokens=5) == said
+    again.save_pretrained(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    sequences = Sequences([[2, 3]], [[4, 5, 6]])
+    assert (SFT(merged).log_probs(sequences) - algorithm.log_probs(sequences)).abs().max() < 1e-5
+
+
+def test_weights_alone_start_another_training(tmp_path):
+    first = SFT(toy.model(), tokenizer=toy.tokenizer(), dataset=toy.ROWS, learning_rate=1e-2)
+    first.train(3)
+    first.save(tmp_path / "s.safetensors")
+    second = SFT(toy.model(seed=4), tokenizer=toy.tokenizer(), dataset=toy.ROWS[::-1])
+    second.init_from(tmp_path / "s.safetensors")
+    assert torch.equal(first.optimizer.flat, second.optimizer.flat)
+    assert second.counters.updates == 0
+
+
+def test_looking_on_changes_nothing(tmp_path):
+    """Completions, scores and evaluations in between leave the training as it is."""
+    found = []
+    for looks in (False, True):
+        algorithm = GRPO(
+            toy.model(), reward_fn=lengths, tokenizer=toy.tokenizer(), batch_size=4, learning_rate=1e-2, **SAMPLED
+        )
+        for _ in range(3):
+            algorithm.train(1)
+            if looks:
+                algorithm.generate(["1+2="], n=3)
+                algorithm.scored(5)
+                algorithm.evaluate(n_samples=2)
+                algorithm.save(tmp_path / "x.safetensors")
+        found.append((algorithm.optimizer.flat.clone(), np.array(algorithm.counters.recent_returns)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_is_the_same_training_and_another_is_not(kind):
+    cls, data, functions = KINDS[kind]
+    found = []
+    for seed in (1, 1, 2):
+        settings = {**SCHEDULED, **data, "batch_size": 5, "seed": seed}
+        algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **functions, **settings)
+        torch.manual_seed(len(found))  # of which nothing depends
+        algorithm.train(2)
+        found.append(algorithm.optimizer.flat.clone())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
