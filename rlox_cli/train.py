@@ -13,11 +13,12 @@ from rlox_cli.config.compose import (
     expands,
     folder_of,
     named_by_time,
+    run_composed,
     run_hydra,
     searches,
 )
 from rlox_cli.config.imports import import_modules, take_imports
-from rlox_cli.config.overrides import is_multirun, run_folder, split_args
+from rlox_cli.config.overrides import is_multirun, only_choose, run_folder, split_args
 from rlox_cli.config.sources import with_env
 from rlox_cli.records.folders import require_new
 from rlox_cli.run import job
@@ -65,7 +66,7 @@ def main(args: list[str]) -> None:
     if checks:
         from rlox_cli.preflight.check import check
 
-        check(jobs, flags, multirun, console)
+        check(jobs, multirun, console)
         return
     if jobs and not only_prints and not named_by_time(jobs[0]):
         folder = folder_of(jobs[0], multirun)
@@ -87,7 +88,10 @@ def main(args: list[str]) -> None:
         return
     job.OUTCOMES, job.FAILURES = [], []
     try:
-        run_hydra(flags, overrides, job.train)
+        if jobs and not multirun and only_choose(flags):
+            run_composed(flags, jobs[0], job.train)
+        else:
+            run_hydra(flags, overrides, job.train)
     finally:
         if job.OUTCOMES:
             if multirun:

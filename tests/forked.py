@@ -145,6 +145,8 @@ def _serve(server: socket.socket) -> list[str]:
         if not data:
             sys.exit()
         files = array.array("i", ancillary[0][2]).tolist()
+        if {"plot", "compare", "bench", "sweep", "-m"} & {*json.loads(data)["words"]}:
+            _import_reports()
         if not os.fork():
             break
         for file in files:
@@ -194,6 +196,18 @@ def _import() -> None:
             app(words, prog_name="rlox", standalone_mode=False)
     gc.collect()
     gc.freeze()  # or a collection in a child would copy every page
+
+
+@functools.cache
+def _import_reports() -> None:
+    """What draws and judges runs: SciPy and Matplotlib, which take four seconds of CPU."""
+    from matplotlib.backends import backend_agg  # noqa: F401
+
+    from rlox_cli.bench import learn  # noqa: F401
+    from rlox_cli.report import compare, plot  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
 
 _code: int | None = None  # of a command that has ended

@@ -186,11 +186,7 @@ def test_hydra_flags(tmp_path):
 def test_completion_of_overrides(tmp_path):
     def complete(word):
         env = {"_RLOX_COMPLETE": "complete_bash", "COMP_WORDS": f"rlox train {word}", "COMP_CWORD": "2"}
-        program = "import sys; sys.argv = ['rlox']; from rlox_cli.main import app; app(prog_name='rlox')"
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **env}
-        )
-        return done.stdout.split()
+        return forked.run(cwd=tmp_path, env={**os.environ, **env}).stdout.split()
 
     assert "algo=ppo" in complete("algo=")
     assert complete("experiment=ppo") == ["experiment=ppo-smoke"]

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from rlox import config as configs
 from rlox import tuned
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import BUFFERS
 from rlox.config import Config, RunConfig, tuned_pairs
-from rlox_cli.config.compose import compose_jobs
+from rlox_cli.config.compose import compose_jobs, run_composed, run_hydra
+from rlox_cli.config.overrides import only_choose
 from rlox_cli.report.keys import comments
 
 CONF = Path(str(files("rlox_cli.conf")))
@@ -176,3 +179,32 @@ def test_tuned_of_the_library():
 def test_every_field_says_what_it_means(cls):
     assert set(comments(cls)) >= {item.name for item in fields(cls)}
     assert all(len(text) > 10 for text in comments(cls).values())
+
+
+@pytest.mark.slow
+def test_a_run_that_is_composed_once_is_given_what_hydra_would_give_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = []
+
+    def task(cfg):
+        given.append((cfg, HydraConfig.get()))
+        (tmp_path / "run").rename(tmp_path / f"{len(given)}")
+
+    words = ["algo=dqn", "env=Acrobot-v1", "algo.gamma=0.9", "hydra.run.dir=run"]
+    run_hydra([], words, task)
+    (job,) = compose_jobs([], words)
+    run_composed([], job, task)
+    (expected, theirs), (cfg, ours) = given
+    assert OmegaConf.to_yaml(cfg) == OmegaConf.to_yaml(expected)
+    # Hydra adds an override where nothing says what mode it is.
+    assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs).replace("  - hydra.mode=RUN\n", "")
+    for name in ("config.yaml", "overrides.yaml"):
+        assert (tmp_path / "2/.hydra" / name).read_text() == (tmp_path / "1/.hydra" / name).read_text()
+    with pytest.raises(ZeroDivisionError):
+        run_composed([], job, lambda cfg: 1 / 0)
+
+
+def test_flags_that_ask_for_more_than_a_run_are_left_to_hydra():
+    assert only_choose(["-cd", "own", "--config-name=other", "-r"])
+    assert not only_choose(["-cd", "own", "--shell-completion"])
+    assert not only_choose(["--cfg", "job"])

@@ -241,7 +241,7 @@ def plan(folder, *words):
 
 @pytest.mark.slow
 def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
-    plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1", "hydra/launcher=joblib")
+    plan(tmp_path / "sweep", *SHORT[:1], *SHORT[2:-2], "algo=ppo", "seed=0,1")
     path = tmp_path / "sweep/sweep.jsonl"
     # As if the settings that ship had been others on that day.
     path.write_text(path.read_text().replace('"gamma":0.98', '"gamma":0.91'))

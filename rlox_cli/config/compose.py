@@ -16,12 +16,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra._internal.callbacks import Callbacks  # what a public HydraContext must hold; it has no public name
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.utils import configure_log, run_job
 from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -271,8 +273,26 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     return Job(overrides, run, choices.algo, applied_settings(run, choices.algo, choices.get("tuned"), overrides), cfg)
 
 
-def run_hydra(flags: list[str], overrides: list[str], task) -> None:
-    """Hand over to ``hydra.main``, which owns output folders, launchers, sweepers and its own flags."""
+def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
+    """Run a job that is composed already as ``hydra.main`` would, which composes twice more before it begins.
+
+    What is left of Hydra's part is its output folder, logging and callbacks; `flags` only choose what was composed.
+    """
+    cfg = job.cfg
+    if cfg.hydra.mode is None:
+        cfg.hydra.mode = RunMode.RUN
+    with _composition(flags) as config_name:
+        configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
+        callbacks = Callbacks(cfg)
+        callbacks.on_run_start(config=cfg, config_name=config_name)
+        context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
+        result = run_job(task, cfg, "hydra.run.dir", None, context)
+        callbacks.on_run_end(config=cfg, config_name=config_name, job_return=result)
+        _ = result.return_value  # raises what the task has raised
+
+
+def run_hydra(flags: list[str], overrides: list[str], task: TaskFunction) -> None:
+    """Hand over to ``hydra.main``, which owns launchers, sweepers and its own flags."""
     import hydra
 
     register()

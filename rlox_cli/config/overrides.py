@@ -28,8 +28,9 @@ _FLAGS = {
     *("-h", "--help", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
     *("--shell-completion", "-sc"),
 }
+_CHOOSING_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _VALUE_FLAGS = {
-    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *_CHOOSING_FLAGS,
     *("--cfg", "-c", "--package", "-p", "--info", "-i"),
 }
 _EXPONENT = r"(?<![\w.'\"+-])\d[\d_]*(?:\.\d+)?[eE]\+?\d{1,2}(?![\w.'\"])"
@@ -186,6 +187,17 @@ def flag_value(flags: list[str], *names: str) -> str | None:
             if word.startswith(f"{name}="):
                 return word.split("=", 1)[1]
     return None
+
+
+def only_choose(flags: list[str]) -> bool:
+    """Whether the flags, if there are any, say no more than where a run's configuration is composed from."""
+    words = iter(flags)
+    for word in words:
+        if word in _CHOOSING_FLAGS:
+            next(words, None)
+        elif word.partition("=")[0] not in _CHOOSING_FLAGS and word not in ("--run", "-r"):
+            return False
+    return True
 
 
 def is_multirun(flags: list[str], overrides: list[str]) -> bool:

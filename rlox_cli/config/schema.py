@@ -38,6 +38,8 @@ SECTION_OF = {
     "CsvConfig": "logger.csv.",
 }
 
+_STORED: dict[tuple[str, str], type] = {}
+
 
 @dataclass
 class SweeperConfig:
@@ -64,14 +66,13 @@ class OwnFolderFirst(SearchPathPlugin):
 
 def register() -> None:
     """Make the schemas, the environment source and the resolvers known to Hydra; idempotent."""
-    store = ConfigStore.instance()
-    store.store(name="run_schema", node=RunConfig)
+    _store("", "run_schema", RunConfig)
     for name in shipped("algo"):
-        store.store(group="algo", name=f"{name}_schema", node=resolve(ALGORITHMS[name].config))
+        _store("algo", f"{name}_schema", resolve(ALGORITHMS[name].config))
     for name in shipped("buffer"):
-        store.store(group="buffer", name=f"{name}_schema", node=buffer_config_class(name))
-    store.store(group="hydra/sweeper", name="rlox", node=SweeperConfig)
-    store.store(group="hydra/sweeper", name="optuna_schema", node=OptunaConfig)
+        _store("buffer", f"{name}_schema", buffer_config_class(name))
+    _store("hydra/sweeper", "rlox", SweeperConfig)
+    _store("hydra/sweeper", "optuna_schema", OptunaConfig)
     Plugins.instance().register(GymEnvSource)
     Plugins.instance().register(AlgorithmSource)
     Plugins.instance().register(BufferSource)
@@ -81,6 +82,13 @@ def register() -> None:
     OmegaConf.register_new_resolver("short_id", lambda: secrets.token_hex(2), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("task_name", task_name, replace=True)
+
+
+def _store(group: str, name: str, kind: type) -> None:
+    """Give Hydra a schema, unless it has it: to build one takes milliseconds."""
+    if _STORED.get((group, name)) is not kind:
+        ConfigStore.instance().store(name, kind, group or None)
+        _STORED[group, name] = kind
 
 
 def run_name(algo: str, env: str, seed: int) -> str:

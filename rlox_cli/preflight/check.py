@@ -26,7 +26,7 @@ from rich.console import Console
 
 from rlox.config import MmapBufferConfig, RunConfig
 from rlox.envs import EnvSpec
-from rlox_cli.config.compose import Job, compose_jobs, folder_of, named_by_time
+from rlox_cli.config.compose import Job, folder_of, named_by_time
 from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, loggers
 from rlox_cli.preflight.language import Look, look
 from rlox_cli.preflight.probe import probe_env
@@ -58,7 +58,7 @@ class Report:
     estimate: Estimate
 
 
-def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -> None:
+def check(jobs: list[Job], multirun: bool, console: Console) -> None:
     """Look at every distinct job of `jobs`, and print what there is to say.
 
     Raises
@@ -66,10 +66,7 @@ def check(jobs: list[Job], flags: list[str], multirun: bool, console: Console) -
     UsageError
         For the last job that cannot be trained; what is wrong with others is printed before.
     """
-    python = machine.cpu_seconds()
-    compose_jobs([flag for flag in flags if flag not in ("-m", "--multirun")], jobs[0].overrides)
-    # Hydra composes each job once more when it is run, and takes as long again for all else that it does.
-    start = Start(python, 2 * (machine.cpu_seconds() - python))
+    start = Start(machine.cpu_seconds())
     alike: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):
         alike.setdefault(repr((job.algo, replace(job.config, seed=0))), []).append(number)

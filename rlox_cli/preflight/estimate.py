@@ -42,12 +42,11 @@ class Start:
     """CPU seconds until a training begins."""
 
     python: float  # the interpreter, imports, the composed configuration
-    hydra: float
     building: float = 0.0  # environments and networks
 
     @property
     def total(self) -> float:
-        return self.python + self.hydra + self.building
+        return self.python + self.building
 
 
 @dataclass(frozen=True)
