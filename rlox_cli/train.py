@@ -15,6 +15,7 @@ from rlox_cli.config.compose import (
     named_by_time,
     run_composed,
     run_hydra,
+    runs_alone,
     searches,
 )
 from rlox_cli.config.imports import import_modules, take_imports
@@ -88,7 +89,7 @@ def main(args: list[str]) -> None:
         return
     job.OUTCOMES, job.FAILURES = [], []
     try:
-        if jobs and not multirun and only_choose(flags):
+        if jobs and not multirun and only_choose(flags) and runs_alone(jobs[0]):
             run_composed(flags, jobs[0], job.train)
         else:
             run_hydra(flags, overrides, job.train)

@@ -29,7 +29,8 @@ HOSTILE = [
     *(np.float32(0.5), np.float64("nan"), np.bool_(True), np.array(0.5), np.array(1), np.array([8, 8])),
     *(object(), object, lambda: 1),
 ]
-CONFIGS = [c for c in vars(configs).values() if isinstance(c, type) and issubclass(c, Config)]
+_PUBLIC = [getattr(configs, name) for name in configs.__all__]  # asked for by name: they are imported when used
+CONFIGS = [c for c in _PUBLIC if isinstance(c, type) and issubclass(c, Config)]
 LEARNERS = [c for c in CONFIGS if any(c is resolve(entry.config) for entry in ALGORITHMS.values())]
 REQUIRED = {"DatasetConfig": {"source": "x.npz"}}
 # Off, where nothing else says so.

@@ -40,13 +40,13 @@ class LLMConfig(Config):
     lora_targets: list[str] | None = None  # modules that get one, by the ends of their names; null: all linear ones
 
     def rules(self):
-        yield "learning_rate", self.learning_rate > 0, "be > 0"
+        yield "learning_rate", 0 < self.learning_rate < math.inf, "be > 0 and finite"
         yield "learning_rate_schedule", self.learning_rate_schedule in SCHEDULES, f"be one of {', '.join(SCHEDULES)}"
         yield "warmup", 0 <= self.warmup < 1, "be in [0, 1)"
         yield "weight_decay", 0 <= self.weight_decay < math.inf, "be >= 0 and finite"
         yield "batch_size", self.batch_size >= 1, "be >= 1"
         yield "accumulation", self.accumulation >= 1, "be >= 1"
-        yield "max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "be > 0, or null"
+        yield "max_grad_norm", self.max_grad_norm is None or 0 < self.max_grad_norm < math.inf, "be > 0, or null"
         yield "precision", self.precision in PRECISIONS, f"be one of {', '.join(PRECISIONS)}"
         yield "lora_rank", self.lora_rank is None or self.lora_rank >= 1, "be >= 1, or null"
         yield "lora_alpha", 0 < self.lora_alpha < math.inf, "be > 0 and finite"

@@ -190,9 +190,8 @@ class RunConfig(Config):
         timed = self.max_time is None or bool(self.max_seconds)
         yield "max_time", timed, "be a time above 0 such as 90s, 30m, 2h or 1h30m, or null"
         yield "model", self.model is None or bool(self.model), "not be empty"
-        yield "reward", self.reward is None or bool(self.rewards), "be a name, or a list of names"
-        named = all(isinstance(name, str) and name for name in self.rewards)
-        yield "reward", named, "be a name, or a list of names"
+        named = bool(self.rewards) and all(isinstance(name, str) and name for name in self.rewards)
+        yield "reward", self.reward is None or named, "be a name, or a list of names"
         weights = self.reward_weights
         yield "reward_weights", weights is None or len(weights) == len(self.rewards), "hold a number for each reward"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
@@ -218,7 +217,7 @@ class RunConfig(Config):
     @property
     def rewards(self) -> list[str]:
         """The names in `reward`."""
-        return [] if self.reward is None else [self.reward] if isinstance(self.reward, str) else [*self.reward]
+        return [self.reward] if isinstance(self.reward, str) else [*self.reward] if isinstance(self.reward, list) else []
 
     @property
     def eval_seed(self) -> int:

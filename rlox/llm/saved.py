@@ -244,14 +244,23 @@ def merged(model: LanguageModel) -> nn.Module:
     return module.merge_and_unload().requires_grad_(True) if hasattr(module, "merge_and_unload") else module
 
 
-def save_pretrained(model: LanguageModel, folder: str | os.PathLike, where: str) -> None:
-    """Write model and tokenizer as Hugging Face's libraries read them; training may go on afterwards."""
-    if not model.hugging_face:
-        raise ValueError(f"{where}.save_pretrained: model must be one of Hugging Face's, got a module of your own")
+def merged_copy(model: LanguageModel) -> nn.Module:
+    """The model itself; where it has adapters a copy, with them added to the weights."""
     has_adapters = hasattr(model.module, "merge_and_unload")
     module: Any = copy.deepcopy(model.module).merge_and_unload() if has_adapters else model.module
+    return module
+
+
+def save_pretrained(
+    model: LanguageModel, folder: str | os.PathLike, where: str, with_tokenizer: bool = True, adapters: bool = False
+) -> None:
+    """Write model and tokenizer as Hugging Face's libraries read them; training may go on afterwards. With `adapters`
+    these alone, which are else merged into the weights."""
+    if not model.hugging_face:
+        raise ValueError(f"{where}.save_pretrained: model must be one of Hugging Face's, got a module of your own")
+    module: Any = model.module if adapters else merged_copy(model)
     module.save_pretrained(folder)
-    if model.tokenizer is not None:
+    if with_tokenizer and model.tokenizer is not None:
         model.tokenizer.save_pretrained(folder)
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir, initialize_config_module
-from hydra._internal.callbacks import Callbacks  # what a public HydraContext must hold; it has no public name
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -273,21 +273,33 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     return Job(overrides, run, choices.algo, applied_settings(run, choices.algo, choices.get("tuned"), overrides), cfg)
 
 
+class _NoCallbacks:
+    """What a `HydraContext` holds where none of Hydra's callbacks are configured."""
+
+    def on_job_start(self, **info: Any) -> None:
+        """Nothing."""
+
+    def on_job_end(self, **info: Any) -> None:
+        """Nothing."""
+
+
+def runs_alone(job: Job) -> bool:
+    """Whether `run_composed` does for a job all that Hydra would: callbacks of Hydra's are Hydra's to call."""
+    return not job.cfg.hydra.callbacks
+
+
 def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
     """Run a job that is composed already as ``hydra.main`` would, which composes twice more before it begins.
 
-    What is left of Hydra's part is its output folder, logging and callbacks; `flags` only choose what was composed.
+    What is left of Hydra's part is its output folder and its logging; `flags` only choose what was composed.
     """
     cfg = job.cfg
     if cfg.hydra.mode is None:
         cfg.hydra.mode = RunMode.RUN
-    with _composition(flags) as config_name:
+    with _composition(flags):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-        callbacks = Callbacks(cfg)
-        callbacks.on_run_start(config=cfg, config_name=config_name)
-        context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
+        context = HydraContext(GlobalHydra.instance().config_loader(), _NoCallbacks())
         result = run_job(task, cfg, "hydra.run.dir", None, context)
-        callbacks.on_run_end(config=cfg, config_name=config_name, job_return=result)
         _ = result.return_value  # raises what the task has raised
 
 

@@ -66,8 +66,6 @@ class Backend:
         As `rlox.llm.backends.create_backend` calls it.
     capabilities : Capabilities
         What it can do.
-    lost : int
-        How often a connection has broken off: a server behind it may have been started anew.
 
     Raises
     ------
@@ -92,7 +90,6 @@ class Backend:
         if tolerance is not None and not (is_number(tolerance) and 0 < tolerance < math.inf):
             raise ValueError(f"{where}: tolerance must be a number above 0, got {shown(tolerance)}")
         self.tolerance = tolerance
-        self.lost = 0
         self._folder = None if folder is None else Path(folder).absolute()
         self._own_folder: Path | None = None
         self._written = count()
@@ -140,6 +137,11 @@ class Backend:
             If not, with what to do.
         """
 
+    @property
+    def lost(self) -> int:
+        """How often a connection has broken off: the server behind it may have been started anew."""
+        return 0
+
     def is_up(self) -> bool:
         """Whether the server answers now."""
         return True
@@ -160,8 +162,8 @@ class Backend:
         """Ids that end a completion."""
         return sorted({*self._ends, *settings.stop})
 
-    def write(self, model: LanguageModel, folder: str | os.PathLike | None) -> Path:
-        """Write the weights into a new folder; `remove` it when they were read.
+    def write(self, model: LanguageModel, folder: str | os.PathLike | None, adapters: bool = False) -> Path:
+        """Write the weights, or the `adapters` alone, into a new folder; `remove` it when they were read.
 
         A new one each time: a server may still have the files of the last one mapped into its memory.
         """
@@ -174,13 +176,11 @@ class Backend:
         path = home / f"weights-{os.getpid()}-{id(self):x}-{next(self._written)}"
         path.mkdir(parents=True)
         try:
-            save_pretrained(model, path, self.where, with_tokenizer=self._needs_tokenizer)
+            save_pretrained(model, path, self.where, with_tokenizer=False, adapters=adapters)
         except BaseException:
             self.remove(path)
             raise
         return path
-
-    _needs_tokenizer: ClassVar[bool] = False  # beside the weights
 
     def remove(self, path: Path) -> None:
         """Remove what `write` has written."""

