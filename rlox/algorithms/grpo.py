@@ -14,14 +14,16 @@ from torch import nn
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors.evaluation import torch_threads
-from rlox.config import GRPOConfig
+from rlox.config import GRPOConfig, shown
 from rlox.kernels.rng import Rng
+from rlox.llm.conversations import Conversations, TextEnvironment, converse
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import clipped_loss, group_advantages, k3, policy_ratios, sampler_weights, token_weights
 from rlox.llm.rewards import Rewards
-from rlox.llm.scoring import scores_of
+from rlox.llm.sampling import Completions, Settings
+from rlox.llm.scoring import scores_of, texts_of
 from rlox.llm.tokens import Sequences
-from rlox.training.post_training import LLMAlgorithm, in_parts, mean_metrics
+from rlox.training.post_training import LLMAlgorithm, Scored, in_parts, mean_metrics
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Groups:
     """R = B * K completions, the K of a prompt together, and what they earned."""
 
     sequences: Sequences
+    ids: list[np.ndarray]  # (C_i,) int64, what stands behind each prompt
     rewards: np.ndarray  # (R,) f64
     scores: dict[str, np.ndarray]  # (R,) f64 of each reward function; NaN where it does not apply
     sampler_log_probs: np.ndarray  # (N,) f32, of the distributions that were sampled from
@@ -51,6 +54,10 @@ class GRPO(LLMAlgorithm):
         ``(prompts, completions, **columns) -> rewards`` of texts; see `rlox.llm.rewards.Rewards`.
     reward_weights : list of float, optional
         One for each reward function; by default 1.
+    environment : callable, optional
+        Makes what answers the model, for completions of several turns: see `rlox.llm.conversations.TextEnvironment`.
+        Its rewards are summed, and added to those of `reward_fn`, which then may be left out; that function sees all
+        that stands behind the prompt. Tokens of the environment are read, not learned.
     callbacks, logger, **more
         See `rlox.training.post_training.LLMAlgorithm`.
 
@@ -75,14 +82,18 @@ class GRPO(LLMAlgorithm):
         logger: LoggerCallback | None = None,
         *,
         reward_weights: Sequence[float] | None = None,
+        environment: Callable[[], TextEnvironment] | None = None,
         **more: Any,
     ):
+        if environment is not None and not callable(environment):
+            raise TypeError(f"GRPO: environment must be a function that makes one, got {shown(environment)}")
+        self.environment = environment
         self.rewards = None if reward_fn is None else Rewards(reward_fn, reward_weights, "GRPO")
         super().__init__(model, ref_model, callbacks, logger, **more)
 
     @property
-    def reward_functions(self) -> Rewards | None:
-        return self.rewards
+    def rewarded(self) -> bool:
+        return self.rewards is not None or self.environment is not None
 
     def _needs_reference(self) -> bool:
         return self.config.kl_coef > 0
@@ -92,24 +103,61 @@ class GRPO(LLMAlgorithm):
 
     def _require_complete(self) -> None:
         super()._require_complete()
-        self._required_rewards()
+        self._require_rewards()
 
-    def _required_rewards(self) -> Rewards:
-        if self.rewards is None:
-            raise ValueError("GRPO: there must be a reward_fn to learn from; pass reward_fn=… when made")
-        return self.rewards
+    def _require_rewards(self) -> None:
+        if not self.rewarded:
+            raise ValueError(
+                "GRPO: there must be a reward_fn to learn from, or an environment; pass reward_fn=… when made"
+            )
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Groups:
         """Completions of the prompts `numbers`, sampled now, and their rewards."""
-        c, rewards = self.config, self._required_rewards()
+        found = self._draw(rows, numbers, self.config.group_size, self.counters.updates, self.settings(), self.seed)
+        self.counters.ended(found.rewards, found.sequences.n_scored)
+        return found
+
+    def _draw(self, rows: Encoded, numbers: np.ndarray, n: int, step: int, settings: Settings, seed: int) -> Groups:
+        """`n` completions of each of the prompts `numbers`, or conversations with an environment."""
+        self._require_rewards()
         prompts = [rows.prompts[i] for i in numbers]
-        drawn = self.complete(prompts, numbers, c.group_size, self.counters.updates, self.settings(), self.seed)
-        scores = scores_of(rewards, rows, np.repeat(numbers, c.group_size), drawn.ids, self.model)
-        sequences = Sequences([ids for ids in prompts for _ in range(c.group_size)], drawn.ids)
-        earned = rewards.combine(scores)
-        self.counters.ended(earned, sequences.n_scored)
-        named = dict(zip(rewards.names, scores, strict=True))
-        return Groups(sequences, earned, named, np.concatenate(drawn.log_probs), drawn.ended)
+        drawn: Completions | Conversations
+        if self.environment is None:
+            drawn = self.complete(prompts, numbers, n, step, settings, seed)
+            rewards, written = np.zeros(len(drawn.ids)), None
+        else:
+            if self.model.tokenizer is None:
+                raise ValueError("GRPO: an environment of text needs a tokenizer, got none; pass tokenizer=…")
+            drawn = converse(
+                self.model,
+                prompts,
+                texts_of(rows, numbers, self.model),
+                [int(i) for i in numbers],
+                n,
+                step,
+                settings,
+                self.config.max_turns,
+                self.environment,
+                lambda contexts, keys, turn, limits: self.complete(contexts, keys, 1, turn, limits, seed),
+            )
+            rewards, written = drawn.rewards, drawn.written
+        named: dict[str, np.ndarray] = {}
+        if self.rewards is not None:
+            scores = scores_of(self.rewards, rows, np.repeat(numbers, n), drawn.ids, self.model)
+            named = dict(zip(self.rewards.names, scores, strict=True))
+            if self.environment is not None:
+                named["environment"] = rewards
+            rewards = rewards + self.rewards.combine(scores)
+        sequences = Sequences([ids for ids in prompts for _ in range(n)], drawn.ids, written)
+        return Groups(sequences, drawn.ids, rewards, named, np.concatenate(drawn.log_probs), drawn.ended)
+
+    def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
+        rows = self._evaluated()
+        numbers = np.arange(min(n_rows, len(rows)))
+        with torch_threads(self.threads):
+            found = self._draw(rows, numbers, n, 0, self.settings(), seed)
+        texts = [self.model.decode(ids) for ids in found.ids]
+        return Scored(texts_of(rows, numbers, self.model), found.ids, texts, found.rewards)
 
     def train_step(self, prompts: Any) -> dict[str, float]:
         """One update on completions of `prompts`, (B, P) token ids or whatever `train` takes; returns its metrics."""
@@ -117,10 +165,8 @@ class GRPO(LLMAlgorithm):
 
     def row_scores(self, rows: Encoded, numbers: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The reward of the likeliest completion of each prompt."""
-        drawn = self.complete([rows.prompts[i] for i in numbers], numbers, 1, 0, self.settings(temperature=0.0), seed)
-        rewards = self._required_rewards()
-        earned = rewards.combine(scores_of(rewards, rows, numbers, drawn.ids, self.model))
-        return earned, np.array([len(ids) for ids in drawn.ids])
+        found = self._draw(rows, numbers, 1, 0, self.settings(temperature=0.0), seed)
+        return found.rewards, found.sequences.n_scored
 
     def evaluate(self, prompts: Any = None, n_samples: int = 1, **settings: Any) -> float:  # type: ignore[override]
         """Mean reward over prompts, of `n_samples` sampled completions each; training is not disturbed.
@@ -132,15 +178,10 @@ class GRPO(LLMAlgorithm):
         **settings
             As `generate` takes them.
         """
-        chosen, own = self.settings(**settings), self.rows if self.eval_rows is None else self.eval_rows
-        rows = own if prompts is None else self._encoded(prompts)
-        if rows is None:
-            raise ValueError("GRPO.evaluate: there must be prompts; pass them, or dataset=… when made")
-        numbers, rewards = np.arange(len(rows)), self._required_rewards()
+        rows, chosen = self._evaluated() if prompts is None else self._encoded(prompts), self.settings(**settings)
         with torch_threads(self.threads):
-            drawn = self.complete(rows.prompts, numbers, n_samples, 0, chosen, 10_000 + self.seed)
-        scores = scores_of(rewards, rows, np.repeat(numbers, n_samples), drawn.ids, self.model)
-        return float(rewards.combine(scores).mean())
+            found = self._draw(rows, np.arange(len(rows)), n_samples, 0, chosen, 10_000 + self.seed)
+        return float(found.rewards.mean())
 
     def update(self, batch: Groups) -> dict[str, torch.Tensor]:
         """`n_epochs` passes over completions, in `n_minibatches` optimiser steps each; metrics as tensors ()."""

@@ -13,13 +13,14 @@ from torch import nn
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors.evaluation import torch_threads
 from rlox.config import OnlineDPOConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.preferences import Preferences
-from rlox.llm.rewards import Rewards
+from rlox.llm.scoring import texts_of
 from rlox.llm.tokens import Sequences
-from rlox.training.post_training import LLMAlgorithm, in_parts
+from rlox.training.post_training import LLMAlgorithm, Scored, in_parts
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,17 @@ class OnlineDPO(LLMAlgorithm):
         super().__init__(model, ref_model, callbacks, logger, **more)
 
     @property
-    def reward_functions(self) -> Rewards | None:
-        return self.preferences.rewards
+    def rewarded(self) -> bool:
+        return self.preferences.rewards is not None
+
+    def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
+        rows = self._evaluated()
+        numbers = np.arange(min(n_rows, len(rows)))
+        with torch_threads(self.threads):
+            drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
+            earned = self.preferences.scored(rows, np.repeat(numbers, n), drawn.ids, self.model)
+        texts = [self.model.decode(ids) for ids in drawn.ids]
+        return Scored(texts_of(rows, numbers, self.model), drawn.ids, texts, earned)
 
     def _longest(self) -> int:
         return self.config.max_new_tokens

@@ -147,6 +147,7 @@ class GRPOConfig(ReferenceConfig, SamplingConfig):
     importance_sampling_level: str = "token"  # ratios of each token, or of the whole sequence (GSPO)
     sampler_correction: str = "none"  # importance weights for a sampler that is another program: token_truncate, ...
     sampler_cap: float = 3.0  # their bound
+    max_turns: int = 8  # of a conversation, where an environment answers; max_new_tokens is for each
     mask_truncated: bool = False  # leave completions that max_new_tokens cut off out of the loss (DAPO)
 
     def rules(self):
@@ -171,4 +172,5 @@ class GRPOConfig(ReferenceConfig, SamplingConfig):
             ("sampler_correction", SAMPLER_CORRECTIONS),
         ):
             yield name, getattr(self, name) in choices, f"be one of {', '.join(choices)}"
+        yield "max_turns", 1 <= self.max_turns <= 1024, "be between 1 and 1,024"
         yield "sampler_cap", 1 <= self.sampler_cap < math.inf, "be >= 1 and finite"

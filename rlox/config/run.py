@@ -174,6 +174,7 @@ class RunConfig(Config):
     tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's own
     reward: Any = None  # language models: module:FUNCTION (with --import), a reward model's run, a URL; or a list
     reward_weights: list[float] | None = None  # one for each reward; null: 1
+    conversation: str | None = None  # GRPO: module:FUNCTION that makes what answers the model, for several turns
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
@@ -217,7 +218,9 @@ class RunConfig(Config):
     @property
     def rewards(self) -> list[str]:
         """The names in `reward`."""
-        return [self.reward] if isinstance(self.reward, str) else [*self.reward] if isinstance(self.reward, list) else []
+        return (
+            [self.reward] if isinstance(self.reward, str) else [*self.reward] if isinstance(self.reward, list) else []
+        )
 
     @property
     def eval_seed(self) -> int:

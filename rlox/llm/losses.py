@@ -147,8 +147,8 @@ def bradley_terry_loss(
     """Loss of each pair (B,): minus the log-probability that the chosen one wins (Bradley and Terry 1952).
 
     `chosen` and `rejected` are rewards (B,); `margin` (B,) is by how much they are to differ (Llama 2,
-    arXiv:2307.09288, eq. 2); `center` weighs the square of their sum, which keeps rewards near 0 (Eisenstein et al. 2023,
-    arXiv:2312.09244, section 2).
+    arXiv:2307.09288, eq. 2); `center` weighs the square of their sum, which keeps rewards near 0 (Eisenstein et al.
+    2023, arXiv:2312.09244, section 2).
     """
     difference = chosen - rejected if margin is None else chosen - rejected - margin
     return -F.logsigmoid(difference) + center * (chosen + rejected).square()

@@ -171,8 +171,8 @@ def sample(
     lengths = (drawn >= 0).sum(1)
     if not np.isfinite(drawn_log_probs).all():
         raise Diverged(
-            f"{model.where}: the model's logits must be finite, and are not; training cannot go on, and a model that was "
-            "loaded is damaged. Try a lower learning_rate or max_grad_norm"
+            f"{model.where}: the model's logits must be finite, and are not; training cannot go on, and a model that "
+            "was loaded is damaged. Try a lower learning_rate or max_grad_norm"
         )
     last = drawn[np.arange(rows), np.maximum(lengths - 1, 0)]
     return Completions(

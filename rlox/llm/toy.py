@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from rlox.kernels.envs.env import GridWorld
+
 _CHARACTERS = "0123456789+="
 _EOS = 1
 
@@ -58,6 +60,36 @@ def sum_rows() -> list[dict[str, str]]:
     """Prompts ``3+4=`` for all pairs of digits; the answer, also as ``completion``, is the sum in two digits."""
     pairs = [(a, b) for a in range(10) for b in range(10)]
     return [{"prompt": f"{a}+{b}=", "answer": f"{a + b:02}", "completion": f"{a + b:02}"} for a, b in pairs]
+
+
+def grid_rows() -> list[dict[str, str]]:
+    """Prompts ``12=`` for each row and column of a grid of 3 x 3 but its last corner, the goal."""
+    return [{"prompt": f"{row}{column}="} for row in range(3) for column in range(3) if (row, column) != (2, 2)]
+
+
+class TextGridWorld:
+    """`rlox.GridWorld` of 3 x 3 in texts: the model writes a digit for where to go, and reads where it is.
+
+    0 is up, 1 right, 2 down, 3 left; anything else is a step that goes nowhere. The answer is row and column, ``12=``.
+    Rewards are the grid's: 1 at the goal, -0.01 for every other step.
+    """
+
+    def __init__(self) -> None:
+        self._grid = GridWorld(rows=3, cols=3, seed=0)
+
+    def reset(self, prompt: str) -> str:
+        """Begin at the prompt's row and column; the model has read them there."""
+        self._grid.reset(seed=0)
+        self._grid.set_state({**self._grid.get_state(), "state": [float(prompt[0]), float(prompt[1])]})
+        return ""
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Take the first character for the way to go."""
+        if text[:1] not in ("0", "1", "2", "3"):
+            return f"{self._grid.pos[0]}{self._grid.pos[1]}=", -0.01, False
+        found = self._grid.step(int(text[0]))
+        row, column = self._grid.pos
+        return f"{row}{column}=", float(found["reward"]), bool(found["terminated"])
 
 
 def copy_reward(completions: list[torch.Tensor], prompts: torch.Tensor) -> list[float]:

@@ -20,14 +20,14 @@ from rlox.collectors.evaluation import Evaluation, torch_threads
 from rlox.config import LLMConfig, integer, nearest, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.adapters import with_adapters
+from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.heads import RewardHead
 from rlox.llm.model import LanguageModel, Scores
 from rlox.llm.reference import Reference
-from rlox.llm.rewards import Rewards
 from rlox.llm.sampling import Completions, Settings, sample
 from rlox.llm.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
-from rlox.llm.scoring import scores_of, texts_of
+from rlox.llm.scoring import texts_of
 from rlox.llm.tokens import Sequences
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.training import loops, restoring
@@ -79,6 +79,9 @@ class LLMAlgorithm(Algorithm):
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     source : str, optional
         The folder or name that the model was loaded from, which checkpoints of adapters then name.
+    sampler : Backend, optional
+        Samples completions in place of the model, whose weights it is given before: one that
+        `rlox.llm.backends.create_backend` makes. Only for algorithms that sample. `close` closes it.
     config : Config, optional
         All hyper-parameters, as the algorithm's ``Config``.
     **hyper_parameters
@@ -118,6 +121,7 @@ class LLMAlgorithm(Algorithm):
         backend: str = "auto",
         threads: int = 1,
         source: str | None = None,
+        sampler: Backend | None = None,
         config: LLMConfig | None = None,
         **hyper_parameters: Any,
     ):
@@ -161,6 +165,8 @@ class LLMAlgorithm(Algorithm):
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
         self.rng = Rng(self.seed, self.stream)
+        self._served = None if sampler is None else self._served_by(sampler)
+        self._n_loads = 0  # weights that were put into the model from outside
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
         self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
@@ -175,6 +181,14 @@ class LLMAlgorithm(Algorithm):
 
     def _needs_reference(self) -> bool:
         return self.has_reference
+
+    def _served_by(self, sampler: Backend) -> Served:
+        where = type(self).__name__
+        if self.task != "prompts":
+            raise TypeError(f"{where}: sampler must be left out, for {self.name} samples no completions to learn from")
+        tolerance = 1e-3 if self._precision() == "float32" else 0.1
+        exact = getattr(self.config, "sampler_correction", "none") != "none"
+        return Served(sampler, self.model, self.log_probs, where, tolerance, exact=exact)
 
     def setup(self, rng: Rng) -> None:
         """Make the optimiser, and keep in checkpoints what must not be lost."""
@@ -232,13 +246,16 @@ class LLMAlgorithm(Algorithm):
 
     # ---- passes over the model
 
-    @contextlib.contextmanager
-    def _cast(self) -> Iterator[None]:
-        """The precision of passes over the model."""
+    def _precision(self) -> str:
         wanted = self.config.precision
         if wanted == "auto":
             wanted = "bfloat16" if self.device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-        if wanted == "float32":
+        return wanted
+
+    @contextlib.contextmanager
+    def _cast(self) -> Iterator[None]:
+        """The precision of passes over the model."""
+        if self._precision() == "float32":
             yield
             return
         with torch.autocast(self.device, torch.bfloat16):
@@ -316,7 +333,10 @@ class LLMAlgorithm(Algorithm):
         model: LanguageModel | None = None,
     ) -> Completions:
         """`n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample` draws them, by default from the
-        model that is trained."""
+        model that is trained, and by the `sampler` where there is one."""
+        if model is None and self._served is not None:
+            key = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
+            return self._served.complete(prompts, n, settings, key, (self.counters.updates, self._n_loads))
         with self._cast():
             return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=numbers)
 
@@ -430,6 +450,14 @@ class LLMAlgorithm(Algorithm):
                 "dataset=… when made"
             )
         self._require_reference()
+        self._require_sampler()
+
+    def _require_sampler(self) -> None:
+        """Ask the `sampler`, where there is one, whether it is there and can be trained by."""
+        if self._served is not None:
+            assert self.rows is not None
+            self._served.require_training()
+            self._served.start(max(map(len, self.rows.prompts)) + self._longest())
 
     def _require_reference(self) -> None:
         if self._lost_reference:
@@ -441,6 +469,8 @@ class LLMAlgorithm(Algorithm):
     def train_step(self, *data: Any, **named: Any) -> dict[str, float]:
         """One update on rows that are given; returns its metrics. See the algorithm for what it takes."""
         self._require_reference()
+        if self._served is not None:
+            self._served.require_training()
         batch = self._batch_of(*data, **named)
         with torch_threads(self.threads):
             metrics = loops.to_floats({name: torch.as_tensor(x) for name, x in self.update(batch).items()})
@@ -461,20 +491,17 @@ class LLMAlgorithm(Algorithm):
         self.reference.synchronise(self.config.ref_sync_share)
         return True
 
-    def compare_with_data(self) -> dict[str, torch.Tensor]:
-        """Nothing: an update's own metrics say how the model stands to its rows."""
-        return {}
+    def compare_with_data(self) -> dict[str, float]:
+        """How the `sampler`, where there is one, stands to the model; how the model stands to its rows an update's own
+        metrics say."""
+        return {} if self._served is None else self._served.metrics()
 
     # ---- evaluation
 
     def scored(self, n_episodes: int = 20, seed: int | None = None, **options: Any) -> Evaluation:
         """One number for each of the first `n_episodes` rows of `eval_dataset`, or of the dataset, and their lengths in
         tokens: see `row_scores`; the larger, the better."""
-        rows = self.rows if self.eval_rows is None else self.eval_rows
-        if rows is None:
-            raise ValueError(
-                f"{type(self).__name__}.scored: there must be rows; pass dataset=… or eval_dataset=… when made"
-            )
+        rows = self._evaluated()
         n_episodes = integer(f"{type(self).__name__}.scored", "n_episodes", n_episodes, 1)
         numbers = np.arange(min(n_episodes, len(rows)))
         seed = 10_000 + self.seed if seed is None else seed
@@ -483,9 +510,25 @@ class LLMAlgorithm(Algorithm):
         return Evaluation(np.asarray(returns, float), np.asarray(lengths, np.int64), seed, True)
 
     @property
-    def reward_functions(self) -> Rewards | None:
-        """What scores completions, where something does."""
-        return None
+    def rewarded(self) -> bool:
+        """Whether something scores completions."""
+        return False
+
+    def _evaluated(self) -> Encoded:
+        """The rows that are evaluated on.
+
+        Raises
+        ------
+        ValueError
+            Without any.
+        """
+        rows = self.rows if self.eval_rows is None else self.eval_rows
+        if rows is None:
+            raise ValueError(
+                f"{type(self).__name__}: there must be rows to evaluate on; pass them, or dataset=… or eval_dataset=… "
+                "when made"
+            )
+        return rows
 
     def sampled(self, n_rows: int, n: int, seed: int) -> Scored:
         """`n` sampled completions of each of the first `n_rows` prompts that `scored` evaluates on, and their rewards.
@@ -495,22 +538,14 @@ class LLMAlgorithm(Algorithm):
         ValueError
             Without prompts, or without a reward.
         """
-        rows, rewards = self.rows if self.eval_rows is None else self.eval_rows, self.reward_functions
-        if rows is None or rewards is None:
-            raise ValueError(f"{type(self).__name__}.sampled: there must be prompts and a reward")
-        numbers = np.arange(min(n_rows, len(rows)))
-        with torch_threads(self.threads):
-            drawn = self.complete([rows.prompts[i] for i in numbers], numbers, n, 0, self.settings(), seed)
-            earned = rewards.combine(scores_of(rewards, rows, np.repeat(numbers, n), drawn.ids, self.model))
-        written = texts_of(rows, numbers, self.model)
-        return Scored(written, drawn.ids, [self.model.decode(ids) for ids in drawn.ids], earned)
+        raise ValueError(f"{type(self).__name__}.sampled: there must be a reward")
 
     def examples(self, n: int) -> list[tuple[Any, str, float | None]]:
         """Completions of the first `n` prompts that `scored` evaluates on: prompt, text, and reward where there is one.
 
         Sampled where there is a reward, else the likeliest ones.
         """
-        if self.reward_functions is not None:
+        if self.rewarded:
             found = self.sampled(n, 1, 10_000 + self.seed)
             return list(zip(found.prompts, found.texts, found.rewards.tolist(), strict=True))
         rows = self.rows if self.eval_rows is None else self.eval_rows
@@ -542,6 +577,7 @@ class LLMAlgorithm(Algorithm):
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         load_weights_(self.policy, arrays, where)
+        self._n_loads += 1
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         header, tensors = super()._own_state()
@@ -638,6 +674,12 @@ class LLMAlgorithm(Algorithm):
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         self._load_weights(checkpoint.tensors["policy"], where)
+
+    def close(self) -> None:
+        """Let go of the `sampler`, where there is one; what was learned stays usable."""
+        if self._served is not None:
+            self._served.close()
+        super().close()
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write model and tokenizer as Hugging Face's libraries read them, adapters merged into the weights.

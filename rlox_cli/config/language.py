@@ -28,7 +28,11 @@ def check_language(run: RunConfig, algo: str) -> None:
         )
     if run.dataset is None:
         raise ValueError(f"dataset must be chosen for algo={algo}, got null; try dataset=data/rows.jsonl")
-    if samples and run.reward is None:
+    if run.conversation is not None and algo != "grpo":
+        raise ValueError(
+            f"conversation must be null with algo={algo}, got {run.conversation}; algo=grpo learns from them"
+        )
+    if samples and run.reward is None and run.conversation is None:
         raise ValueError(
             f"reward must be given for algo={algo}, got null; try reward=my_package:score with --import my_package, or "
             "reward=outputs/RUN of algo=reward_model"
@@ -44,7 +48,9 @@ def check_language(run: RunConfig, algo: str) -> None:
     ):
         if value:
             raise ValueError(f"{key} must be {meant} with algo={algo}, which trains a language model, got {value}")
-    for name in (run.model, run.dataset.source, run.eval.dataset, *run.rewards):
+    if run.conversation is not None and not is_function(run.conversation):
+        raise ValueError(f"conversation={run.conversation} must be module:FUNCTION")
+    for name in (run.model, run.dataset.source, run.eval.dataset, run.conversation, *run.rewards):
         if name is not None and is_function(name):
             function(name, run.imports)
     for name in run.rewards:
@@ -59,7 +65,7 @@ def check_language(run: RunConfig, algo: str) -> None:
 
 def refuse_language(run: RunConfig, algo: str) -> None:
     """A ValueError where keys of language models stand beside an algorithm that trains none."""
-    for key in ("model", "tokenizer", "reward", "reward_weights"):
+    for key in ("model", "tokenizer", "reward", "reward_weights", "conversation"):
         if (value := getattr(run, key)) is not None:
             raise ValueError(f"{key} must be null with algo={algo}, which trains no language model, got {value}")
     if run.eval.dataset is not None:

@@ -95,7 +95,7 @@ def _warnings(algorithm: Any) -> Iterator[str]:
 
 def _samples(algorithm: Any, config: RunConfig) -> tuple[list[tuple[str, str]], list[str]]:
     """What the first completions earn, before anything was learned."""
-    if algorithm.reward_functions is None:
+    if not algorithm.rewarded:
         return [], []
     n = getattr(config.algo, "group_size", 2)
     found = algorithm.sampled(config.algo.batch_size, n, config.seed)

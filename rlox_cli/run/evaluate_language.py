@@ -60,7 +60,7 @@ def evaluate(
     evaluation = algorithm.scored(n_rows, seed)
     summary = {**evaluation.summary(), "seed": evaluation.seed}
     table = None
-    n_samples = n_samples or (_SAMPLES if algorithm.reward_functions is not None else 0)
+    n_samples = n_samples or (_SAMPLES if algorithm.rewarded else 0)
     if n_samples:
         found, table = _sampled(algorithm, min(n_rows, len(evaluation.returns)), n_samples, pass_at, evaluation.seed)
         summary |= found

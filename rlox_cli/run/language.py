@@ -48,10 +48,11 @@ def _arguments(config: RunConfig) -> dict[str, Any]:
 
 def rewards(config: RunConfig) -> dict[str, Any]:
     """The arguments that a configuration's rewards are; none where it names none."""
+    environment = {} if config.conversation is None else {"environment": function(config.conversation, config.imports)}
     if config.reward is None:
-        return {}
+        return environment
     made = [_reward(name, config) for name in config.rewards]
-    return {"reward_fn": made, "reward_weights": config.reward_weights}
+    return {"reward_fn": made, "reward_weights": config.reward_weights, **environment}
 
 
 def _reward(name: str, config: RunConfig) -> Any:

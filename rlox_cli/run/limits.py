@@ -145,7 +145,7 @@ def language_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
     """About rows of text, a model and its tokenizer that do not go together, or promise little."""
     c, rows, model = config.algo, algorithm.rows, algorithm.model
     if c.batch_size > len(rows):
-        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {len(rows):,} rows: a batch has some twice"
+        yield f"algo.batch_size={c.batch_size:,} is more than the dataset holds, {len(rows):,} rows: some repeat"
     if hasattr(c, "max_new_tokens") and not (model.eos or c.stop):
         yield (
             f"nothing ends a completion: the model and its tokenizer have no end of sequence, and all of them take "

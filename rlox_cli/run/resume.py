@@ -34,7 +34,7 @@ from rlox_cli.terminal.paths import shown
 _FIXED = (
     *("seed", "init_from", "imports", "env.id", "env.n_envs", "env.kwargs", "env.wrappers", "env.backend"),
     *("algo.name", "algo.hidden_sizes", "algo.activation", "algo.normalize_obs", "algo.normalize_rewards"),
-    *("buffer", "dataset", "model", "tokenizer", "reward", "reward_weights"),
+    *("buffer", "dataset", "model", "tokenizer", "reward", "reward_weights", "conversation"),
 )
 _GROUPS = ("algo", "env", "buffer", "dataset")
 

@@ -108,5 +108,5 @@ def test_what_is_wrong_is_said(more, error, said):
 
 
 def test_a_reward_of_nothing_is_refused():
-    with pytest.raises(TypeError, match="BestOfN: a reward must be a function .*got None"):
+    with pytest.raises(TypeError, match=r"BestOfN: a reward must be a function .*got None"):
         BestOfN(toy.model(), None)

@@ -123,7 +123,8 @@ CASES = {
         "SFT.scored: n_episodes must be >= 1, got 0",
     ),
     "no file": (
-        lambda: SFT(toy.model(), tokenizer=TOKENIZER, dataset="nowhere.jsonl"), FileNotFoundError, "there is no such file",
+        lambda: SFT(toy.model(), tokenizer=TOKENIZER, dataset="nowhere.jsonl"), FileNotFoundError,
+        "there is no such file",
     ),
     "ids outside the vocabulary": (
         lambda: grpo(dataset=torch.tensor([[2, 24]])), ValueError,
@@ -176,7 +177,8 @@ CASES = {
         r"model must return logits \(B, T, V\), got 'dict'",
     ),
     "rewards of another shape": (
-        lambda: RewardModel(Returns(lambda ids, w: w + torch.zeros(*ids.shape, 24))).train_step(IDS, IDS, IDS), ValueError,
+        lambda: RewardModel(Returns(lambda ids, w: w + torch.zeros(*ids.shape, 24))).train_step(IDS, IDS, IDS),
+        ValueError,
         r"model must return rewards \(4,\), got \(4, 4, 24\)",
     ),
     "a reference of another vocabulary": (
@@ -309,7 +311,8 @@ CASES = {
         lambda: grpo(reward_weights=[1.0, 2.0]), ValueError, r"weights must be one finite number for each of zeros",
     ),
     "neither judge": (
-        lambda: online().train(1), ValueError, "there must be a preference_fn or a reward_fn to learn from, got neither",
+        lambda: online().train(1), ValueError,
+        "there must be a preference_fn or a reward_fn to learn from, got neither",
     ),
     "both judges": (
         lambda: online(preference_fn=zeros, reward_fn=zeros), TypeError,

@@ -135,7 +135,7 @@ def test_a_lost_reference_is_asked_for_when_training_goes_on(lora, tmp_path):
     again = DPO.from_checkpoint(tmp_path / "d.safetensors", dataset=toy.PAIRS, **base)
     assert again.generate("1+", max_new_tokens=3, seed=0) == algorithm.generate("1+", max_new_tokens=3, seed=0)
     for train in (again.train, lambda: again.train_step([[2]], [[3]], [[4]])):
-        with pytest.raises(ValueError, match="trained with a ref_model.*pass ref_model=… to from_checkpoint"):
+        with pytest.raises(ValueError, match=r"trained with a ref_model.*pass ref_model=… to from_checkpoint"):
             train()
 
 
@@ -188,7 +188,7 @@ def test_other_rows_are_refused(kind, tmp_path):
     cls, data, functions = KINDS[kind]
     algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **data, **functions)
     algorithm.save(tmp_path / "c.safetensors")
-    with pytest.raises(ValueError, match="must hold the 20 rows.*got 20 others.*init_from"):
+    with pytest.raises(ValueError, match=r"must hold the 20 rows.*got 20 others.*init_from"):
         cls.from_checkpoint(tmp_path / "c.safetensors", dataset=data["dataset"][::-1], **functions)
 
 

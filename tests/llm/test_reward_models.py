@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import textwrap
@@ -534,6 +535,26 @@ def test_wrong_requests_are_answered_by_what_is_wrong(monkeypatch, request_, sta
         assert (found, list(answer)) == (status, ["error"])
         assert said in answer["error"]
         assert ask(server.url, GOOD) == (200, {"scores": [1.0]})  # and the next one is served
+
+
+def test_a_request_that_ends_early_is_refused():
+    with RewardHTTPServer(Lengths()) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(b"POST /score HTTP/1.1\r\nContent-Length: 100\r\n\r\n" + GOOD)
+            client.shutdown(socket.SHUT_WR)
+            answer = client.makefile("rb").read().decode()
+    assert answer.startswith("HTTP/1.0 400 ")
+    assert f"must have 100 bytes, as Content-Length says, got {len(GOOD)}" in answer
+
+
+def test_who_sends_too_much_gets_the_answer_and_no_broken_connection(monkeypatch):
+    monkeypatch.setattr("rlox.llm.reward_http.MOST_BYTES", 4 << 20)
+    with (
+        RewardHTTPServer(Lengths()) as server,
+        pytest.raises(RuntimeError, match=r"got 413 \(.*at most 4,194,304 bytes.*; score fewer completions at a time"),
+    ):
+        RemoteReward(server.url, retries=0).score_batch(["a"], ["x" * (6 << 20)])
 
 
 @pytest.mark.parametrize(

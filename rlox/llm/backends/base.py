@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -176,7 +177,8 @@ class Backend:
         path = home / f"weights-{os.getpid()}-{id(self):x}-{next(self._written)}"
         path.mkdir(parents=True)
         try:
-            save_pretrained(model, path, self.where, with_tokenizer=False, adapters=adapters)
+            with _silent():
+                save_pretrained(model, path, self.where, with_tokenizer=False, adapters=adapters)
         except BaseException:
             self.remove(path)
             raise
@@ -212,13 +214,13 @@ class Backend:
             raise ValueError(f"{place} must have 1 to max_new_tokens={settings.max_new_tokens} tokens, got {len(ids)}")
         if not one.ended and len(ids) < settings.max_new_tokens and int(ids[-1]) not in ends:
             raise ValueError(
-                f"{place} must go on to max_new_tokens={settings.max_new_tokens}, got {len(ids)} tokens and no end: the "
-                "server cuts it off; start it with a larger context"
+                f"{place} must go on to max_new_tokens={settings.max_new_tokens}, got {len(ids)} tokens and no end: "
+                "the server cuts it off; start it with a larger context"
             )
         if ends and one.ended and int(ids[-1]) not in ends:
             raise ValueError(
-                f"{place} must end with one of the ids {sorted(ends)}, got {int(ids[-1])}: the server has another end of "
-                "sequence than the model here; pass eos_token_id=…, or let the server load this model"
+                f"{place} must end with one of the ids {sorted(ends)}, got {int(ids[-1])}: the server has another end "
+                "of sequence than the model here; pass eos_token_id=…, or let the server load this model"
             )
         if early := [int(i) for i in ids[:-1] if int(i) in ends]:
             raise ValueError(
@@ -226,6 +228,20 @@ class Backend:
                 "the ids that it is told to stop at"
             )
         return ids
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without Hugging Face's bars of progress, one for each time that weights are written."""
+    from transformers.utils import logging
+
+    shown_before = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown_before:
+            logging.enable_progress_bar()
 
 
 def is_number(value: Any) -> bool:

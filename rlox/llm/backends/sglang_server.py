@@ -90,7 +90,9 @@ class SGLangBackend(HTTPBackend):
             written = field(one, "output_ids", list, place)
             # Some versions leave out the token that the completion was stopped by.
             if written not in (ids, ids[:-1] if reason == "stop" else ids):
-                raise ValueError(f"{place} must have log-probabilities of its tokens {shown(written)}, got {shown(ids)}")
+                raise ValueError(
+                    f"{place} must have log-probabilities of its tokens {shown(written)}, got {shown(ids)}"
+                )
             found.append(Drawn(ids, log_probs, reason == "stop"))
         return found
 

@@ -1,7 +1,7 @@
 """Hugging Face's Text Generation Inference, as of version 3.3: ``POST /generate``.
 
-Written from its source, not run against it. It takes text alone, and no new weights: good to generate, for best-of-n and
-to evaluate, not to train by.
+Written from its source, not run against it. It takes text alone, and no new weights: good to generate, for best-of-n
+and to evaluate, not to train by.
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ class TGIBackend(HTTPBackend):
             place = number // n
             what = f"{self.where}/generate: prompt {place}, completion {number % n}"
             parameters = {**asked, "seed": seed_of(seed, number)}
-            details = self._details(self.client.post("/generate", {"inputs": texts[place], "parameters": parameters}), what)
+            details = self._details(
+                self.client.post("/generate", {"inputs": texts[place], "parameters": parameters}), what
+            )
             self._prompt_log_probs(details, rows[place], what)
             reason = details.get("finish_reason")
             if reason not in ("length", "eos_token", "stop_sequence"):
-                raise ValueError(f"{what} must have finish_reason length, eos_token or stop_sequence, got {shown(reason)}")
+                raise ValueError(
+                    f"{what} must have finish_reason length, eos_token or stop_sequence, got {shown(reason)}"
+                )
             tokens = field(details, "tokens", list, what)
             ids = [field(token, "id", int, what) for token in tokens]
             return Drawn(ids, [field(token, "logprob", (int, float), what) for token in tokens], reason != "length")

@@ -309,8 +309,8 @@ class HTTPBackend(Backend):
         """A ValueError unless sequences of `longest` tokens fit."""
         if isinstance(context, int) and longest > context:
             raise ValueError(
-                f"{self.where}: the server's context must hold prompt and completion of {longest} tokens, got {context}; "
-                f"{remedy}, or lower max_new_tokens"
+                f"{self.where}: the server's context must hold {longest} tokens of prompt and completion, got {context};"
+                f" {remedy}, or lower max_new_tokens"
             )
 
     def _require_paths(self, paths: Iterable[str], remedy: str) -> None:
@@ -318,7 +318,9 @@ class HTTPBackend(Backend):
         for path in paths:
             status = self.client.status(path)
             if status in (404, 501):
-                raise ValueError(f"{self.where}{path}: the server must take new weights, and has no such path; {remedy}")
+                raise ValueError(
+                    f"{self.where}{path}: the server must take new weights, and has no such path; {remedy}"
+                )
             if status in (401, 403):
                 raise ValueError(
                     f"{self.where}{path}: the server must let the trainer give it weights, got {status}; {remedy}, or "
@@ -339,4 +341,3 @@ def field(found: Any, name: str, kind: Any, place: str) -> Any:
         got = f"got {shown(value)}" if isinstance(found, dict) else f"got {shown(found)} in place of an object"
         raise ValueError(f"{place} must have {name}, {got}: the server leaves out what it is asked for")
     return value
-

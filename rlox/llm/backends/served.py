@@ -1,0 +1,244 @@
+"""A backend that has the weights of a model whenever it samples for it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint import one_line
+from rlox.config import shown
+from rlox.llm.backends.base import Backend
+from rlox.llm.backends.wire import ServerLost
+from rlox.llm.model import LanguageModel
+from rlox.llm.sampling import Completions, Settings
+from rlox.llm.tokens import Sequences
+
+_PROBED = 16  # tokens of the completions that are compared
+_POLL = 1.0  # seconds between two looks at a server that is waited for
+
+
+class Served:
+    """Samples by a backend in place of a model, and sees to it that the backend has the model's weights.
+
+    After new weights the same tokens are scored on both sides, since servers answer that all is well when it is not.
+
+    Parameters
+    ----------
+    backend : Backend
+        What samples.
+    model : LanguageModel
+        What it samples for.
+    log_probs : callable
+        ``(sequences, temperature) -> tensor (N,)``: what the model says of the scored tokens of `Sequences`.
+    where : str
+        Whose argument the backend is, for messages.
+    tolerance : float
+        Largest difference of a log-probability, where the backend has none of its own.
+    follows : bool
+        Whether the backend is given the model's weights; else it must have them.
+    exact : bool
+        Whether its log-probabilities must be those of the distribution that is left by ``top_k``, ``top_p`` and
+        ``min_p``.
+
+    Attributes
+    ----------
+    gap : float
+        The difference that was found last; NaN before.
+
+    Raises
+    ------
+    TypeError
+        If `backend` is none.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: LanguageModel,
+        log_probs: Callable[[Sequences, float], Any],
+        where: str,
+        tolerance: float = 1e-3,
+        follows: bool = True,
+        exact: bool = False,
+    ) -> None:
+        if not isinstance(backend, Backend):
+            raise TypeError(
+                f"{where}: sampler must be a backend of rlox.llm.backends, got {shown(backend)}; make one by "
+                "create_backend"
+            )
+        self.backend, self._model, self._log_probs, self._where = backend, model, log_probs, where
+        self._tolerance = tolerance if backend.tolerance is None else backend.tolerance
+        self._follows, self._exact = follows and backend.capabilities.weight_sync, exact
+        self._checked = 0  # tokens of a sequence that the server has room for
+        self._version: Hashable = None  # of the weights that it has
+        self._compared = False
+        self._sync_s = 0.0
+        self.gap = float("nan")
+        backend.bind(model)
+
+    def require_training(self) -> None:
+        """A ValueError unless the model can be trained on what the backend samples."""
+        can, kind = self.backend.capabilities, self.backend.kind
+        lacking = [
+            what
+            for there, what in (
+                (can.weight_sync, "new weights while it runs"),
+                (can.token_ids, "prompts as token ids"),
+            )
+            if not there
+        ]
+        if lacking:
+            raise ValueError(
+                f"{self._where}: sampler must be one to train by, got {kind}, which does not take "
+                f"{' or '.join(lacking)}; it can generate, sample for best-of-n and evaluate. Take vllm or sglang"
+            )
+
+    def start(self, longest: int) -> None:
+        """Ask the server for what will be needed, with sequences of at most `longest` tokens; again costs nothing.
+
+        Raises
+        ------
+        ConnectionError, RuntimeError, ValueError
+            If it is not there, or lacks something.
+        """
+        if longest > self._checked:
+            self.backend.check(sync=self._follows, longest=longest)
+            self._checked = longest
+
+    def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int, version: Hashable) -> Completions:
+        """As `Backend.complete`, by the model's weights of this `version`.
+
+        Raises
+        ------
+        ConnectionError
+            If the server is lost, and does not come back within the time that it is waited for.
+        RuntimeError
+            If it refuses a request.
+        ValueError
+            If it answers something else than what was asked for, or has other weights than the model.
+        """
+        since: float | None = None
+        longest = max(map(len, prompts)) + settings.max_new_tokens
+        while True:
+            try:
+                self.start(longest)
+                self._follow(version, prompts[0], settings, seed)
+                lost = self.backend.lost
+                drawn = self.backend.complete(prompts, n, settings, seed)
+                # Behind a connection that broke off there may be a server with the weights that it was started with.
+                if self.backend.lost == lost or self._difference(prompts[0], settings, seed)[0] <= self._tolerance:
+                    return drawn
+                self._version = None
+            except ConnectionError as e:
+                self._version = None
+                if self.backend.on_failure == "stop":
+                    raise
+                since = self._wait(since, e)
+
+    def forget(self) -> None:
+        """Take the backend's weights for others than the model's."""
+        self._version = None
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds that new weights have taken since the last call, and the difference that was found after them."""
+        found = {"time/sync_s": self._sync_s}
+        if not np.isnan(self.gap):
+            found["sampler/probe_gap"] = self.gap
+        self._sync_s = 0.0
+        return found
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+    def _follow(self, version: Hashable, prompt: Any, settings: Settings, seed: int) -> None:
+        if version == self._version:
+            return
+        began = time.perf_counter()
+        if self._follows:
+            self.backend.sync(self._model)
+        self.gap, at_temperature = self._difference(prompt, settings, seed)
+        if not self.gap <= self._tolerance:
+            raise ValueError(self._account(at_temperature))
+        if self._exact and not self._compared:
+            self._require_restricted(prompt, settings, seed)
+        self._version, self._compared = version, True
+        self._sync_s += time.perf_counter() - began
+
+    def _difference(self, prompt: Any, settings: Settings, seed: int) -> tuple[float, bool]:
+        """The largest difference of a log-probability, and whether only those of sampled tokens differ so."""
+        backend, ids = self.backend, np.asarray(prompt, np.int64)
+        # The first time two at once: a server that ignores n is found now.
+        n = 2 if backend.capabilities.n and not self._compared else 1
+        plain = Settings(
+            max_new_tokens=min(settings.max_new_tokens, _PROBED), temperature=settings.temperature or 1.0,
+            stop=settings.stop,
+        )  # fmt: skip
+        drawn = backend.complete([ids], n, plain, seed)
+        ours = self._log_probs(Sequences([ids] * n, drawn.ids), plain.temperature)
+        sampled = _largest(ours, np.concatenate(drawn.log_probs))
+        if not backend.capabilities.scoring:
+            return sampled, False
+        whole = np.concatenate([ids, drawn.ids[0]])
+        scored = _largest(self._log_probs(Sequences([whole[:1]], [whole[1:]]), 1.0), backend.score([whole])[0])
+        return max(sampled, scored), scored <= self._tolerance
+
+    def _require_restricted(self, prompt: Any, settings: Settings, seed: int) -> None:
+        """A ValueError where log-probabilities are of the distribution before ``top_k``, ``top_p`` and ``min_p``."""
+        if settings.top_k == 0 and settings.top_p == 1.0 and settings.min_p == 0.0:
+            return
+        # The likeliest token alone has all of the probability.
+        drawn = self.backend.complete([prompt], 1, replace(settings, top_k=1, temperature=1.0), seed)
+        if (least := float(drawn.log_probs[0].min())) < -self._tolerance:
+            raise ValueError(
+                f"{self.backend.where}: the server must give log-probabilities of the distribution that it samples "
+                f"from, for sampler_correction weighs by them; with top_k=1 they must be 0, got {least:.3g}. Start "
+                "vLLM with --logprobs-mode processed_logprobs; with SGLang leave out top_k, top_p and min_p"
+            )
+
+    def _account(self, at_temperature: bool) -> str:
+        said = f"log-probabilities that differ by up to {self.gap:.3g}, where {self._tolerance:g} is the tolerance"
+        if at_temperature:
+            return (
+                f"{self.backend.where}: the log-probabilities of sampled tokens must be those of the distribution at "
+                f"the temperature, got {said}, though the server has the model's weights; start vLLM with "
+                "--logprobs-mode processed_logprobs, and SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
+            )
+        if not self._follows:
+            return (
+                f"{self.backend.where}: the server must have the weights of the model here, got {said}; let it load "
+                "this model, or raise tolerance where it computes in another precision"
+            )
+        return (
+            f"{self.backend.where}: the server must have the model's new weights, got {said}, though it says that all "
+            "is well. vLLM on the CPU loses embeddings that are tied to the output layer: train a model with "
+            "tie_word_embeddings=false. A server in bfloat16 needs a tolerance of some 0.1, or --dtype float32"
+        )
+
+    def _wait(self, since: float | None, e: ConnectionError) -> float:
+        """Return once the server answers again, with the time at which it was lost."""
+        backend = self.backend
+        if since is None:
+            since = time.monotonic()
+            warnings.warn(
+                f"{backend.where}: lost ({one_line(e)}); waiting up to {backend.wait_s:g} s until it is back",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        end = since + backend.wait_s
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(_POLL, 0.1 * backend.wait_s, left))
+            if backend.is_up():
+                return since
+        raise ServerLost(
+            f"{backend.where}: the server must be back within wait_s={backend.wait_s:g} s, and was not: {one_line(e)}"
+        ) from e
+
+
+def _largest(ours: Any, theirs: np.ndarray) -> float:
+    return float(np.abs(ours.cpu().numpy().astype(np.float64) - theirs).max(initial=0.0))

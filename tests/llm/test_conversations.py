@@ -1,0 +1,176 @@
+"""Completions of several turns, with an environment that answers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from test_command_line import done
+from toy import PAD, tokenizer
+
+from rlox.algorithms import GRPO
+from rlox.llm import toy as shipped
+from rlox.llm.conversations import converse
+from rlox.llm.model import LanguageModel
+from rlox.llm.sampling import Completions, Settings
+
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+GRID = {"environment": shipped.TextGridWorld, "max_turns": 6, "max_new_tokens": 1, "kl_coef": 0.0}
+
+
+class Echo:
+    """Says what it was told, until it has heard three turns."""
+
+    def reset(self, prompt):
+        self.heard = []
+        return "+"
+
+    def step(self, text):
+        self.heard.append(text)
+        return f"{text}=", 0.5, len(self.heard) == 3
+
+
+def scripted(words):
+    """Draws that write `words`, one for each conversation and turn."""
+    turn = iter(words)
+
+    def draw(contexts, keys, step, settings):
+        drawn.append(([c.copy() for c in contexts], keys, step))
+        ids = [np.array(tokenizer()(word, add_special_tokens=False)["input_ids"]) for word in next(turn)]
+        return Completions(ids, [np.full(len(i), -1.0, np.float32) for i in ids], np.ones(len(ids), bool))
+
+    drawn = []
+    return draw, drawn
+
+
+def talk(environment, words, prompts=("1=",), n=1, chat=False, turns=9):
+    tok = tokenizer()
+    model = LanguageModel(shipped.make_model()[0], tok)
+    ids = [np.array(tok(p, add_special_tokens=False)["input_ids"]) for p in prompts]
+    texts = [[{"role": "user", "content": p}] for p in prompts] if chat else prompts
+    draw, drawn = scripted(words)
+    rows = list(range(len(prompts)))
+    return converse(model, ids, texts, rows, n, 7, Settings(4), turns, environment, draw), drawn
+
+
+def test_what_the_model_wrote_stays_as_it_was_sampled_and_answers_come_behind_it():
+    found, drawn = talk(Echo, [["2"], ["34"], ["5"]])
+    assert tokenizer().decode(found.ids[0]) == "+22=3434=5"
+    assert found.written[0].tolist() == [False, True, False, False, True, True, False, False, False, True]
+    assert len(found.log_probs[0]) == found.written[0].sum() == 4
+    assert (found.rewards[0], found.ended[0], found.turns[0]) == (1.5, True, 3)
+    contexts = [tokenizer().decode(c) for (c,), _, _ in drawn]
+    assert contexts == ["1=+", "1=+22=", "1=+22=3434="]
+    # Every turn, sample and prompt has random numbers of its own.
+    assert len({(key, step) for _, keys, step in drawn for key in keys}) == 3
+
+
+def test_conversations_that_are_over_are_not_asked_again():
+    class Short(Echo):
+        def step(self, text):
+            return "", 1.0, text == "9"
+
+    found, drawn = talk(Short, [["9", "1", "2", "9"], ["3", "9"], ["9"]], ["1=", "2="], n=2)
+    assert [len(keys) for _, keys, _ in drawn] == [4, 2, 1]
+    assert found.turns.tolist() == [1, 3, 2, 1]
+    assert found.rewards.tolist() == [1.0, 3.0, 2.0, 1.0]
+    assert len({key for key in drawn[0][1]}) == 4
+
+
+def test_turns_and_the_models_context_end_a_conversation():
+    class Endless(Echo):
+        def step(self, text):
+            return "1" * 20, 0.0, False
+
+    found, _ = talk(Endless, [["2"]] * 9, turns=2)
+    assert (found.turns[0], found.ended[0]) == (2, False)
+    # 64 tokens: what is left after two answers is less than a third.
+    found, drawn = talk(Endless, [["2"]] * 9)
+    assert found.turns[0] == len(drawn) == 3
+    assert not found.ended[0]
+
+
+def test_a_chat_template_sets_the_answers():
+    tok = tokenizer()
+    kept = tok.chat_template
+    tok.chat_template = CHAT
+    try:
+        found, _ = talk(Echo, [["2"], ["3"], ["4"]], chat=True)
+    finally:
+        tok.chat_template = kept
+    # "u" is no token of this alphabet, and padding stands for it; "a" begins the model's turn.
+    assert tok.convert_ids_to_tokens(found.ids[0].tolist()) == [
+        *("<pad>", "+", "a", "2", "<pad>", "2", "=", "a", "3", "<pad>", "3", "=", "a", "4"),
+    ]
+    assert found.ids[0][0] == PAD
+    assert found.written[0].sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "said"),
+    [
+        (lambda self, text: "text", TypeError, "step must return \\(text, reward, done\\), got 'text'"),
+        (lambda self, text: ("", float("nan"), False), ValueError, "reward must be a finite number, got nan"),
+        (lambda self, text: ("", True, False), ValueError, "reward must be a finite number, got True"),
+        (lambda self, text: 1 / 0, ZeroDivisionError, "division by zero"),
+    ],
+)
+def test_an_environment_that_answers_otherwise_is_named(step, error, said):
+    with pytest.raises(error, match=said):
+        talk(type("Wrong", (Echo,), {"step": step}), [["2"]])
+
+
+def grid(**more):
+    torch.manual_seed(0)
+    model, tok = shipped.make_model(0)
+    settings = {**GRID, "group_size": 4, "batch_size": 4, "learning_rate": 1e-3, "seed": 3, **more}
+    return GRPO(model, tokenizer=tok, dataset=shipped.grid_rows(), **settings)
+
+
+def test_only_what_the_model_wrote_is_learned():
+    algorithm = grid(learning_rate=1e-9, max_new_tokens=2)
+    batch = algorithm.sample()
+    assert batch.sequences.n_scored.sum() == len(batch.sampler_log_probs)
+    # The same numbers from a pass over each whole conversation.
+    found = algorithm.log_probs(batch.sequences)
+    np.testing.assert_allclose(found.numpy(), batch.sampler_log_probs, atol=2e-6)
+    assert all(len(ids) > n for ids, n in zip(batch.ids, batch.sequences.n_scored, strict=True) if n > 2)
+
+
+def test_a_run_goes_on_to_the_bit(tmp_path):
+    whole, cut = grid(), grid()
+    whole.train(4)
+    cut.plan(4)
+    cut.train(2)
+    cut.save(tmp_path / "a.safetensors")
+    again = GRPO.from_checkpoint(
+        tmp_path / "a.safetensors", dataset=shipped.grid_rows(), environment=shipped.TextGridWorld
+    )
+    again.train(2)
+    for a, b in zip(whole.policy.parameters(), again.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+def test_it_finds_the_way_through_a_grid():
+    algorithm = grid(batch_size=8, group_size=8)
+    before = algorithm.scored(8).returns.mean()
+    algorithm.train(60)
+    after = algorithm.scored(8).returns.mean()
+    assert before < 0.5
+    assert after > 0.7
+
+
+def test_the_command_line_names_the_environment(command):
+    words = ["algo=grpo", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:grid_rows", "total_timesteps=2",
+             "conversation=rlox.llm.toy:TextGridWorld", "algo.max_new_tokens=1", "algo.max_turns=3",
+             "algo.kl_coef=0", "algo.batch_size=2", "logger=none", "eval.n_points=1", "eval.n_episodes=2", "hydra.run.dir=run"]  # fmt: skip
+    assert "grpo grid_rows seed 0: 2 updates" in done(command, "train", *words)
+    _, out, _ = command("eval", "run", "--json")
+    assert json.loads(out)["n_episodes"] == 2
+    code, _, err = command("train", *words, "algo=dpo")
+    assert code
+    assert "conversation must be null with algo=dpo" in err
