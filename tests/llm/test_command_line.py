@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def here(tmp_path, monkeypatch):
     rows = [{**row, "chosen": row["answer"], "rejected": "9"} for row in rlox.llm.toy.sum_rows()[::7]]
     (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # of another test
     return tmp_path
 
 

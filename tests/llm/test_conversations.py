@@ -165,12 +165,14 @@ def test_it_finds_the_way_through_a_grid():
 
 
 def test_the_command_line_names_the_environment(command):
-    words = ["algo=grpo", "model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:grid_rows", "total_timesteps=2",
-             "conversation=rlox.llm.toy:TextGridWorld", "algo.max_new_tokens=1", "algo.max_turns=3",
-             "algo.kl_coef=0", "algo.batch_size=2", "logger=none", "eval.n_points=1", "eval.n_episodes=2", "hydra.run.dir=run"]  # fmt: skip
-    assert "grpo grid_rows seed 0: 2 updates" in done(command, "train", *words)
+    words = [
+        *("model=rlox.llm.toy:make_model", "dataset=rlox.llm.toy:grid_rows", "total_timesteps=2", "logger=none"),
+        *("conversation=rlox.llm.toy:TextGridWorld", "eval.n_points=1", "eval.n_episodes=2", "algo.batch_size=2"),
+    ]
+    few = ["algo.max_new_tokens=1", "algo.max_turns=3", "algo.kl_coef=0", "hydra.run.dir=run"]
+    assert "grpo grid_rows seed 0: 2 updates" in done(command, "train", "algo=grpo", *words, *few)
     _, out, _ = command("eval", "run", "--json")
     assert json.loads(out)["n_episodes"] == 2
-    code, _, err = command("train", *words, "algo=dpo")
+    code, _, err = command("train", "algo=online_dpo", *words)
     assert code
-    assert "conversation must be null with algo=dpo" in err
+    assert "conversation must be null with algo=online_dpo" in err
