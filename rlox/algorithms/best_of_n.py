@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from rlox.config import integer, nearest
+from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.model import LanguageModel
 from rlox.llm.rewards import Rewards
-from rlox.llm.sampling import Settings, sample
+from rlox.llm.sampling import Completions, Settings, sample
 from rlox.llm.scoring import scores_of
 
 
@@ -45,6 +46,9 @@ class BestOfN:
         As `LLMAlgorithm` takes them.
     reward_weights : list of float, optional
         One for each reward function; by default 1.
+    sampler : Backend, optional
+        Samples in place of the model, which its server must have loaded: one that
+        `rlox.llm.backends.create_backend` makes.
     **settings
         ``temperature``, ``top_k``, ``top_p``, ``min_p`` and ``stop`` (token ids), as `rlox.llm.sampling.Settings`.
 
@@ -65,9 +69,13 @@ class BestOfN:
         eos_token_id: int | Iterable[int] | None = None,
         seed: int = 42,
         reward_weights: Sequence[float] | None = None,
+        sampler: Backend | None = None,
         **settings: Any,
     ):
         self.model = LanguageModel(model, tokenizer, eos_token_id, "BestOfN")
+        self._served = None
+        if sampler is not None:
+            self._served = Served(sampler, self.model, "BestOfN", follows=False)
         self.rewards = Rewards(reward_fn, reward_weights, "BestOfN")
         self.n = integer("BestOfN", "n", n, 1)
         self.seed = integer("BestOfN", "seed", seed, 0)
@@ -88,7 +96,7 @@ class BestOfN:
         """
         rows: Encoded = encoded(prompts, "prompts", self.model, "BestOfN", self.settings.max_new_tokens)
         numbers = np.arange(len(rows))
-        drawn = sample(self.model, rows.prompts, self.settings, n=self.n, seed=self.seed, step=self._calls)
+        drawn = self._complete(rows.prompts)
         self._calls += 1
         scores = scores_of(self.rewards, rows, np.repeat(numbers, self.n), drawn.ids, self.model)
         rewards = self.rewards.combine(scores).reshape(-1, self.n)
@@ -100,6 +108,11 @@ class BestOfN:
             rewards.max(1),
             rewards,
         )
+
+    def _complete(self, prompts: Sequence[np.ndarray]) -> Completions:
+        if self._served is None:
+            return sample(self.model, prompts, self.settings, n=self.n, seed=self.seed, step=self._calls)
+        return self._served.complete(prompts, self.n, self.settings, self.seed, self._calls, "its own")
 
     def generate(self, prompts: Any, return_scores: bool = False) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Prompts with their best completions, (B, P + T) int64; shorter ones have the model's padding id at the end.

@@ -104,6 +104,8 @@ class GRPO(LLMAlgorithm):
     def _require_complete(self) -> None:
         super()._require_complete()
         self._require_rewards()
+        if self.rewards is not None and self.rows is not None:
+            self.rewards.check_columns(self.rows.columns)
 
     def _require_rewards(self) -> None:
         if not self.rewarded:

@@ -103,6 +103,8 @@ class OnlineDPO(LLMAlgorithm):
     def _require_complete(self) -> None:
         super()._require_complete()
         self.preferences.require()
+        if self.preferences.rewards is not None and self.rows is not None:
+            self.preferences.rewards.check_columns(self.rows.columns)
 
     def batch(self, rows: Encoded, numbers: np.ndarray) -> JudgedPairs:
         """Pairs of completions of the prompts `numbers`, sampled and judged now."""

@@ -81,6 +81,12 @@ class RewardModel(LLMAlgorithm):
         metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))
 
+    def generate(self, *prompts: Any, **settings: Any) -> Any:
+        """Nothing: a TypeError says that a reward model completes no prompts."""
+        raise TypeError(
+            "RewardModel.generate: a reward model completes no prompts; call score_batch(prompts, completions)"
+        )
+
     def examples(self, n: int) -> list[tuple[Any, str, float | None]]:
         """None: a reward model completes nothing."""
         return []

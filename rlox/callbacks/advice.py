@@ -97,6 +97,7 @@ class AdviceCallback(Callback):
     ===================  ========================================================
     explained_variance   below 0 for 20 updates in a row
     approx_kl            above 0.1 for 10 updates in a row
+    equal_groups         above 0.95 for 50 updates in a row
     clip_fraction        above 0.5 for 10 updates in a row
     entropy              of a discrete policy: below 1 % of its start, for 3
     grad_norm            above 100 times the median of the last 50, for 3

@@ -52,6 +52,7 @@ _EXPORTS = {
     "GRPOConfig": "rlox.config.llm",
     "LLMConfig": "rlox.config.llm",
     "OnlineDPOConfig": "rlox.config.llm",
+    "ReferenceConfig": "rlox.config.llm",
     "RewardModelConfig": "rlox.config.llm",
     "SFTConfig": "rlox.config.llm",
     "SamplingConfig": "rlox.config.llm",

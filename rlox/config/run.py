@@ -175,6 +175,10 @@ class RunConfig(Config):
     reward: Any = None  # language models: module:FUNCTION (with --import), a reward model's run, a URL; or a list
     reward_weights: list[float] | None = None  # one for each reward; null: 1
     conversation: str | None = None  # GRPO: module:FUNCTION that makes what answers the model, for several turns
+    sampler: str | None = None  # what samples for a language model: vllm, vllm-local, sglang, tgi; null: the model itself
+    sampler_url: str | None = None  # the sampler's server, such as http://127.0.0.1:8000; its token: RLOX_SAMPLER_TOKEN
+    sampler_folder: str | None = None  # where the server reads new weights, by the same path; null: a temporary folder
+    sampler_tolerance: float | None = None  # gap of log-probabilities that stops the run; null: 1e-3, in bfloat16 0.1
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
@@ -195,6 +199,13 @@ class RunConfig(Config):
         yield "reward", self.reward is None or named, "be a name, or a list of names"
         weights = self.reward_weights
         yield "reward_weights", weights is None or len(weights) == len(self.rewards), "hold a number for each reward"
+        named = self.sampler is None or self.sampler in SAMPLERS
+        yield "sampler", named, f"be one of {', '.join(SAMPLERS)}, or null"
+        url = self.sampler_url
+        yield "sampler_url", url is None or is_url(url), "be a URL such as http://127.0.0.1:8000, or null"
+        yield "sampler_folder", self.sampler_folder is None or bool(self.sampler_folder), "not be empty"
+        gap = self.sampler_tolerance
+        yield "sampler_tolerance", gap is None or 0 < gap < math.inf, "be > 0 and finite, or null"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
         yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
         yield "threads", self.threads >= 0, "be >= 0"

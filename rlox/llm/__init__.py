@@ -10,6 +10,7 @@ _EXPORTS = {
     "LanguageModel": "rlox.llm.model",
     "MultiObjectiveReward": "rlox.llm.reward_models",
     "RemoteReward": "rlox.llm.reward_http",
+    "RewardHTTPServer": "rlox.llm.reward_http",
     "RewardModelServer": "rlox.llm.reward_models",
     "Rewards": "rlox.llm.rewards",
     "Sequences": "rlox.llm.tokens",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -47,7 +48,9 @@ def with_adapters(
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
         try:
-            adapted = peft.get_peft_model(model.module, settings)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # what peft asks transformers by its old name
+                adapted = peft.get_peft_model(model.module, settings)
         except ValueError as e:
             raise ValueError(f"{where}: lora_targets must name modules of the model, got {targets}: {e}") from e
     return LanguageModel(adapted, model.tokenizer, model.eos or None, where)

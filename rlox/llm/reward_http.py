@@ -35,7 +35,7 @@ MOST_ROWS = 65_536  # of one request
 _AGAIN = frozenset((429, 502, 503))  # statuses of a server that is busy, or starts
 _LONGEST_PAUSE = 30.0  # seconds between two tries
 _REMEDIES = {
-    401: "pass token=, that of the server",
+    401: "pass token=, that of the server; on the command line the variable RLOX_REWARD_TOKEN holds it",
     404: "pass url=, that of RewardHTTPServer.url",
     413: "score fewer completions at a time",
     500: "the reward of the server has failed: mend it there",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,7 +151,8 @@ def load_model(source: str, where: str = "load_model") -> Found:
     if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"{where}: model={source} must be a folder or a name on the hub, and there is no such folder")
     try:
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        with _quiet():
+            module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as e:
         raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}") from e
     try:
@@ -157,6 +160,21 @@ def load_model(source: str, where: str = "load_model") -> Found:
     except (OSError, ValueError, KeyError):
         tokenizer = None  # whoever reads text says so
     return Found(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars that transformers draws while it reads weights, unless a person looks on."""
+    from transformers.utils import logging
+
+    shown_before = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if shown_before:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown_before:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(source: str, where: str = "load_tokenizer") -> Any:

@@ -188,7 +188,7 @@ class LLMAlgorithm(Algorithm):
             raise TypeError(f"{where}: sampler must be left out, for {self.name} samples no completions to learn from")
         tolerance = 1e-3 if self._precision() == "float32" else 0.1
         exact = getattr(self.config, "sampler_correction", "none") != "none"
-        return Served(sampler, self.model, self.log_probs, where, tolerance, exact=exact)
+        return Served(sampler, self.model, where, self.log_probs, tolerance, exact=exact)
 
     def setup(self, rng: Rng) -> None:
         """Make the optimiser, and keep in checkpoints what must not be lost."""
@@ -335,8 +335,7 @@ class LLMAlgorithm(Algorithm):
         """`n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample` draws them, by default from the
         model that is trained, and by the `sampler` where there is one."""
         if model is None and self._served is not None:
-            key = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
-            return self._served.complete(prompts, n, settings, key, (self.counters.updates, self._n_loads))
+            return self._served.complete(prompts, n, settings, seed, step, (self.counters.updates, self._n_loads))
         with self._cast():
             return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=numbers)
 
@@ -363,7 +362,7 @@ class LLMAlgorithm(Algorithm):
         where = f"{type(self).__name__}.generate"
         n, chosen = integer(where, "n", n, 1), self.settings(**settings)
         given, context = [prompts] if isinstance(prompts, str) else prompts, self.model.context
-        if context is None or "max_new_tokens" in settings:
+        if context is None or settings.get("max_new_tokens") is not None:
             rows = encoded(given, "prompts", self.model, where, chosen.max_new_tokens)
         else:
             # As many as fit, where no number was asked for.

@@ -84,6 +84,10 @@ def evaluate(
         print(f"  {'pass@1':<12} {summary['pass@1']:.4f}  (a reward of at least {pass_at:g})")
         if n_samples > 1:
             print(f"  {f'pass@{n_samples}':<12} {summary[f'pass@{n_samples}']:.4f}")
+        if summary["most_reward"] < pass_at:
+            print(
+                f"  no completion earned {pass_at:g}, the most was {summary['most_reward']:.4f}; --pass-at sets the reward"
+            )
         make_console().print(table)
 
 
@@ -94,6 +98,7 @@ def _sampled(algorithm: Any, n_rows: int, n: int, pass_at: float, seed: int) -> 
     right = (groups >= pass_at).sum(1)
     found = {
         "sampled_reward": float(groups.mean()),
+        "most_reward": float(groups.max()),
         "sampled_length": float(np.mean([len(ids) for ids in scored.ids])),
         "pass@1": pass_rate(right, n, 1),
         f"pass@{n}": pass_rate(right, n, n),

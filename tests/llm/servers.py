@@ -3,6 +3,7 @@ weights. What they refuse is written from the sources of vLLM 0.32, SGLang 0.5.2
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import socket
@@ -10,8 +11,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
-import toy
 import torch
+import toy
 from transformers import AutoModelForCausalLM
 
 from rlox.llm.model import LanguageModel
@@ -125,10 +126,8 @@ class Fake:
         threading.Thread(target=listener.shutdown, daemon=True).start()
         listener.socket.close()
         for connection in listener.open:
-            try:
+            with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def __enter__(self):
         return self
@@ -265,7 +264,7 @@ class VLLM(Fake):
             text = f"This model's maximum context length is {self.context} tokens."
             require(len(prompt) + most <= self.context, 400, _error(text))
         temperature, top_p, top_k = body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("top_k", 0)
-        require(0 <= temperature and 0 < top_p <= 1 and top_k >= -1, 400, _error("sampling parameters"))
+        require(temperature >= 0 and 0 < top_p <= 1 and top_k >= -1, 400, _error("sampling parameters"))
         require(not self.paused, 500, _error("paused", 500))
         own, model = self.model, self.adapted if name == "rlox" else self.cached or self.model
         self.model = model

@@ -183,8 +183,8 @@ def test_what_is_wrong_is_said_in_a_paragraph(command, here, words, said):
 
 
 def test_what_was_learned_before_a_reward_failed_is_kept(command, here):
-    refused(command, *COPY, "reward=my_rewards:once", "--import", "my_rewards", "total_timesteps=9", "hydra.run.dir=run",
-            "eval.n_points=0")  # fmt: skip
+    own = ["reward=my_rewards:once", "--import", "my_rewards", "eval.n_points=0"]
+    refused(command, *COPY, *own, "total_timesteps=9", "hydra.run.dir=run")
     kept = load_checkpoint("run/checkpoints/last.safetensors").header
     assert kept["counters"]["updates"] == 3
     assert record("run")[-1]["status"] == "failed"

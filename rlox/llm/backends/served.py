@@ -9,9 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlox.checkpoint import one_line
+from rlox.checkpoint.streams import Stream
 from rlox.config import shown
+from rlox.kernels.rng import Rng
 from rlox.llm.backends.base import Backend
 from rlox.llm.backends.wire import ServerLost
 from rlox.llm.model import LanguageModel
@@ -33,10 +36,11 @@ class Served:
         What samples.
     model : LanguageModel
         What it samples for.
-    log_probs : callable
-        ``(sequences, temperature) -> tensor (N,)``: what the model says of the scored tokens of `Sequences`.
     where : str
         Whose argument the backend is, for messages.
+    log_probs : callable, optional
+        ``(sequences, temperature) -> tensor (N,)``: what the model says of the scored tokens of `Sequences`; by default
+        by a plain pass.
     tolerance : float
         Largest difference of a log-probability, where the backend has none of its own.
     follows : bool
@@ -60,8 +64,8 @@ class Served:
         self,
         backend: Backend,
         model: LanguageModel,
-        log_probs: Callable[[Sequences, float], Any],
         where: str,
+        log_probs: Callable[[Sequences, float], Any] | None = None,
         tolerance: float = 1e-3,
         follows: bool = True,
         exact: bool = False,
@@ -71,7 +75,8 @@ class Served:
                 f"{where}: sampler must be a backend of rlox.llm.backends, got {shown(backend)}; make one by "
                 "create_backend"
             )
-        self.backend, self._model, self._log_probs, self._where = backend, model, log_probs, where
+        self.backend, self._model, self._where = backend, model, where
+        self._log_probs = log_probs or self._plain_log_probs
         self._tolerance = tolerance if backend.tolerance is None else backend.tolerance
         self._follows, self._exact = follows and backend.capabilities.weight_sync, exact
         self._checked = 0  # tokens of a sequence that the server has room for
@@ -123,6 +128,7 @@ class Served:
             If it answers something else than what was asked for, or has other weights than the model.
         """
         since: float | None = None
+        seed = Rng(Rng(seed, Stream.COMPLETIONS).key, step).key
         longest = max(map(len, prompts)) + settings.max_new_tokens
         while True:
             try:
@@ -187,6 +193,10 @@ class Served:
         whole = np.concatenate([ids, drawn.ids[0]])
         scored = _largest(self._log_probs(Sequences([whole[:1]], [whole[1:]]), 1.0), backend.score([whole])[0])
         return max(sampled, scored), scored <= self._tolerance
+
+    @torch.no_grad()
+    def _plain_log_probs(self, sequences: Sequences, temperature: float) -> torch.Tensor:
+        return self._model.score(self._model.layout(sequences), temperature).log_probs
 
     def _require_restricted(self, prompt: Any, settings: Settings, seed: int) -> None:
         """A ValueError where log-probabilities are of the distribution before ``top_k``, ``top_p`` and ``min_p``."""

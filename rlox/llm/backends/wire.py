@@ -309,7 +309,7 @@ class HTTPBackend(Backend):
         """A ValueError unless sequences of `longest` tokens fit."""
         if isinstance(context, int) and longest > context:
             raise ValueError(
-                f"{self.where}: the server's context must hold {longest} tokens of prompt and completion, got {context};"
+                f"{self.where}: the server's context must hold {longest} tokens for a completion, got {context};"
                 f" {remedy}, or lower max_new_tokens"
             )
 

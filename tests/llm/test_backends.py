@@ -1,0 +1,731 @@
+"""Inference backends, against servers of our own that are as strict as the real ones, and by one's own model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import servers
+import torch
+import toy
+
+import rlox.llm.toy
+from rlox.algorithms import DPO, GRPO, SFT, BestOfN, OnlineDPO
+from rlox.callbacks import Callback, CheckpointCallback
+from rlox.checkpoint import load_checkpoint
+from rlox.llm.backends import Backend, ServerLost, create_backend, served
+from rlox.llm.model import LanguageModel
+from rlox.llm.sampling import Settings
+
+FAKES = {"vllm": servers.VLLM, "sglang": servers.SGLang, "tgi": servers.TGI}
+SYNCED = ("vllm", "sglang")
+PROMPTS = [np.array(ids) for ids in ([3, 4], [5], [6, 7, 8, 9])]
+QUICK = {"pause": 0.0, "retries": 2}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(served, "_POLL", 0.01)
+
+
+def bound(fake, kind, **settings):
+    """A backend of the server `fake`, for a model with its weights."""
+    made = create_backend(kind, url=fake.url, **QUICK, **settings)
+    made.bind(LanguageModel(fake.start_weights, toy.tokenizer()))
+    return made
+
+
+def prefers(completions, prompts):
+    """A reward: completions that begin with one of six tokens."""
+    return [float(int(ids[0]) in range(12, 18)) for ids in completions]
+
+
+def trained(sampler, n_updates=0, module=None, **settings):
+    """GRPO by a `sampler` (None: the model's own), and the metrics of each update."""
+    rows = []
+
+    class Keep(Callback):
+        def on_step(self, metrics, **_):
+            rows.append(dict(metrics))
+            return True
+
+    defaults = {
+        "group_size": 4, "batch_size": 3, "max_new_tokens": 2, "kl_coef": 0.0, "learning_rate": 1e-2, "seed": 1,
+        "reward_fn": prefers, "dataset": [ids.tolist() for ids in PROMPTS],
+    }  # fmt: skip
+    callbacks = [Keep(), *settings.pop("callbacks", ())]
+    made = GRPO(
+        toy.model(scale=2.0) if module is None else module, sampler=sampler, callbacks=callbacks,
+        **{**defaults, **settings},
+    )  # fmt: skip
+    if n_updates:
+        made.train(n_updates=n_updates)
+    return made, rows
+
+
+# ---- what comes back
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_completions_are_the_servers_and_their_log_probabilities_the_models(kind):
+    module = toy.model()
+    with FAKES[kind](module) as fake:
+        backend = bound(fake, kind)
+        backend.check(longest=10)
+        settings = Settings(5, temperature=0.7)
+        found = backend.complete(PROMPTS, 3, settings, 11)
+        assert len(found) == 9
+        for i, ids in enumerate(found.ids):
+            said, _ = toy.token_log_probs(module, PROMPTS[i // 3], ids, 0.7)
+            np.testing.assert_allclose(found.log_probs[i], said.detach().numpy(), atol=1e-5)
+            assert found.ended[i] == (toy.EOS in ids)
+        assert len({ids.tobytes() for ids in found.ids}) > 4
+        for ids, said in zip(PROMPTS[2:], backend.score(PROMPTS[2:]), strict=True):
+            np.testing.assert_allclose(
+                said, toy.token_log_probs(module, ids[:1], ids[1:])[0].detach().numpy(), atol=1e-5
+            )
+        backend.close()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "tgi"])
+def test_a_seed_decides_completions_and_equal_prompts_have_different_ones(kind):
+    with FAKES[kind](toy.model(scale=1.0)) as fake:
+        backend = bound(fake, kind)
+        one, again, other = (backend.complete([PROMPTS[0]] * 2, 2, Settings(8), seed).ids for seed in (5, 5, 6))
+        assert [*map(list, one)] == [*map(list, again)] != [*map(list, other)]
+        assert len({ids.tobytes() for ids in one}) == 4
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_the_likeliest_tokens_are_those_of_the_local_sampler(kind):
+    module = toy.model()
+    with FAKES[kind](module) as fake:
+        found = bound(fake, kind).complete(PROMPTS, 1, Settings(6, temperature=0.0), 0)
+    own = create_backend("hf", model=module).complete(PROMPTS, 1, Settings(6, temperature=0.0), 0)
+    for one, other in zip(found.ids, own.ids, strict=True):
+        assert one.tolist() == other.tolist()
+    assert all((row == 0).all() for row in found.log_probs)
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_every_setting_is_sent_as_the_server_takes_it(kind):
+    settings = Settings(4, temperature=0.5, top_k=5, top_p=0.9, min_p=0.0 if kind == "tgi" else 0.1, stop=(9,))
+    with FAKES[kind](toy.model(scale=1.0)) as fake:
+        found = bound(fake, kind).complete(PROMPTS, 2, settings, 0)
+        sent = next(body for _, path, body in fake.seen if path in ("/v1/completions", "/generate"))
+    sent = sent.get("sampling_params") or sent.get("parameters") or sent
+    assert (sent["temperature"], sent["top_k"], sent["top_p"]) == (0.5, 5, 0.9)
+    assert sent.get("stop_token_ids", [toy.EOS, 9]) == [toy.EOS, 9]
+    assert all((row[:-1] != 9).all() for row in found.ids)
+
+
+def test_hf_is_the_local_sampler_and_takes_weights():
+    module, other = toy.model(), LanguageModel(toy.model(seed=1))
+    backend = create_backend("hf", model=module)
+    before = backend.score(PROMPTS[2:])[0]
+    np.testing.assert_allclose(
+        before, toy.token_log_probs(module, PROMPTS[2][:1], PROMPTS[2][1:])[0].detach().numpy(), atol=1e-5
+    )
+    backend.sync(other)
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), other.module.parameters(), strict=True))
+    with pytest.raises(ValueError, match="must have the weights of the model that is trained"):
+        backend.sync(LanguageModel(toy.model(hidden=32)))
+
+
+def test_big_answers_are_read_whole():
+    def large(answer):
+        return {**answer, "padding": "x" * (9 << 20)}
+
+    with servers.VLLM(toy.model(), mangle=large) as fake:
+        found = bound(fake, "vllm").complete(PROMPTS * 2, 2, Settings(2), 0)
+        assert len(found) == 12
+
+
+# ---- training by each
+
+
+@pytest.mark.slow
+def test_grpo_learns_by_each_protocol_as_by_its_own_sampler(monkeypatch):
+    """Rewards of the first and the last third of 24 updates; every update's weights are the trainer's."""
+    thirds = {}
+    for kind in (None, *SYNCED):
+        module = toy.model(scale=2.0)
+        if kind is None:
+            _, rows = trained(None, 24)
+        else:
+            with FAKES[kind](copy.deepcopy(module)) as fake:
+                sampler = create_backend(kind, url=fake.url, **QUICK)
+                algorithm, rows = trained(sampler, 24, sampler_correction="token_truncate")
+                assert fake.n_loads == 24
+                assert not [*sampler._own_folder.iterdir()]
+                folder = sampler._own_folder
+                algorithm.close()
+                assert not folder.exists()
+            assert max(row["sampler/probe_gap"] for row in rows) < 1e-5
+            assert max(row["sampler_gap"] for row in rows) < 1e-5
+            assert all(row["time/sync_s"] > 0 for row in rows)
+        rewards = [row["mean_reward"] for row in rows]
+        thirds[kind] = np.mean(rewards[:8]), np.mean(rewards[16:])
+    for first, last in thirds.values():
+        assert last > 0.9
+        assert last - first > 0.2
+    assert np.ptp([last for _, last in thirds.values()]) < 0.1
+
+
+def test_online_dpo_samples_by_a_server_too():
+    with servers.VLLM(toy.model(scale=2.0)) as fake:
+        algorithm = OnlineDPO(
+            toy.model(scale=2.0), reward_fn=prefers, sampler=create_backend("vllm", url=fake.url), batch_size=3,
+            max_new_tokens=2, dataset=[ids.tolist() for ids in PROMPTS],
+        )  # fmt: skip
+        algorithm.train(n_updates=2)
+        assert fake.n_loads == 2
+        algorithm.close()
+
+
+def test_weights_are_sent_once_for_all_that_is_sampled_by_them(tmp_path):
+    with servers.VLLM(toy.model(seed=3)) as fake:
+        algorithm, _ = trained(create_backend("vllm", url=fake.url), tokenizer=toy.tokenizer())
+        first = algorithm.evaluate(temperature=0.0)
+        algorithm.evaluate(n_samples=2)
+        algorithm.generate(["12"])
+        assert fake.n_loads == 1
+        own, _ = trained(None)
+        assert first == own.evaluate(temperature=0.0)
+        algorithm.save(tmp_path / "a.safetensors")
+        algorithm.train(n_updates=1)
+        algorithm.evaluate()
+        assert fake.n_loads == 2
+        algorithm.init_from(tmp_path / "a.safetensors")
+        assert algorithm.evaluate(temperature=0.0) == first
+        assert fake.n_loads == 3
+        again = GRPO.from_checkpoint(
+            tmp_path / "a.safetensors", sampler=create_backend("vllm", url=fake.url), reward_fn=prefers,
+            dataset=[ids.tolist() for ids in PROMPTS],
+        )  # fmt: skip
+        assert again.evaluate(temperature=0.0) == first
+        assert fake.n_loads == 4
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_adapters_are_sent_merged_or_alone(alone):
+    module = toy.model(scale=2.0)
+    with servers.VLLM(copy.deepcopy(module), lora=alone, dev=not alone) as fake:
+        sampler = create_backend("vllm", url=fake.url, lora=alone)
+        algorithm, rows = trained(sampler, 3, module, lora_rank=4)
+        assert fake.n_loads == 3
+        assert rows[-1]["sampler/probe_gap"] < 1e-4
+        assert (fake.adapted is not None) == alone
+        algorithm.close()
+
+
+def test_best_of_n_samples_by_a_server_that_has_the_model():
+    module = toy.model(scale=1.0)
+    with servers.TGI(module) as fake:
+        best = BestOfN(
+            module, prefers, n=8, max_new_tokens=2, tokenizer=toy.tokenizer(),
+            sampler=create_backend("tgi", url=fake.url),
+        )  # fmt: skip
+        found = best.best(["12", "7"])
+        assert found.scores.mean() > found.all_scores.mean()
+        assert found.all_scores.shape == (2, 8)
+    with servers.TGI(toy.model(seed=1)) as fake:
+        best = BestOfN(module, prefers, tokenizer=toy.tokenizer(), sampler=create_backend("tgi", url=fake.url))
+        with pytest.raises(ValueError, match="must have the weights of the model here"):
+            best.best(["12"])
+
+
+# ---- weights that are not the trainer's
+
+
+@pytest.mark.parametrize("kind", SYNCED)
+def test_stale_embeddings_are_found_though_the_server_says_that_all_is_well(kind):
+    with FAKES[kind](toy.model(scale=2.0), stale=("embed_tokens",)) as fake:
+        sampler = create_backend(kind, url=fake.url, **QUICK)
+        with pytest.raises(ValueError, match="must have the model's new weights, got log-probabilities that differ"):
+            trained(sampler, 5)
+        assert fake.n_loads <= 3
+
+
+def test_a_tolerance_can_be_set():
+    with servers.VLLM(toy.model(scale=2.0), stale=("embed_tokens",)) as fake:
+        _, rows = trained(create_backend("vllm", url=fake.url, tolerance=100.0), 3)
+        assert rows[-1]["sampler/probe_gap"] > 1e-3
+
+
+def test_log_probabilities_before_the_temperature_are_found():
+    with servers.VLLM(toy.model(scale=2.0), raw=True) as fake:
+        trained(create_backend("vllm", url=fake.url), 1)  # at temperature 1 they are the same
+        with pytest.raises(ValueError, match="--logprobs-mode processed_logprobs"):
+            trained(create_backend("vllm", url=fake.url), 1, temperature=0.6)
+
+
+@pytest.mark.parametrize("kind", SYNCED)
+def test_log_probabilities_before_top_k_are_refused_where_they_weigh(kind):
+    with FAKES[kind](toy.model(scale=2.0), **({"raw": True} if kind == "vllm" else {})) as fake:
+        trained(create_backend(kind, url=fake.url), 1, top_k=4)
+        with pytest.raises(ValueError, match="with top_k=1 they must be 0"):
+            trained(create_backend(kind, url=fake.url), 1, top_k=4, sampler_correction="token_mask")
+    with servers.VLLM(toy.model(scale=2.0)) as fake:
+        trained(create_backend("vllm", url=fake.url), 1, top_k=4, sampler_correction="token_mask")
+
+
+def test_another_trainings_weights_are_found():
+    with servers.SGLang(toy.model(scale=2.0)) as fake:
+        algorithm, _ = trained(create_backend("sglang", url=fake.url), 1)
+        algorithm.evaluate()
+        fake.version = "somebody-else"
+        with pytest.raises(ValueError, match="another training gives it weights as well"):
+            algorithm.evaluate()
+
+
+# ---- what servers leave out
+
+
+def choices(change):
+    """`change` of every choice of an answer of vLLM's."""
+
+    def mangle(answer):
+        for choice in answer["choices"]:
+            change(choice)
+        return answer
+
+    return mangle
+
+
+def without(*names):
+    return choices(lambda choice: [choice.pop(name, None) for name in names])
+
+
+BAD_VLLM = {
+    "n ignored": (lambda a: {**a, "choices": a["choices"][:1]}, "answer with n=2 completions, got 1: it ignores n"),
+    "too many": (lambda a: {**a, "choices": a["choices"] * 2}, "must answer with n=2 completions, got 4"),
+    "another order": (lambda a: {**a, "choices": a["choices"][::-1]}, "must number its completions from 0 to 1"),
+    "no choices": (lambda a: {"object": "error"}, "must have choices"),
+    "a list": (lambda a: [a], "in place of an object"),
+    "no ids": (without("token_ids"), "must have token_ids, got None: the server leaves out what it is asked for"),
+    "no prompt": (without("prompt_token_ids"), "must have prompt_token_ids"),
+    "no log-probabilities": (choices(lambda c: c.update(logprobs=None)), "must have logprobs, got None"),
+    "fewer": (choices(lambda c: c["logprobs"]["token_logprobs"].pop()), "as many log-probabilities as tokens"),
+    "null": (
+        choices(lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, None)), "must have finite log-probabilities",
+    ),
+    "NaN": (choices(lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, float("nan"))), "must have finite"),
+    "impossible": (choices(lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, -9999.0)), "must have finite"),
+    "probabilities": (choices(lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, 0.3)), "of at most 0"),
+    "text": (choices(lambda c: c.update(token_ids=["3"])), "must have integers for token ids"),
+    "another vocabulary": (choices(lambda c: c["token_ids"].__setitem__(0, 24)), "below the vocabulary's 24, got 24"),
+    "negative": (choices(lambda c: c["token_ids"].__setitem__(0, -1)), "at least 0"),
+    "another prompt": (choices(lambda c: c.update(prompt_token_ids=[2])), "must be of the prompt"),
+    "aborted": (choices(lambda c: c.update(finish_reason="abort")), "must have finish_reason stop or length"),
+    "empty": (choices(lambda c: c.update(token_ids=[])), "must have 1 to max_new_tokens=6 tokens, got 0"),
+    "cut off": (choices(lambda c: c.update(token_ids=[5], finish_reason="length")), "start it with a larger context"),
+    "another end": (choices(lambda c: c.update(token_ids=[5], finish_reason="stop")), "has another end of sequence"),
+    "end ignored": (
+        choices(lambda c: c.update(token_ids=[1, 5, 5, 5, 5, 5], finish_reason="length")), "goes on behind it",
+    ),
+    "no JSON": (lambda a: b"<html>", "must answer JSON, got b'<html>'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_VLLM)
+def test_an_answer_that_is_not_what_was_asked_for_is_refused_by_name(name):
+    mangle, said = BAD_VLLM[name]
+    with servers.VLLM(toy.model(), mangle=mangle) as fake:
+        with pytest.raises(ValueError, match=said) as caught:
+            bound(fake, "vllm").complete(PROMPTS[:1], 2, Settings(6), 0)
+        assert fake.url in str(caught.value)
+
+
+def of_meta(**changed):
+    """Other values in every ``meta_info`` of an answer of SGLang's."""
+    return lambda answer: [{**one, "meta_info": {**one["meta_info"], **changed}} for one in answer]
+
+
+BAD_SGLANG = {
+    "n ignored": (lambda a: a[0], "must answer with n=2 completions, got 1: it ignores n"),
+    "no log-probabilities": (of_meta(output_token_logprobs=None), "must have output_token_logprobs"),
+    "other ids": (lambda a: [{**x, "output_ids": [4] * 7} for x in a], "must have log-probabilities of its"),
+    "no meta": (lambda a: [{"text": "15"}, {"text": "15"}], "must have meta_info"),
+    "texts": (lambda a: ["1", "5"], "in place of an object"),
+    "aborted": (of_meta(finish_reason={"type": "abort"}), "must have finish_reason"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_SGLANG)
+def test_an_answer_of_sglangs_that_is_not_what_was_asked_for_is_refused(name):
+    mangle, said = BAD_SGLANG[name]
+    with servers.SGLang(toy.model(), mangle=mangle) as fake, pytest.raises(ValueError, match=said):
+        bound(fake, "sglang").complete(PROMPTS[:1], 2, Settings(6), 0)
+
+
+def test_sglang_may_leave_the_end_out_of_its_ids():
+    def trimmed(answer):
+        for one in answer:
+            if one["meta_info"]["finish_reason"]["type"] == "stop":
+                one["output_ids"] = one["output_ids"][:-1]
+        return answer
+
+    with servers.SGLang(toy.model(scale=1.0), mangle=trimmed) as fake:
+        found = bound(fake, "sglang").complete(PROMPTS, 8, Settings(6), 0)
+        assert found.ended.any()
+        assert all(ids[-1] == toy.EOS for ids, ended in zip(found.ids, found.ended, strict=True) if ended)
+
+
+def test_a_prompt_that_tgi_reads_otherwise_is_refused():
+    with servers.TGI(toy.model(), prefix=(2,)) as fake, pytest.raises(ValueError, match="puts a token before it"):
+        bound(fake, "tgi").complete(PROMPTS, 1, Settings(2), 0)
+    said = "must have details, got None"
+    with servers.TGI(toy.model(), mangle=lambda a: {"text": "5"}) as fake, pytest.raises(ValueError, match=said):
+        bound(fake, "tgi").complete(PROMPTS, 1, Settings(2), 0)
+
+
+# ---- what is refused before anything is sampled
+
+
+def test_tgi_is_refused_for_training_and_evaluates():
+    module = toy.model(scale=2.0)
+    with servers.TGI(module) as fake:
+        sampler = create_backend("tgi", url=fake.url)
+        with pytest.raises(ValueError, match="got tgi, which does not take new weights while it runs or prompts as"):
+            trained(sampler, 1, tokenizer=toy.tokenizer())
+        assert not fake.seen
+        algorithm, _ = trained(sampler, tokenizer=toy.tokenizer())
+        own, _ = trained(None)
+        assert algorithm.evaluate(temperature=0.0) == own.evaluate(temperature=0.0)
+        with pytest.raises(ValueError, match="min_p must be 0"):
+            algorithm.evaluate(min_p=0.1)
+        with pytest.raises(ValueError, match="needs a tokenizer"):
+            create_backend("tgi", url=fake.url).complete(PROMPTS, 1, Settings(2), 0)
+
+
+@pytest.mark.parametrize(
+    ("fake_settings", "settings", "said"),
+    [
+        ({"dev": False}, {}, "has no such path; start it with VLLM_SERVER_DEV_MODE=1"),
+        ({"names": ("toy", "other")}, {}, "model must be chosen, for the server has toy, other"),
+        ({}, {"model": "tiy"}, "model must be one of the server's, got 'tiy'; did you mean 'toy'"),
+        ({"context": 5}, {}, "context must hold 6 tokens for a completion, got 5; raise --max-model-len"),
+        ({}, {"lora": True}, "start it with --enable-lora"),
+    ],
+)
+def test_what_a_server_of_vllms_lacks_is_said_at_the_start(fake_settings, settings, said):
+    with servers.VLLM(toy.model(scale=2.0), **fake_settings) as fake:
+        with pytest.raises(ValueError, match=said):
+            trained(create_backend("vllm", url=fake.url, **settings), 1)
+        assert not fake.n_loads
+
+
+def test_algorithms_that_sample_nothing_take_no_sampler():
+    sampler = create_backend("vllm", url="http://127.0.0.1:1")
+    for cls in (SFT, DPO):
+        with pytest.raises(TypeError, match="sampler must be left out"):
+            cls(toy.model(), sampler=sampler)
+    with pytest.raises(TypeError, match="sampler must be a backend"):
+        GRPO(toy.model(), sampler="vllm")
+
+
+def test_a_module_of_ones_own_cannot_be_sent():
+    with servers.VLLM(toy.model()) as fake, pytest.raises(ValueError, match="must be one of Hugging Face's"):
+        trained(create_backend("vllm", url=fake.url), 1, toy.model("bare"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "error", "said"),
+    [
+        ("vlm", {}, ValueError, "kind must be one of hf, vllm, vllm-local, sglang, tgi, got 'vlm'"),
+        ("vllm", {}, TypeError, "vllm needs url"),
+        ("hf", {}, TypeError, "hf needs model"),
+        ("vllm", {"url": "127.0.0.1:8000"}, ValueError, "url must be such as"),
+        ("vllm", {"url": "http://a:b"}, ValueError, "url must be such as"),
+        ("vllm", {"url": "http://a", "token": "a b"}, ValueError, "token must be a text of ASCII characters"),
+        ("vllm", {"url": "http://a", "timeout": 0}, ValueError, "timeout must be a number of seconds"),
+        ("vllm", {"url": "http://a", "concurrency": 0}, ValueError, "concurrency must be"),
+        ("vllm", {"url": "http://a", "on_failure": "go on"}, ValueError, "on_failure must be one of stop, wait"),
+        ("vllm", {"url": "http://a", "wait_s": -1}, ValueError, "wait_s must be a number of seconds"),
+        ("tgi", {"url": "http://a", "tolerance": 0}, ValueError, "tolerance must be a number above 0"),
+        ("sglang", {"url": "http://a", "nothing": 0}, TypeError, "nothing"),
+    ],
+)
+def test_settings_are_checked(kind, settings, error, said):
+    with pytest.raises(error, match=said):
+        create_backend(kind, **settings)
+
+
+def test_vllm_in_this_process_says_what_to_install():
+    pytest.importorskip("transformers")
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="pip install vllm"):
+            create_backend("vllm-local")
+
+
+def test_what_each_backend_can_do_is_declared():
+    def can(kind, **settings):
+        found = create_backend(kind, **settings).capabilities
+        return found.n, found.token_ids, found.scoring, found.weight_sync, found.lora
+
+    url = {"url": "http://127.0.0.1:1"}
+    assert can("hf", model=toy.model()) == (True, True, True, True, False)
+    assert can("vllm", **url) == (True, True, True, True, True)
+    assert can("sglang", **url) == (True, True, True, True, False)
+    assert can("tgi", **url) == (False, False, True, False, False)
+
+
+# ---- a server that is busy, or goes away
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_busy_server_is_asked_again(status):
+    left = [2]
+
+    def busy(method, path, body):
+        if method == "POST" and left[0]:
+            left[0] -= 1
+            raise servers.Refused(status, {"error": "Model is overloaded", "error_type": "overloaded"})
+
+    with servers.TGI(toy.model(), before=busy) as fake:
+        found = bound(fake, "tgi", concurrency=1).complete(PROMPTS, 1, Settings(2), 0)
+        assert len(found) == 3
+        assert len(fake.seen) == 5
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 424, 500])
+def test_what_is_refused_is_not_asked_again(status):
+    def refuses(method, path, body):
+        raise servers.Refused(status, {"error": {"message": "the reason", "code": status}})
+
+    with servers.SGLang(toy.model(), before=refuses) as fake:
+        with pytest.raises(RuntimeError, match=rf"{fake.url}/generate: .* got {status} \(the reason\)"):
+            bound(fake, "sglang").complete(PROMPTS[:1], 1, Settings(2), 0)
+        assert len(fake.seen) == 1
+
+
+def test_a_token_is_needed_and_sent():
+    with servers.VLLM(toy.model(scale=2.0), token="secret") as fake:
+        for token in (None, "another"):
+            with pytest.raises(RuntimeError, match=r"401 \(Unauthorized\); give it the server's token") as caught:
+                trained(create_backend("vllm", url=fake.url, token=token), 1)
+            assert "another" not in str(caught.value)
+        trained(create_backend("vllm", url=fake.url, token="secret"), 1)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_for_ever():
+    with servers.VLLM(toy.model(), before=lambda *_: servers.Fake.SILENT) as fake:
+        backend = create_backend("vllm", url=fake.url, timeout=0.05, retries=1, pause=0.0)
+        with pytest.raises(ServerLost, match=r"must answer within 0.05 s, got timed out 2 times"):
+            backend.check()
+        assert len(fake.seen) == 2
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again():
+    with servers.VLLM(toy.model()) as fake:
+        backend = bound(fake, "vllm")
+        backend.check()
+        fake.broken_off = 10
+
+        def mend(method, path, body):
+            fake.broken_off = 10 if len(fake.seen) < 4 else 0
+
+        fake.before = mend
+        assert len(backend.complete(PROMPTS[:1], 1, Settings(2), 0)) == 1
+        assert backend.lost >= 1
+
+
+def test_connections_are_kept_and_bounded():
+    busy, most, lock = [0], [0], threading.Lock()
+    gate = threading.Barrier(3)
+
+    def count(method, path, body):
+        if method == "POST":
+            with lock:
+                busy[0] += 1
+                most[0] = max(most[0], busy[0])
+            gate.wait(5)
+            with lock:
+                busy[0] -= 1
+
+    with servers.VLLM(toy.model(), before=count) as fake:
+        backend = bound(fake, "vllm", concurrency=3)
+        backend.complete(PROMPTS * 4, 1, Settings(1), 0)
+        assert most[0] == 3
+        assert len(fake.listener.open) == 3
+
+
+def test_a_server_that_dies_stops_the_training_with_a_checkpoint(tmp_path):
+    with servers.VLLM(toy.model(scale=2.0)) as fake:
+
+        def kill(method, path, body):
+            if fake.n_loads == 3 and path == "/v1/completions" and len(body["prompt"][0]) == 1:
+                fake.kill()
+                raise servers.Refused(503, {})
+
+        fake.before = kill
+        sampler = create_backend("vllm", url=fake.url, **QUICK)
+        saving = CheckpointCallback(tmp_path, every_s=1e6)
+        with pytest.raises(ServerLost, match="the server must answer"):
+            trained(sampler, 6, callbacks=[saving])
+    assert load_checkpoint(tmp_path / "last.safetensors").header["counters"]["updates"] == 2
+
+
+@pytest.mark.parametrize("kind", SYNCED)
+def test_a_server_that_dies_is_waited_for_and_gets_its_weights_again(kind, monkeypatch):
+    with FAKES[kind](toy.model(scale=2.0)) as fake:
+
+        def kill(method, path, body):
+            if fake.n_loads == 3 and path in ("/v1/completions", "/generate"):
+                fake.before = None
+                fake.kill()
+                raise servers.Refused(503, {})
+
+        fake.before = kill
+        sampler = create_backend(kind, url=fake.url, on_failure="wait", wait_s=60, **QUICK)
+        looked, look = [], sampler.is_up
+
+        def is_up():
+            looked.append(look())
+            if len(looked) == 2:
+                fake.start()  # with the weights of the beginning
+            return looked[-1]
+
+        monkeypatch.setattr(sampler, "is_up", is_up)
+        with pytest.warns(RuntimeWarning, match="waiting up to 60 s until it is back"):
+            _, rows = trained(sampler, 6)
+        assert looked == [False, False, True]
+        assert fake.n_loads == 7  # the third update's weights twice
+        assert max(row["sampler_gap"] for row in rows) < 1e-5
+        assert len(rows) == 6
+
+
+def test_a_server_that_does_not_come_back_stops_the_training():
+    with servers.VLLM(toy.model(scale=2.0)) as fake:
+        sampler = create_backend("vllm", url=fake.url, on_failure="wait", wait_s=0.1, **QUICK)
+        algorithm, _ = trained(sampler, 1)
+        fake.kill()
+        with pytest.warns(RuntimeWarning, match="waiting"), pytest.raises(ServerLost, match=r"within wait_s=0.1 s"):
+            algorithm.train(n_updates=1)
+
+
+def test_a_server_that_was_started_anew_between_two_requests_gets_its_weights_again():
+    with servers.VLLM(toy.model(seed=5, scale=2.0)) as fake:
+        algorithm, _ = trained(create_backend("vllm", url=fake.url, **QUICK), 2)
+        before = algorithm.evaluate(temperature=0.0)
+        fake.kill()
+        fake.start()
+        assert algorithm.evaluate(temperature=0.0) == before
+        assert fake.n_loads == 4
+
+
+@pytest.mark.parametrize("kind", SYNCED)
+def test_a_folder_that_the_server_cannot_read_is_named(kind, monkeypatch):
+    with FAKES[kind](toy.model(scale=2.0)) as fake:
+
+        def nowhere(folder):
+            raise OSError(f"{folder}: no such folder")
+
+        monkeypatch.setattr(fake, "load", nowhere)
+        with pytest.raises(RuntimeError, match=r"no such folder.*folder= must be one that both reach"):
+            trained(create_backend(kind, url=fake.url, **QUICK), 1)
+        assert kind != "vllm" or not fake.paused
+
+
+def test_weights_go_by_the_folder_that_is_given(tmp_path):
+    with servers.SGLang(toy.model(scale=2.0)) as fake:
+        trained(create_backend("sglang", url=fake.url, folder=tmp_path), 1)
+        sent = [body["model_path"] for _, path, body in fake.seen if path == "/update_weights_from_disk"]
+        assert sent[0].startswith(str(tmp_path))
+        assert not [*tmp_path.iterdir()]
+
+
+def test_a_backend_of_ones_own_is_one():
+    class Constant(Backend):
+        kind = "constant"
+        capabilities = create_backend("hf", model=toy.model()).capabilities
+
+        def __init__(self, module):
+            super().__init__()
+            self.inner = create_backend("hf", model=module)
+            self.complete, self.score, self.sync = self.inner.complete, self.inner.score, self.inner.sync
+
+    _, rows = trained(Constant(toy.model(seed=9)), 2)
+    assert rows[-1]["sampler/probe_gap"] < 1e-5
+
+
+# ---- the command line
+
+
+COPY = [
+    *(
+        "algo=grpo",
+        "model=rlox.llm.toy:make_model",
+        "dataset=rlox.llm.toy:copy_rows",
+        "reward=rlox.llm.toy:copy_reward",
+    ),
+    *("algo.group_size=4", "algo.max_new_tokens=4", "algo.kl_coef=0", "algo.batch_size=2", "total_timesteps=2"),
+    *("logger=none", "eval.n_points=0", "eval.n_episodes=2"),
+]
+
+
+def refused(command, *words):
+    code, _, err = command("train", *words)
+    assert code == 2
+    return " ".join(err.split())
+
+
+def test_the_command_line_refuses_what_cannot_be(command):
+    url = "sampler_url=http://127.0.0.1:1"
+    for words, said in (
+        (
+            ["sampler=vllm"],
+            "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000",
+        ),
+        ([url], "sampler_url must be null without a sampler"),
+        (["sampler=vlm", url], "sampler must be one of vllm, vllm-local, sglang, tgi, or null"),
+        (["sampler=tgi", url], "sampler must be one to train by, got tgi, which takes no new weights"),
+        (["sampler=vllm", "sampler_url=localhost:1"], "sampler_url must be a URL such as http://127.0.0.1:8000"),
+        (["sampler=vllm-local", url], "sampler_url must be null with sampler=vllm-local"),
+    ):
+        assert said in refused(command, *COPY, *words)
+    other = ["algo=sft", *COPY[1:3], "logger=none"]
+    assert "sampler must be null with algo=sft" in refused(command, *other, "sampler=vllm", url)
+    assert "sampler must be null with algo=ppo" in refused(command, "algo=ppo", "logger=none", "sampler=vllm", url)
+
+
+@pytest.mark.slow
+def test_a_run_by_a_server_from_the_command_line(command, monkeypatch):
+    monkeypatch.setenv("RLOX_SAMPLER_TOKEN", "secret")
+    with servers.VLLM(rlox.llm.toy.make_model()[0], token="secret") as fake:
+        code, out, err = command("train", *COPY, "sampler=vllm", f"sampler_url={fake.url}", "hydra.run.dir=run")
+        assert not code, err
+        assert "sampler_correction" in " ".join((out + err).split())
+        assert fake.n_loads == 3  # two updates, and the evaluation at the end
+        rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+        assert max(row.get("sampler/probe_gap", 0.0) for row in rows) < 1e-4
+        assert "secret" not in Path("run/config.yaml").read_text()
+        asked = len(fake.seen)
+        code, _, err = command("eval", "run")
+        assert not code, err
+        assert len(fake.seen) == asked  # what is evaluated later needs no server
+
+
+# ---- the real thing
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif("RLOX_VLLM_URL" not in os.environ, reason="RLOX_VLLM_URL names no server")
+def test_grpo_by_a_real_server_of_vllms():
+    """A server of any model that ``RLOX_VLLM_MODEL`` names: 30 updates, with new weights before each."""
+    transformers = pytest.importorskip("transformers")
+    module = transformers.AutoModelForCausalLM.from_pretrained(os.environ["RLOX_VLLM_MODEL"], dtype=torch.float32)
+    sampler = create_backend("vllm", url=os.environ["RLOX_VLLM_URL"], token=os.environ.get("RLOX_SAMPLER_TOKEN"))
+    algorithm, rows = trained(sampler, 30, module, temperature=0.8, top_k=20, sampler_correction="token_truncate")
+    assert max(row["sampler/probe_gap"] for row in rows) < 1e-3
+    rewards = [row["mean_reward"] for row in rows]
+    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.2
+    algorithm.close()
