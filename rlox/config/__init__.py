@@ -23,6 +23,7 @@ _EXPORTS = {
     "OPTIMIZERS": "rlox.config.base",
     "POLICY_SCHEDULES": "rlox.config.base",
     "Q_LOSSES": "rlox.config.base",
+    "SAMPLERS": "rlox.config.base",
     "SCHEDULES": "rlox.config.base",
     "TARGET_SHARES": "rlox.config.base",
     "TRACE_DECAYS": "rlox.config.base",

@@ -28,6 +28,7 @@ Q_LOSSES = ("huber", "mse")
 WEIGHT_NORMS = ("batch", "memory", "none")
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "native", "torch")
+SAMPLERS = ("vllm", "vllm-local", "sglang", "tgi")
 WANDB_MODES = ("online", "offline", "disabled")
 ENV_BACKENDS = ("auto", "gymnasium", "envpool")
 LARGEST_COUNT = 2**31 - 1  # of steps, epochs, rows: what is larger ends no training

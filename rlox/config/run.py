@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, WANDB_MODES, Config, _is_finite, is_below
+from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, SAMPLERS, WANDB_MODES, Config, _is_finite, is_below
 
 
 @dataclass
@@ -175,7 +175,9 @@ class RunConfig(Config):
     reward: Any = None  # language models: module:FUNCTION (with --import), a reward model's run, a URL; or a list
     reward_weights: list[float] | None = None  # one for each reward; null: 1
     conversation: str | None = None  # GRPO: module:FUNCTION that makes what answers the model, for several turns
-    sampler: str | None = None  # what samples for a language model: vllm, vllm-local, sglang, tgi; null: the model itself
+    sampler: str | None = (
+        None  # what samples for a language model: vllm, vllm-local, sglang, tgi; null: the model itself
+    )
     sampler_url: str | None = None  # the sampler's server, such as http://127.0.0.1:8000; its token: RLOX_SAMPLER_TOKEN
     sampler_folder: str | None = None  # where the server reads new weights, by the same path; null: a temporary folder
     sampler_tolerance: float | None = None  # gap of log-probabilities that stops the run; null: 1e-3, in bfloat16 0.1
@@ -202,7 +204,11 @@ class RunConfig(Config):
         named = self.sampler is None or self.sampler in SAMPLERS
         yield "sampler", named, f"be one of {', '.join(SAMPLERS)}, or null"
         url = self.sampler_url
-        yield "sampler_url", url is None or is_url(url), "be a URL such as http://127.0.0.1:8000, or null"
+        yield (
+            "sampler_url",
+            url is None or url.startswith(("http://", "https://")),
+            "be a URL such as http://127.0.0.1:8000, or null",
+        )
         yield "sampler_folder", self.sampler_folder is None or bool(self.sampler_folder), "not be empty"
         gap = self.sampler_tolerance
         yield "sampler_tolerance", gap is None or 0 < gap < math.inf, "be > 0 and finite, or null"

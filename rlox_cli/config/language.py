@@ -10,6 +10,7 @@ from typing import Any
 from rlox.config import RunConfig, nearest
 from rlox_cli.config.imports import import_modules
 
+_SAMPLER = ("sampler", "sampler_url", "sampler_folder", "sampler_tolerance")
 _OWN = "rlox.llm.toy"  # whose functions need no --import
 
 
@@ -53,6 +54,7 @@ def check_language(run: RunConfig, algo: str) -> None:
     for name in (run.model, run.dataset.source, run.eval.dataset, run.conversation, *run.rewards):
         if name is not None and is_function(name):
             function(name, run.imports)
+    _check_sampler(run, algo, samples)
     for name in run.rewards:
         if not (is_function(name) or is_url(name) or Path(name).exists()):
             raise ValueError(
@@ -63,9 +65,31 @@ def check_language(run: RunConfig, algo: str) -> None:
             _require_file(key, name)
 
 
+def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
+    if run.sampler is None:
+        for key in _SAMPLER[1:]:
+            if (value := getattr(run, key)) is not None:
+                raise ValueError(f"{key} must be null without a sampler, got {value}; try sampler=vllm")
+        return
+    if not samples:
+        raise ValueError(f"sampler must be null with algo={algo}, which learns from its rows alone, got {run.sampler}")
+    if run.sampler == "tgi":
+        raise ValueError(
+            "sampler must be one to train by, got tgi, which takes no new weights; take vllm or sglang, and tgi in "
+            "Python for rlox.BestOfN"
+        )
+    local = run.sampler == "vllm-local"
+    if local and run.sampler_url is not None:
+        raise ValueError(f"sampler_url must be null with sampler=vllm-local, which is no server, got {run.sampler_url}")
+    if not local and run.sampler_url is None:
+        raise ValueError(
+            f"sampler_url must be given for sampler={run.sampler}, got null; try sampler_url=http://127.0.0.1:8000"
+        )
+
+
 def refuse_language(run: RunConfig, algo: str) -> None:
     """A ValueError where keys of language models stand beside an algorithm that trains none."""
-    for key in ("model", "tokenizer", "reward", "reward_weights", "conversation"):
+    for key in ("model", "tokenizer", "reward", "reward_weights", "conversation", *_SAMPLER):
         if (value := getattr(run, key)) is not None:
             raise ValueError(f"{key} must be null with algo={algo}, which trains no language model, got {value}")
     if run.eval.dataset is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,8 @@ def evaluate(
         if n_samples > 1:
             print(f"  {f'pass@{n_samples}':<12} {summary[f'pass@{n_samples}']:.4f}")
         if summary["most_reward"] < pass_at:
-            print(
-                f"  no completion earned {pass_at:g}, the most was {summary['most_reward']:.4f}; --pass-at sets the reward"
-            )
+            most = summary["most_reward"]
+            print(f"  no completion earned {pass_at:g}, the most was {most:.4f}; --pass-at sets the reward")
         make_console().print(table)
 
 
@@ -159,4 +159,5 @@ def _run(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:
     require_typed(map(str, run.get("imports") or ()), imports, path)
     import_modules(imports)
     config, _ = configuration(run, imports, path)
-    return config
+    # Here the model samples itself: a server may be gone, or another training's by now.
+    return replace(config, **dict.fromkeys(("sampler", "sampler_url", "sampler_folder", "sampler_tolerance")))

@@ -10,8 +10,8 @@ from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
 from rlox_cli.config.language import function, is_function, is_url
 
-# What a reward server asks for; a command line would show it to everyone.
-_TOKEN = "RLOX_REWARD_TOKEN"
+# What servers of rewards and completions ask for; a command line would show it to everyone.
+_TOKEN, _SAMPLER_TOKEN = "RLOX_REWARD_TOKEN", "RLOX_SAMPLER_TOKEN"
 
 
 def build_language(cls: Any, config: RunConfig) -> Any:
@@ -43,7 +43,19 @@ def _arguments(config: RunConfig) -> dict[str, Any]:
         "threads": config.threads,
         "config": config.algo,
         **rewards(config),
+        **_sampler(config),
     }
+
+
+def _sampler(config: RunConfig) -> dict[str, Any]:
+    """The argument for an algorithm whose completions are sampled elsewhere."""
+    if config.sampler is None:
+        return {}
+    from rlox.llm.backends import create_backend
+
+    server = {} if config.sampler_url is None else {"url": config.sampler_url, "token": os.environ.get(_SAMPLER_TOKEN)}
+    made = create_backend(config.sampler, folder=config.sampler_folder, tolerance=config.sampler_tolerance, **server)
+    return {"sampler": made}
 
 
 def rewards(config: RunConfig) -> dict[str, Any]:

@@ -151,6 +151,11 @@ def language_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
             f"nothing ends a completion: the model and its tokenizer have no end of sequence, and all of them take "
             f"{c.max_new_tokens} tokens"
         )
+    if config.sampler is not None and getattr(c, "sampler_correction", None) == "none":
+        yield (
+            f"algo.sampler_correction=none with sampler={config.sampler}: what its arithmetic does to probabilities is "
+            "not weighed; algo.sampler_correction=token_truncate does that"
+        )
     if config.eval.dataset is None:
         yield "evaluated on the rows that are learned from; eval.dataset=FILE names others"
 

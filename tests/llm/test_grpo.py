@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,11 @@ def groups(temperature=1.0, policy=None, size=3):
     sampler = (sampler + 0.4 * toy.randoms(3, len(sampler))).astype(np.float32)
     rewards = np.array([r for _, _, _, r in rows])
     ended = np.array([e for _, _, e, _ in rows])
-    return Groups(Sequences([r[0] for r in rows], [r[1] for r in rows]), rewards, {"own": rewards}, sampler, ended)
+    sequences = Sequences([r[0] for r in rows], [r[1] for r in rows])
+    return Groups(
+        sequences=sequences, ids=[np.array(r[1], np.int64) for r in rows], rewards=rewards, scores={"own": rewards},
+        sampler_log_probs=sampler, ended=ended,
+    )  # fmt: skip
 
 
 def advantages(rewards, size, scale, baseline):
@@ -240,7 +246,7 @@ def test_tied_embeddings_have_one_gradient():
 def test_equal_rewards_move_nothing_without_kl():
     algorithm = GRPO(toy.model(), kl_coef=0.0, group_size=3, batch_size=3, max_new_tokens=LONGEST)
     batch = groups(1.0, toy.copied(algorithm.policy))
-    equal = Groups(batch.sequences, np.full(9, 0.1), {}, batch.sampler_log_probs, batch.ended)
+    equal = replace(batch, rewards=np.full(9, 0.1))
     before = algorithm.optimizer.flat.clone()
     metrics = algorithm.update(equal)
     assert float(metrics["grad_norm"]) == 0.0
@@ -251,7 +257,7 @@ def test_equal_rewards_move_nothing_without_kl():
 def test_nothing_is_learned_where_all_was_cut_off_and_is_masked():
     algorithm = GRPO(toy.model(), kl_coef=0.1, group_size=3, batch_size=3, mask_truncated=True, max_new_tokens=LONGEST)
     batch = groups(1.0, toy.copied(algorithm.policy))
-    cut = Groups(batch.sequences, batch.rewards, {}, batch.sampler_log_probs, np.zeros(9, bool))
+    cut = replace(batch, ended=np.zeros(9, bool))
     before = algorithm.optimizer.flat.clone()
     metrics = algorithm.update(cut)
     assert float(metrics["truncated"]) == 1.0
@@ -260,9 +266,11 @@ def test_nothing_is_learned_where_all_was_cut_off_and_is_masked():
 
 def test_empty_completions_alone_are_learned_from_without_harm():
     algorithm = GRPO(toy.model(), group_size=2, batch_size=1, max_new_tokens=LONGEST)
+    empty = np.empty(0, np.int64)
     batch = Groups(
-        Sequences([[2, 3]] * 2, [[], []]), np.array([0.0, 1.0]), {}, np.empty(0, np.float32), np.ones(2, bool)
-    )
+        sequences=Sequences([[2, 3]] * 2, [empty, empty]), ids=[empty, empty], rewards=np.array([0.0, 1.0]), scores={},
+        sampler_log_probs=np.empty(0, np.float32), ended=np.ones(2, bool),
+    )  # fmt: skip
     before = algorithm.optimizer.flat.clone()
     assert float(algorithm.update(batch)["loss"]) == 0.0
     assert torch.equal(before, algorithm.optimizer.flat)

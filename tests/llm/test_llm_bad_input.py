@@ -116,7 +116,7 @@ CASES = {
         "SFT.train: there must be rows to learn from; pass them to train, or dataset=…",
     ),
     "nothing to score": (
-        lambda: SFT(toy.model()).scored(), ValueError, "SFT.scored: there must be rows; pass dataset=…",
+        lambda: SFT(toy.model()).scored(), ValueError, "SFT.scored: there must be rows to evaluate on; pass them, or dataset=…",
     ),
     "a score of no rows": (
         lambda: SFT(toy.model(), tokenizer=TOKENIZER, dataset=toy.ROWS).scored(0), ValueError,
@@ -294,7 +294,7 @@ CASES = {
     ),
     # rewards and preferences
     "no reward": (
-        lambda: grpo(reward_fn=None).train(1), ValueError, "there must be a reward_fn to learn from; pass reward_fn=…",
+        lambda: grpo(reward_fn=None).train(1), ValueError, "there must be a reward_fn to learn from.*pass reward_fn=…",
     ),
     "a reward that is none": (
         lambda: grpo(reward_fn=lambda x, y: 0), TypeError, "must take texts, .* or token ids, .*name its first two",

@@ -119,6 +119,7 @@ def test_with_adapters_the_reference_completes_without_them():
     assert after != before
 
 
+@pytest.mark.slow
 def test_it_learns_what_is_preferred():
     algorithm = OnlineDPO(
         toy.model(scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.PROMPTS, max_new_tokens=4, batch_size=20,

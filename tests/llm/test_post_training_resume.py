@@ -94,6 +94,7 @@ def resumed_as_never_stopped(kind, tmp_path, ref_model=None, resumed_with=(), **
     return algorithm, again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_the_half(kind, lora, tmp_path):
@@ -110,6 +111,7 @@ def test_with_a_reference_that_moves(kind, given, tmp_path):
     assert torch.equal(one.log_probs(sequences, reference=True), other.log_probs(sequences, reference=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, 2])
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 def test_with_a_reference_that_was_given(kind, lora, tmp_path):
@@ -118,6 +120,7 @@ def test_with_a_reference_that_was_given(kind, lora, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"packing": True, "accumulation": 3}, {"gradient_checkpointing": True}], ids=str)
 @pytest.mark.parametrize("kind", ["grpo", pytest.param("dpo", marks=pytest.mark.exhaustive)])
 def test_with_other_passes(kind, settings, tmp_path):
@@ -153,6 +156,7 @@ def test_in_the_second_dataset_of_a_training(tmp_path):
     assert record.rows == other.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "online_dpo"])
 def test_after_an_exception_in_a_function_of_the_users(kind, tmp_path):
     cls, data, functions = KINDS[kind]

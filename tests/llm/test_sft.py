@@ -103,6 +103,7 @@ def test_the_score_of_a_row_is_the_mean_log_probability_of_its_completion():
     assert found.lengths.tolist() == [3] * 5
 
 
+@pytest.mark.slow
 def test_it_memorises():
     algorithm = SFT(
         toy.model(hidden=32, scale=1.0), tokenizer=toy.tokenizer(), dataset=toy.ROWS, batch_size=20, learning_rate=1e-2

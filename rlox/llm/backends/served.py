@@ -115,8 +115,10 @@ class Served:
             self.backend.check(sync=self._follows, longest=longest)
             self._checked = longest
 
-    def complete(self, prompts: Sequence[Any], n: int, settings: Settings, seed: int, version: Hashable) -> Completions:
-        """As `Backend.complete`, by the model's weights of this `version`.
+    def complete(
+        self, prompts: Sequence[Any], n: int, settings: Settings, seed: int, step: int, version: Hashable
+    ) -> Completions:
+        """As `Backend.complete`, by the model's weights of this `version`; `seed` and `step` decide the completions.
 
         Raises
         ------
