@@ -150,18 +150,18 @@ def test_big_answers_are_read_whole():
 
 
 @pytest.mark.slow
-def test_grpo_learns_by_each_protocol_as_by_its_own_sampler(monkeypatch):
-    """Rewards of the first and the last third of 24 updates; every update's weights are the trainer's."""
+def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
+    """Rewards of the first and the last third of 30 updates; every update's weights are the trainer's."""
     thirds = {}
     for kind in (None, *SYNCED):
         module = toy.model(scale=2.0)
         if kind is None:
-            _, rows = trained(None, 24)
+            _, rows = trained(None, 30)
         else:
             with FAKES[kind](copy.deepcopy(module)) as fake:
                 sampler = create_backend(kind, url=fake.url, **QUICK)
-                algorithm, rows = trained(sampler, 24, sampler_correction="token_truncate")
-                assert fake.n_loads == 24
+                algorithm, rows = trained(sampler, 30, sampler_correction="token_truncate")
+                assert fake.n_loads == 30
                 assert not [*sampler._own_folder.iterdir()]
                 folder = sampler._own_folder
                 algorithm.close()
@@ -170,7 +170,7 @@ def test_grpo_learns_by_each_protocol_as_by_its_own_sampler(monkeypatch):
             assert max(row["sampler_gap"] for row in rows) < 1e-5
             assert all(row["time/sync_s"] > 0 for row in rows)
         rewards = [row["mean_reward"] for row in rows]
-        thirds[kind] = np.mean(rewards[:8]), np.mean(rewards[16:])
+        thirds[kind] = np.mean(rewards[:10]), np.mean(rewards[20:])
     for first, last in thirds.values():
         assert last > 0.9
         assert last - first > 0.2

@@ -116,7 +116,8 @@ CASES = {
         "SFT.train: there must be rows to learn from; pass them to train, or dataset=…",
     ),
     "nothing to score": (
-        lambda: SFT(toy.model()).scored(), ValueError, "SFT.scored: there must be rows to evaluate on; pass them, or dataset=…",
+        lambda: SFT(toy.model()).scored(), ValueError,
+        "SFT: there must be rows to evaluate on; pass them, or dataset=…",
     ),
     "a score of no rows": (
         lambda: SFT(toy.model(), tokenizer=TOKENIZER, dataset=toy.ROWS).scored(0), ValueError,

@@ -231,16 +231,22 @@ def test_a_module_of_the_users_own_and_adapters_without_their_model_are_asked_fo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_alone_generates_and_runs_no_pickle(kind, tmp_path, monkeypatch):
+def test_the_file_alone_completes_or_rewards_and_runs_no_pickle(kind, tmp_path, monkeypatch):
     cls, data, functions = KINDS[kind]
     algorithm = cls(toy.model(), tokenizer=toy.tokenizer(), **{**data, **functions, "learning_rate": 1e-2})
     algorithm.train(2)
     algorithm.save(tmp_path / "c.safetensors")
-    said = algorithm.generate(["1+2=", "3"], n=2, max_new_tokens=5)
+
+    def said(algorithm):
+        if kind == "reward_model":
+            return algorithm.score_batch(["1+2=", "3"], ["03", "9"]).tolist()
+        return algorithm.generate(["1+2=", "3"], n=2, max_new_tokens=5)
+
+    expected = said(algorithm)
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
     again = cls.from_checkpoint(tmp_path / "c.safetensors")
-    assert again.generate(["1+2=", "3"], n=2, max_new_tokens=5) == said
+    assert said(again) == expected
     assert again.model.tokenizer.eos_token == "<eos>"
     assert again.model.config.hidden_size == 16
 
