@@ -131,6 +131,7 @@ _EXPORTS = {
 # Names of the library's first layout, under which its documents import: the modules that answer them.
 _ALIASES = {
     "rlox.gym_vec_env": ["rlox.envs.gym_vec_env"],
+    "rlox.llm.reward_models": ["rlox.llm.rewards.models", "rlox.llm.rewards.http"],
     "rlox.losses": ["rlox.nn.losses"],
     "rlox.networks": ["rlox.nn.networks", "rlox.nn.policies"],
     "rlox.policies": ["rlox.nn.policies"],
@@ -197,7 +198,9 @@ def _alias(name: str) -> ModuleType:
 __getattr__, __dir__, __all__ = lazy(__name__, _EXPORTS)
 __all__ += ["__version__"]
 for _name in _ALIASES:
-    sys.modules[_name] = globals()[_name.partition(".")[2]] = _alias(_name)
+    sys.modules[_name] = _alias(_name)
+    if _name.count(".") == 1:  # of a deeper one, `import` finds it in sys.modules
+        globals()[_name.partition(".")[2]] = sys.modules[_name]
 
 if "gymnasium" in sys.modules:
     import_module("rlox.envs.gym")  # registers "rlox/CartPole-v1" and the other native ids

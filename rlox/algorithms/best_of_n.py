@@ -13,10 +13,10 @@ from torch import nn
 from rlox.config import integer, nearest
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
-from rlox.llm.model import LanguageModel
-from rlox.llm.rewards import Rewards
+from rlox.llm.models.language import LanguageModel
+from rlox.llm.rewards.functions import Rewards
+from rlox.llm.rewards.scoring import scores_of
 from rlox.llm.sampling import Completions, Settings, sample
-from rlox.llm.scoring import scores_of
 
 
 class Best(NamedTuple):

@@ -19,9 +19,9 @@ from rlox.kernels.rng import Rng
 from rlox.llm.conversations import Conversations, TextEnvironment, converse
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import clipped_loss, group_advantages, k3, policy_ratios, sampler_weights, token_weights
-from rlox.llm.rewards import Rewards
+from rlox.llm.rewards.functions import Rewards
+from rlox.llm.rewards.scoring import scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings
-from rlox.llm.scoring import scores_of, texts_of
 from rlox.llm.tokens import Sequences
 from rlox.training.post_training import LLMAlgorithm, Scored, in_parts, mean_metrics
 
@@ -51,7 +51,7 @@ class GRPO(LLMAlgorithm):
         See `rlox.training.post_training.LLMAlgorithm`. The reference is not kept where `kl_coef` is 0.
     reward_fn : callable or list of callable
         ``(completions, prompts) -> rewards`` of token ids, a list of tensors (C_i,) and a tensor (R, P), or
-        ``(prompts, completions, **columns) -> rewards`` of texts; see `rlox.llm.rewards.Rewards`.
+        ``(prompts, completions, **columns) -> rewards`` of texts; see `rlox.llm.rewards.functions.Rewards`.
     reward_weights : list of float, optional
         One for each reward function; by default 1.
     environment : callable, optional

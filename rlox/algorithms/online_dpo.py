@@ -17,8 +17,8 @@ from rlox.collectors.evaluation import torch_threads
 from rlox.config import OnlineDPOConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
-from rlox.llm.preferences import Preferences
-from rlox.llm.scoring import texts_of
+from rlox.llm.rewards.preferences import Preferences
+from rlox.llm.rewards.scoring import texts_of
 from rlox.llm.tokens import Sequences
 from rlox.training.post_training import LLMAlgorithm, Scored, in_parts
 

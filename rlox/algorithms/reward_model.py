@@ -12,8 +12,8 @@ from rlox.collectors.evaluation import torch_threads
 from rlox.config import RewardModelConfig, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.encoded import Encoded, encoded
-from rlox.llm.heads import RewardHead
 from rlox.llm.losses import bradley_terry_loss
+from rlox.llm.models.heads import RewardHead
 from rlox.llm.pairs import Pairs, pairs_of
 from rlox.llm.tokens import Sequences
 from rlox.training.post_training import LLMAlgorithm, in_parts

@@ -6,17 +6,17 @@ The algorithms are in `rlox.algorithms`: sft, reward_model, grpo, dpo, online_dp
 from rlox import lazy
 
 _EXPORTS = {
-    "EnsembleRewardModel": "rlox.llm.reward_models",
-    "LanguageModel": "rlox.llm.model",
-    "MultiObjectiveReward": "rlox.llm.reward_models",
-    "RemoteReward": "rlox.llm.reward_http",
-    "RewardHTTPServer": "rlox.llm.reward_http",
-    "RewardModelServer": "rlox.llm.reward_models",
-    "Rewards": "rlox.llm.rewards",
+    "EnsembleRewardModel": "rlox.llm.rewards.models",
+    "LanguageModel": "rlox.llm.models.language",
+    "MultiObjectiveReward": "rlox.llm.rewards.models",
+    "RemoteReward": "rlox.llm.rewards.http",
+    "RewardHTTPServer": "rlox.llm.rewards.http",
+    "RewardModelServer": "rlox.llm.rewards.models",
+    "Rewards": "rlox.llm.rewards.functions",
     "Sequences": "rlox.llm.tokens",
     "Settings": "rlox.llm.sampling",
-    "load_model": "rlox.llm.saved",
-    "load_tokenizer": "rlox.llm.saved",
+    "load_model": "rlox.llm.models.saved",
+    "load_tokenizer": "rlox.llm.models.saved",
     "read_rows": "rlox.llm.data",
     "sample": "rlox.llm.sampling",
 }

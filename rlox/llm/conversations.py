@@ -12,7 +12,7 @@ import numpy as np
 
 from rlox.config import shown
 from rlox.envs.failures import note_cause
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
 # Samples of a prompt, and turns of a conversation, that random numbers are kept apart for.

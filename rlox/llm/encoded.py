@@ -12,7 +12,7 @@ import torch
 
 from rlox.config import shown
 from rlox.llm.data import Rows, encode, pair_rows, prompt_rows, read_rows, text_rows
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import require, shown
 from rlox.envs.failures import Diverged
 from rlox.kernels.rng import Rng
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import left_padded
 
 # Rows leave the batch when so large a part of it is done: each leaving copies the cache of those that stay.
@@ -207,7 +207,7 @@ class _Cached:
         return self._forward(tokens[:, None])
 
     def _prompts(self) -> torch.Tensor:
-        from rlox.llm.cache import with_room
+        from rlox.llm.models.cache import with_room
 
         if self.mask is not None:
             self.position = (self.mask.cumsum(1) - 1).clamp(min=0)

@@ -19,15 +19,15 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import Evaluation, torch_threads
 from rlox.config import LLMConfig, integer, nearest, shown
 from rlox.kernels.rng import Rng
-from rlox.llm.adapters import with_adapters
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
-from rlox.llm.heads import RewardHead
-from rlox.llm.model import LanguageModel, Scores
-from rlox.llm.reference import Reference
+from rlox.llm.models.adapters import with_adapters
+from rlox.llm.models.heads import RewardHead
+from rlox.llm.models.language import LanguageModel, Scores
+from rlox.llm.models.reference import Reference
+from rlox.llm.models.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
+from rlox.llm.rewards.scoring import texts_of
 from rlox.llm.sampling import Completions, Settings, sample
-from rlox.llm.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
-from rlox.llm.scoring import texts_of
 from rlox.llm.tokens import Sequences
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.training import loops, restoring

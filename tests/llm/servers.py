@@ -15,7 +15,7 @@ import numpy as np
 import toy
 from safetensors.torch import load_file
 
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings, sample
 
 

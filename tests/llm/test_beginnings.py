@@ -9,7 +9,7 @@ import toy
 
 from rlox.llm import model as models
 from rlox.llm import sampling
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
 FAMILIES = ["qwen2-sdpa", "qwen2-eager", "llama-sdpa", "gpt2-sdpa", "gpt2-eager"]

@@ -11,7 +11,7 @@ from toy import PAD, tokenizer
 from rlox.algorithms import GRPO
 from rlox.llm import toy as shipped
 from rlox.llm.conversations import converse
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
 CHAT = (

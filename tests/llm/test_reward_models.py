@@ -19,9 +19,9 @@ from characters import CHATML, character_tokenizer
 from torch import nn
 
 from rlox.llm.data import encode
-from rlox.llm.reward_http import RemoteReward, RewardHTTPServer
-from rlox.llm.reward_models import EnsembleRewardModel, MultiObjectiveReward, RewardModelServer
-from rlox.llm.rewards import Rewards
+from rlox.llm.rewards.functions import Rewards
+from rlox.llm.rewards.http import RemoteReward, RewardHTTPServer
+from rlox.llm.rewards.models import EnsembleRewardModel, MultiObjectiveReward, RewardModelServer
 
 PROMPTS = ["What is 1+1?", "Hi", "Say a lot", "", "Hi"]
 COMPLETIONS = ["2", "hello there", "x" * 40, "only this", "hello theme"]
@@ -433,7 +433,7 @@ def test_a_model_in_another_process_gives_the_same_scores():
         import sys, warnings
         import torch
         from torch import nn
-        from rlox.llm.reward_models import RewardModelServer
+        from rlox.llm.rewards.models import RewardModelServer
 
         class Mean(nn.Module):
             def __init__(self):
@@ -528,8 +528,8 @@ GOOD = b'{"prompts": ["a"], "completions": ["b"]}'
     ids=str,
 )
 def test_wrong_requests_are_answered_by_what_is_wrong(monkeypatch, request_, status, said):
-    monkeypatch.setattr("rlox.llm.reward_http.MOST_BYTES", 1000 if len(request_.get("body", b"")) < 2000 else 1 << 20)
-    monkeypatch.setattr("rlox.llm.reward_http.MOST_ROWS", 8)
+    monkeypatch.setattr("rlox.llm.rewards.http.MOST_BYTES", 1000 if len(request_.get("body", b"")) < 2000 else 1 << 20)
+    monkeypatch.setattr("rlox.llm.rewards.http.MOST_ROWS", 8)
     with RewardHTTPServer(Lengths()) as server:
         found, answer = ask(server.url, **request_)
         assert (found, list(answer)) == (status, ["error"])
@@ -549,7 +549,7 @@ def test_a_request_that_ends_early_is_refused():
 
 
 def test_who_sends_too_much_gets_the_answer_and_no_broken_connection(monkeypatch):
-    monkeypatch.setattr("rlox.llm.reward_http.MOST_BYTES", 4 << 20)
+    monkeypatch.setattr("rlox.llm.rewards.http.MOST_BYTES", 4 << 20)
     with (
         RewardHTTPServer(Lengths()) as server,
         pytest.raises(RuntimeError, match=r"got 413 \(.*at most 4,194,304 bytes.*; score fewer completions at a time"),
@@ -688,7 +688,7 @@ def test_a_busy_server_is_asked_again(first):
 
 def test_each_pause_is_twice_the_last_and_none_is_endless(monkeypatch):
     pauses = []
-    monkeypatch.setattr("rlox.llm.reward_http.time.sleep", pauses.append)
+    monkeypatch.setattr("rlox.llm.rewards.http.time.sleep", pauses.append)
     with Scripted((503, b"")) as server, pytest.raises(ConnectionError):
         RemoteReward(server.url, retries=8).score_batch(["a"], ["b"])
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from rlox.envs.failures import failure_of
-from rlox.llm.rewards import Rewards
+from rlox.llm.rewards.functions import Rewards
 
 PROMPTS = ["1+1=", "2+2=", "3+3="]
 COMPLETIONS = ["2", "5", "six"]

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings, completion_noise, restricted, sample
 from rlox.llm.tokens import Sequences
 

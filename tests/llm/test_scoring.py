@@ -10,7 +10,7 @@ import torch
 import toy
 
 from rlox.algorithms import SFT
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
 FAMILIES = ["qwen2-sdpa", "qwen2-eager", "llama-sdpa", "llama-eager", "gpt2-sdpa", "gpt2-eager"]

@@ -18,9 +18,9 @@ import numpy as np
 
 from rlox.config import choice, shown
 from rlox.kernels.rng import Rng
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
+from rlox.llm.models.saved import save_pretrained
 from rlox.llm.sampling import Completions, Settings
-from rlox.llm.saved import save_pretrained
 
 ON_FAILURE = ("stop", "wait")
 _LEAST = -9998.0  # log-probability of a token that can be drawn: vLLM writes -9999 for minus infinity

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlox.llm.backends.base import Backend, Capabilities
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings, sample
 from rlox.llm.tokens import Sequences
 
@@ -55,7 +55,7 @@ class HFBackend(Backend):
     def sync(self, model: LanguageModel, folder: str | os.PathLike | None = None) -> None:
         if model.module is self.model.module:
             return
-        from rlox.llm.saved import merged_copy
+        from rlox.llm.models.saved import merged_copy
 
         theirs = merged_copy(model).state_dict()
         ours = self.model.module.state_dict()

@@ -17,7 +17,7 @@ from rlox.config import shown
 from rlox.kernels.rng import Rng
 from rlox.llm.backends.base import Backend
 from rlox.llm.backends.wire import ServerLost
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 from rlox.llm.tokens import Sequences
 

@@ -15,7 +15,7 @@ from rlox.checkpoint import one_line
 from rlox.config import shown
 from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs
 from rlox.llm.backends.wire import HTTPBackend, field
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
 _SYNC_PATH = "/update_weights_from_disk"

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlox.config import shown
 from rlox.llm.backends.base import Backend, Capabilities, Drawn, as_lists, checked_log_probs, seed_of
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from rlox.config import nearest, shown
 from rlox.llm.backends.base import Capabilities, Drawn, as_lists, checked_log_probs, seed_of
 from rlox.llm.backends.wire import HTTPBackend, field
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 
 _SYNC_PATHS = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume")
@@ -139,19 +139,19 @@ class VLLMBackend(HTTPBackend):
             return
         path = self.write(model, folder)
         try:
-            self.client.post("/pause", remedy=_DEV_MODE)
+            self.client.tell("/pause", remedy=_DEV_MODE)
             try:
                 body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
                 remedy = f"can it read {path}? folder= must be one that both reach by the same path"
-                self.client.post("/collective_rpc", body, remedy)
+                self.client.tell("/collective_rpc", body, remedy)
                 # What was computed by the weights of before must not begin a completion.
-                self.client.post("/reset_prefix_cache", remedy=_DEV_MODE)
+                self.client.tell("/reset_prefix_cache", remedy=_DEV_MODE)
             except BaseException:
                 # Others may wait for it.
                 with suppress(Exception):
-                    self.client.post("/resume")
+                    self.client.tell("/resume")
                 raise
-            self.client.post("/resume", remedy=_DEV_MODE)
+            self.client.tell("/resume", remedy=_DEV_MODE)
         finally:
             self.remove(path)
 
@@ -161,7 +161,7 @@ class VLLMBackend(HTTPBackend):
         path = self.write(model, folder, adapters=True)
         try:
             body = {"lora_name": self._adapter, "lora_path": str(path), "load_inplace": True}
-            self.client.post("/v1/load_lora_adapter", body, f"can it read {path}, and is --max-lora-rank large enough?")
+            self.client.tell("/v1/load_lora_adapter", body, f"can it read {path}, and is --max-lora-rank large enough?")
         finally:
             self.remove(path)
         self._name = self._adapter

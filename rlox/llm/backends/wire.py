@@ -99,6 +99,10 @@ class Client:
         data = b"" if body is None else json.dumps(body).encode()
         return self._json(path, self._asked("POST", path, data, remedy))
 
+    def tell(self, path: str, body: Any = None, remedy: str = "") -> None:
+        """As `post`, whatever is answered."""
+        self._asked("POST", path, b"" if body is None else json.dumps(body).encode(), remedy)
+
     def get(self, path: str, remedy: str = "") -> Any:
         """As `post`, without a body; text that is no JSON, as some servers have of their health, is None."""
         answer = self._asked("GET", path, None, remedy, min(self._timeout, _SOON))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlox.kernels.rng import Rng
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
 

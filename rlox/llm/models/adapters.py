@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.language import LanguageModel
 
 
 def with_adapters(

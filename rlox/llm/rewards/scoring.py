@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from rlox.llm.encoded import Encoded
-from rlox.llm.model import LanguageModel
-from rlox.llm.rewards import Rewards
+from rlox.llm.models.language import LanguageModel
+from rlox.llm.rewards.functions import Rewards
 from rlox.llm.tokens import left_padded
 
 

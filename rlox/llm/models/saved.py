@@ -17,8 +17,8 @@ from torch import nn
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.config import shown
-from rlox.llm.adapters import with_adapters
-from rlox.llm.model import LanguageModel
+from rlox.llm.models.adapters import with_adapters
+from rlox.llm.models.language import LanguageModel
 
 _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
 # Settings of a tokenizer that its file does not hold.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlox.llm.model import LanguageModel, Scores
+from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.tokens import Layout
 
 

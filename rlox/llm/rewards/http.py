@@ -27,7 +27,7 @@ import numpy as np
 from rlox.checkpoint import one_line
 from rlox.config import integer, require, shown
 from rlox.llm.data import Text, check_text
-from rlox.llm.rewards import as_scores, check_pairs, pair_excerpt
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt
 
 MOST_BYTES = 64 << 20  # of one request
 MOST_ROWS = 65_536  # of one request
@@ -185,7 +185,7 @@ class RewardHTTPServer:
     Parameters
     ----------
     reward : object with ``score_batch``
-        Such as `rlox.llm.reward_models.RewardModelServer`.
+        Such as `rlox.llm.rewards.models.RewardModelServer`.
     host : str
         Address to listen on. Any but this machine's own, such as ``127.0.0.1``, needs a token.
     port : int

@@ -18,10 +18,10 @@ from torch import nn
 from rlox.config import integer, nearest, shown
 from rlox.envs.failures import note_cause
 from rlox.llm.data import Text, encode
-from rlox.llm.rewards import as_scores, check_pairs, pair_excerpt
+from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt
 
 if TYPE_CHECKING:
-    from rlox.llm.reward_http import RewardHTTPServer
+    from rlox.llm.rewards.http import RewardHTTPServer
 
 Scorer = Callable[[Sequence[Text], Sequence[str]], Any]  # (prompts, completions) -> N numbers
 
@@ -304,8 +304,8 @@ class RewardModelServer:
     __call__ = score_batch
 
     def serve(self, host: str = "127.0.0.1", port: int = 0, token: str | None = None) -> RewardHTTPServer:
-        """Answer other processes over HTTP, as `rlox.llm.reward_http.RewardHTTPServer` says."""
-        from rlox.llm.reward_http import RewardHTTPServer
+        """Answer other processes over HTTP, as `rlox.llm.rewards.http.RewardHTTPServer` says."""
+        from rlox.llm.rewards.http import RewardHTTPServer
 
         return RewardHTTPServer(self, host, port, token)
 

@@ -10,9 +10,9 @@ import numpy as np
 from rlox.config import shown
 from rlox.envs.failures import note_cause
 from rlox.llm.encoded import Encoded
-from rlox.llm.model import LanguageModel
-from rlox.llm.rewards import Rewards, pair_excerpt
-from rlox.llm.scoring import scores_of, texts_of
+from rlox.llm.models.language import LanguageModel
+from rlox.llm.rewards.functions import Rewards, pair_excerpt
+from rlox.llm.rewards.scoring import scores_of, texts_of
 
 
 class Preferences:
