@@ -447,6 +447,7 @@ def encode(
     completion: Text | None = None,
     *,
     add_eos: bool = True,
+    eos: int | None = None,
     row: int | None = None,
     where: str = "encode",
 ) -> tuple[list[int], list[int]]:
@@ -465,7 +466,9 @@ def encode(
     completion : str, chat or None
         A text answers a prompt of either kind, messages answer a chat.
     add_eos : bool
-        End the completion with the tokenizer's EOS, once.
+        End the completion with the EOS, once.
+    eos : int, optional
+        Its id; by default the tokenizer's.
     row : int, optional
         For messages.
 
@@ -491,8 +494,8 @@ def encode(
     for name, text in (("prompt", prompt), ("completion", completion)):
         if text is not None:
             check_text(where, name, text)
-    eos: Any = getattr(tokenizer, "eos_token_id", None)
-    if add_eos and completion is not None and eos is None:
+    end: Any = getattr(tokenizer, "eos_token_id", None) if eos is None else eos
+    if add_eos and completion is not None and end is None:
         raise ValueError(
             f"{where}: tokenizer must have an EOS, which ends completions, got None; set tokenizer.eos_token, or "
             "add_eos=False"
@@ -512,7 +515,7 @@ def encode(
             raise ValueError(f"{where}: text must have at least one token, got {shown(completion)}")
     else:
         answer = _answer(tokenizer, prompt or [], completion, ids, where)
-    return ids, _ended(tokenizer, answer, eos) if add_eos else answer
+    return ids, _ended(tokenizer, answer, end) if add_eos else answer
 
 
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:

@@ -141,6 +141,8 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
             "tokenizer.eos_token, or pass eos_token_id=…"
         )
     source = read_rows(data)
+    # The tokenizer's own end, else what the user named.
+    eos = None if getattr(tokenizer, "eos_token_id", None) is not None or not model.eos else model.eos[0]
     if task == "prompts":
         prompts = prompt_rows(source)
         ids = [encode(tokenizer, p, row=i, where=where)[0] for i, p in enumerate(prompts.prompts)]
@@ -150,13 +152,13 @@ def _of_text(data: Any, task: str, model: LanguageModel, where: str) -> Encoded:
         sides = []
         for side in (pairs.chosen, pairs.rejected):
             both = enumerate(zip(pairs.prompts, side, strict=True))
-            sides.append([encode(tokenizer, p, text, row=i, where=where) for i, (p, text) in both])
+            sides.append([encode(tokenizer, p, text, eos=eos, row=i, where=where) for i, (p, text) in both])
         heads = _arrays(head for head, _ in sides[0])
         chosen, rejected = (_arrays(rest for _, rest in side) for side in sides)
         return Encoded(heads, chosen=chosen, rejected=rejected, texts=pairs.prompts, columns=pairs.columns)
     texts = text_rows(source)
     written = enumerate(zip(texts.prompts, texts.completions, strict=True))
-    found = [encode(tokenizer, p, text, row=i, where=where) for i, (p, text) in written]
+    found = [encode(tokenizer, p, text, eos=eos, row=i, where=where) for i, (p, text) in written]
     # Of a text of its own the first token is only read: nothing comes before it.
     split = [(head, rest) if head else (rest[:1], rest[1:]) for head, rest in found]
     return Encoded(

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import torch
 import toy
 from safetensors.torch import load_file
 
@@ -124,7 +125,7 @@ class Fake:
         if self.listener is None:
             return
         listener, self.listener = self.listener, None
-        threading.Thread(target=listener.shutdown, daemon=True).start()
+        listener.shutdown()
         listener.socket.close()
         for connection in listener.open:
             with contextlib.suppress(OSError):
@@ -170,17 +171,24 @@ class Fake:
         return Refused(404, {"detail": "Not Found"})
 
     def draw(self, prompt, n, settings, seed):
-        """Completions of one prompt, their log-probabilities by one forward of each alone, and whether they ended."""
+        """Completions of one prompt, their log-probabilities at the temperature, and whether they ended."""
         found = sample(self.model, [np.array(prompt)], settings, n=n, seed=seed)
-        rows = []
-        for ids, ended in zip(found.ids, found.ended, strict=True):
-            said, _ = toy.token_log_probs(self.model.module, prompt, ids, settings.temperature or 1.0)
-            rows.append((ids.tolist(), said.tolist(), bool(ended)))
-        return rows
+        rows = [ids.tolist() for ids in found.ids]
+        said = self.log_probs(prompt, rows, settings.temperature or 1.0)
+        return [*zip(rows, said, found.ended.tolist(), strict=True)]
+
+    @torch.no_grad()
+    def log_probs(self, prompt, completions, temperature=1.0):
+        """Of the tokens of `completions`, by one pass with padding on the right, where no earlier column looks."""
+        longest = max(map(len, completions))
+        ids = torch.tensor([[*prompt, *row, *[0] * (longest - len(row))] for row in completions])
+        logits = self.model.module(ids).logits[:, len(prompt) - 1 : -1].double() / temperature
+        found = logits.log_softmax(-1).gather(-1, ids[:, len(prompt) :, None])[..., 0]
+        return [row[: len(own)].tolist() for row, own in zip(found, completions, strict=True)]
 
     def said_of(self, ids):
         """Log-probabilities of all tokens but the first."""
-        return toy.token_log_probs(self.model.module, ids[:1], ids[1:])[0].tolist()
+        return self.log_probs(ids[:1], [ids[1:]])[0] if len(ids) > 1 else []
 
 
 def require(holds, status, said):
@@ -285,7 +293,7 @@ class VLLM(Fake):
         )  # fmt: skip
         for ids, said, ended in self.draw(prompt, n, settings, body.get("seed") or 0):
             if self.raw:
-                said = toy.token_log_probs(self.model.module, prompt, ids)[0].tolist()
+                (said,) = self.log_probs(prompt, [ids])
             elif settings.top_k == 1:
                 said = [0.0] * len(ids)
             choice = {"text": "", "finish_reason": "stop" if ended else "length", "logprobs": None}

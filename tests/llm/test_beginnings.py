@@ -7,8 +7,8 @@ import pytest
 import torch
 import toy
 
-from rlox.llm import model as models
 from rlox.llm import sampling
+from rlox.llm.models import language as models
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import Sequences
 
