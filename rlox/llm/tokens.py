@@ -116,7 +116,7 @@ class Sequences:
 
         `max_length` is raised to the longest sequence's.
         """
-        capacity = max(max_length, int(self.lengths.max(initial=1)))
+        capacity = max(max_length, int(self.lengths.max(initial=1)), 2)  # the input has a column less
         index, _, positions = pack_sequences(self.lengths, capacity)
         filled = index >= 0
         used = max(int(filled.sum(1).max(initial=0)), 2)

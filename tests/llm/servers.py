@@ -206,11 +206,11 @@ class VLLM(Fake):
         if dev:
             self.posts += ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache")
         if lora:
-            self.posts += ("/v1/load_lora_adapter",)
+            self.posts += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
         super().__init__(module, **more)
 
     def reset(self):
-        self.paused, self.cached, self.adapted = False, None, None
+        self.paused, self.cached, self.adapters = False, None, {}
 
     def guarded(self, path):
         return path.startswith("/v1")
@@ -250,17 +250,29 @@ class VLLM(Fake):
         return {"results": [None]}
 
     def post_v1_load_lora_adapter(self, body):
+        name, path = body.get("lora_name"), body.get("lora_path")
+        require(name and path, 400, _error("Both 'lora_name' and 'lora_path' must be provided."))
+        require(name not in self.adapters, 400, _error(f"The lora adapter '{name}' has already been loaded."))
+        self.adapters[name] = path
+        self.n_loads += 1
+        return b"Success: LoRA adapter added successfully."
+
+    def post_v1_unload_lora_adapter(self, body):
+        name = body["lora_name"]
+        require(name in self.adapters, 404, _error(f"The lora adapter '{name}' cannot be found.", 404))
+        del self.adapters[name]
+        return b"Success: LoRA adapter removed successfully."
+
+    def _adapted(self, name):
+        """The adapter's files are read when it is asked for; without them the engine dies."""
         from peft import PeftModel
 
-        require(body.get("lora_name") and body.get("lora_path"), 400, _error("Both 'lora_name' and 'lora_path' needed"))
-        require(body.get("load_inplace") or self.adapted is None, 400, _error("already loaded"))
-        base = copy.deepcopy(self.start_weights)
-        self.adapted = LanguageModel(PeftModel.from_pretrained(base, body["lora_path"]), None, toy.EOS)
-        self.n_loads += 1
-        return b"Success: LoRA adapter added"
+        path = self.adapters[name]
+        require((Path(path) / "adapter_config.json").exists(), 500, _error("EngineCore encountered an issue.", 500))
+        return LanguageModel(PeftModel.from_pretrained(copy.deepcopy(self.start_weights), path), None, toy.EOS)
 
     def post_v1_completions(self, body):
-        names = [*self.names, *(["rlox"] if self.adapted else [])]
+        names = [*self.names, *self.adapters]
         name = body.get("model")
         require(name in names, 404, _error(f"The model `{name}` does not exist.", 404))
         prompts = body.get("prompt")
@@ -275,7 +287,7 @@ class VLLM(Fake):
         temperature, top_p, top_k = body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("top_k", 0)
         require(temperature >= 0 and 0 < top_p <= 1 and top_k >= -1, 400, _error("sampling parameters"))
         require(not self.paused, 500, _error("paused", 500))
-        own, model = self.model, self.adapted if name == "rlox" else self.cached or self.model
+        own, model = self.model, self._adapted(name) if name in self.adapters else self.cached or self.model
         self.model = model
         try:
             choices = [choice for prompt in prompts for choice in self._choices(body, prompt, n, most, len(prompts))]

@@ -18,9 +18,11 @@ import rlox.llm.toy
 from rlox.algorithms import DPO, GRPO, SFT, BestOfN, OnlineDPO
 from rlox.callbacks import Callback, CheckpointCallback
 from rlox.checkpoint import load_checkpoint
+from rlox.config import DatasetConfig, GRPOConfig, RunConfig, SFTConfig
 from rlox.llm.backends import Backend, ServerLost, create_backend, served
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings
+from rlox_cli.config.language import check_language
 
 FAKES = {"vllm": servers.VLLM, "sglang": servers.SGLang, "tgi": servers.TGI}
 SYNCED = ("vllm", "sglang")
@@ -151,17 +153,17 @@ def test_big_answers_are_read_whole():
 
 @pytest.mark.slow
 def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
-    """Rewards of the first and the last third of 30 updates; every update's weights are the trainer's."""
+    """Rewards of the first and the last third of 24 updates; every update's weights are the trainer's."""
     thirds = {}
     for kind in (None, *SYNCED):
         module = toy.model(scale=2.0)
         if kind is None:
-            _, rows = trained(None, 30)
+            _, rows = trained(None, 24)
         else:
             with FAKES[kind](copy.deepcopy(module)) as fake:
                 sampler = create_backend(kind, url=fake.url, **QUICK)
-                algorithm, rows = trained(sampler, 30, sampler_correction="token_truncate")
-                assert fake.n_loads == 30
+                algorithm, rows = trained(sampler, 24, sampler_correction="token_truncate")
+                assert fake.n_loads == 24
                 assert not [*sampler._own_folder.iterdir()]
                 folder = sampler._own_folder
                 algorithm.close()
@@ -170,10 +172,10 @@ def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
             assert max(row["sampler_gap"] for row in rows) < 1e-5
             assert all(row["time/sync_s"] > 0 for row in rows)
         rewards = [row["mean_reward"] for row in rows]
-        thirds[kind] = np.mean(rewards[:10]), np.mean(rewards[20:])
+        thirds[kind] = np.mean(rewards[:8]), np.mean(rewards[16:])
     for first, last in thirds.values():
-        assert last > first + 0.3
-    # Of three seeds the local sampler's last thirds are 0.77, 0.84 and 0.92.
+        assert last > first + 0.2
+    # Of three seeds the local sampler's last thirds are between 0.65 and 0.9.
     assert np.ptp([last for _, last in thirds.values()]) < 0.2
 
 
@@ -220,8 +222,10 @@ def test_adapters_are_sent_merged_or_alone(alone):
         algorithm, rows = trained(sampler, 3, module, lora_rank=4)
         assert fake.n_loads == 3
         assert rows[-1]["sampler/probe_gap"] < 1e-4
-        assert (fake.adapted is not None) == alone
+        assert len(fake.adapters) == alone
+        assert [*sampler._own_folder.iterdir()] == [Path(path) for path in fake.adapters.values()]
         algorithm.close()
+        assert not fake.adapters
 
 
 def test_best_of_n_samples_by_a_server_that_has_the_model():
@@ -679,22 +683,46 @@ def refused(command, *words):
     return " ".join(err.split())
 
 
-def test_the_command_line_refuses_what_cannot_be(command):
-    url = "sampler_url=http://127.0.0.1:1"
-    for words, said in (
+URL = {"sampler_url": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "keys", "said"),
+    [
+        (GRPOConfig(), URL, "sampler_url must be null without a sampler"),
+        (GRPOConfig(), {"sampler_tolerance": 0.1}, "sampler_tolerance must be null without a sampler"),
         (
-            ["sampler=vllm"],
-            "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000",
+            GRPOConfig(),
+            {"sampler": "tgi", **URL},
+            "sampler must be one to train by, got tgi, which takes no new weights",
         ),
-        ([url], "sampler_url must be null without a sampler"),
-        (["sampler=vlm", url], "sampler must be one of vllm, vllm-local, sglang, tgi, or null"),
-        (["sampler=tgi", url], "sampler must be one to train by, got tgi, which takes no new weights"),
-        (["sampler=vllm", "sampler_url=localhost:1"], "sampler_url must be a URL such as http://127.0.0.1:8000"),
-        (["sampler=vllm-local", url], "sampler_url must be null with sampler=vllm-local"),
-    ):
-        assert said in refused(command, *COPY, *words)
-    other = ["algo=sft", *COPY[1:3], "logger=none"]
-    assert "sampler must be null with algo=sft" in refused(command, *other, "sampler=vllm", url)
+        (GRPOConfig(), {"sampler": "vllm-local", **URL}, "sampler_url must be null with sampler=vllm-local"),
+        (GRPOConfig(), {"sampler": "vlm", **URL}, "sampler must be one of vllm, vllm-local, sglang, tgi, or null"),
+        (GRPOConfig(), {"sampler": "vllm", "sampler_url": "localhost:1"}, "sampler_url must be a URL such as"),
+        (GRPOConfig(), {"sampler": "vllm", **URL, "sampler_tolerance": 0.0}, "sampler_tolerance must be > 0"),
+        (
+            SFTConfig(),
+            {"sampler": "vllm", **URL},
+            "sampler must be null with algo=sft, which learns from its rows alone",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(algo, keys, said):
+    reward = {"reward": "rlox.llm.toy:copy_reward"} if isinstance(algo, GRPOConfig) else {}
+    rows = DatasetConfig(source="rlox.llm.toy:copy_rows")
+
+    def checked():
+        run = RunConfig(algo=algo, model="rlox.llm.toy:make_model", dataset=rows, **reward, **keys)
+        check_language(run, "grpo" if reward else "sft")
+
+    with pytest.raises(ValueError, match=said):
+        checked()
+
+
+def test_the_command_line_refuses_what_cannot_be(command):
+    said = "sampler_url must be given for sampler=vllm, got null; try sampler_url=http://127.0.0.1:8000"
+    assert said in refused(command, *COPY, "sampler=vllm")
+    url = "sampler_url=http://127.0.0.1:1"
     assert "sampler must be null with algo=ppo" in refused(command, "algo=ppo", "logger=none", "sampler=vllm", url)
 
 

@@ -198,7 +198,9 @@ def test_evaluation_does_not_change_what_is_learned():
         for _ in range(4):
             algorithm.train(2)
             if looks:
+                known = algorithm._known.values.copy()
                 algorithm.scored(7)
+                assert np.array_equal(algorithm._known.values, known, equal_nan=True)
                 algorithm.generate(["1+"], n=2, max_new_tokens=3)
         found.append(algorithm.optimizer.flat.clone())
     assert torch.equal(*found)

@@ -63,6 +63,17 @@ def test_any_part_of_the_sequences_scores_as_it_does_among_all(kind):
             assert part.n_scored.tolist() == whole.n_scored[rows].tolist()
 
 
+@pytest.mark.parametrize("longest", [None, 1, 8])
+def test_sequences_of_a_single_token_have_nothing_to_score(longest):
+    model = LanguageModel(toy.model())
+    scores = model.score(model.layout(Sequences([[3]], [[]]), longest), entropy=True)
+    assert scores.log_probs.shape == scores.entropies.shape == (0,)
+    scores.log_probs.sum().backward()
+    several = Sequences([[3], [4], [5]], [[], [6, 7], []])
+    alone = toy.token_log_probs(toy.copied(model.module), [4], [6, 7])[0]
+    assert torch.allclose(model.score(model.layout(several, longest)).log_probs.double(), alone, atol=1e-5)
+
+
 @pytest.mark.parametrize("longest", [None, 40])
 def test_only_what_is_marked_is_scored(longest):
     model = LanguageModel(toy.model())

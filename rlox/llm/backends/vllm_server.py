@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,6 @@ class VLLMBackend(HTTPBackend):
 
     kind = "vllm"
     capabilities = Capabilities(n=True, token_ids=True, scoring=True, weight_sync=True, lora=True)
-    _adapter = "rlox"  # the name that adapters have there
 
     def __init__(self, url: str, model: str | None = None, lora: bool = False, **more: Any):
         super().__init__(url, **more)
@@ -53,6 +53,7 @@ class VLLMBackend(HTTPBackend):
             raise TypeError(f"{self.where}: lora must be true or false, got {shown(lora)}")
         self._asked_model, self.lora = model, lora
         self._name: str | None = None
+        self._adapter: tuple[str, Path] | None = None  # the name of the adapters there, and their files
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         self._require_healthy()
@@ -69,11 +70,12 @@ class VLLMBackend(HTTPBackend):
             )
         if self._asked_model is None and len(names) > 1:
             raise ValueError(f"{place}: model must be chosen, for the server has {', '.join(names)}; pass model=…")
-        self._name = self._asked_model or names[0]
-        self._require_context(own[names.index(self._name)].get("max_model_len"), longest, "raise --max-model-len")
+        name = self._asked_model or names[0]
+        self._name = name if self._adapter is None else self._adapter[0]
+        self._require_context(own[names.index(name)].get("max_model_len"), longest, "raise --max-model-len")
         if sync and self.lora:
             how = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-            self._require_paths(("/v1/load_lora_adapter",), how)
+            self._require_paths(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), how)
         elif sync:
             self._require_paths(_SYNC_PATHS, _DEV_MODE)
 
@@ -159,12 +161,29 @@ class VLLMBackend(HTTPBackend):
         if not hasattr(model.module, "disable_adapter"):
             raise ValueError(f"{self.where}: lora must be false for a model without adapters; set lora_rank")
         path = self.write(model, folder, adapters=True)
+        # Another name each time: what vLLM has computed of prompts it keeps by the name of their adapter.
+        name, before = f"rlox-{path.name.removeprefix('weights-')}", self._adapter
         try:
-            body = {"lora_name": self._adapter, "lora_path": str(path), "load_inplace": True}
-            self.client.tell("/v1/load_lora_adapter", body, f"can it read {path}, and is --max-lora-rank large enough?")
-        finally:
+            remedy = f"can it read {path}, and is --max-lora-rank large enough?"
+            self.client.tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, remedy)
+        except BaseException:
             self.remove(path)
-        self._name = self._adapter
+            raise
+        # Its files stay: vLLM reads them when an adapter is first asked for, and again once it was pushed out.
+        self._name, self._adapter = name, (name, path)
+        if before is not None:
+            # A server that was started anew knows none of before.
+            with suppress(RuntimeError):
+                self.client.tell("/v1/unload_lora_adapter", {"lora_name": before[0]})
+            self.remove(before[1])
+
+    def close(self) -> None:
+        if self._adapter is not None:
+            with suppress(RuntimeError, ConnectionError):
+                self.client.tell("/v1/unload_lora_adapter", {"lora_name": self._adapter[0]})
+            self.remove(self._adapter[1])
+            self._name, self._adapter = None, None
+        super().close()
 
     def _served_name(self) -> str:
         if self._name is None:
