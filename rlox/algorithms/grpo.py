@@ -14,7 +14,7 @@ from torch import nn
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors.evaluation import torch_threads
-from rlox.config import GRPOConfig, shown
+from rlox.config import GRPOConfig, integer, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.conversations import Conversations, TextEnvironment, converse
 from rlox.llm.encoded import Encoded
@@ -180,6 +180,7 @@ class GRPO(LLMAlgorithm):
         **settings
             As `generate` takes them.
         """
+        n_samples = integer("GRPO.evaluate", "n_samples", n_samples, 1)
         rows, chosen = self._evaluated() if prompts is None else self._encoded(prompts), self.settings(**settings)
         with torch_threads(self.threads):
             found = self._draw(rows, np.arange(len(rows)), n_samples, 0, chosen, 10_000 + self.seed)
@@ -239,7 +240,10 @@ class GRPO(LLMAlgorithm):
             if metrics:
                 history.append({**metrics, "grad_norm": self.optimizer.step_accumulated(c.max_grad_norm)})
         self.follow_reference()
-        return {**self._sampled_metrics(batch), **(mean_metrics(history) if history else {})}
+        return {
+            **self._sampled_metrics(batch),
+            **(mean_metrics(history) if history else {"loss": torch.zeros((), device=self.device)}),
+        }
 
     def _minibatches(self, n: int) -> Iterator[np.ndarray]:
         """The completions (M,) of each optimiser step: all of them in order where a pass is a single one."""

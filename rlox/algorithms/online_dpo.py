@@ -150,7 +150,8 @@ class OnlineDPO(LLMAlgorithm):
                         "rejected_reward": rewards[1].sum() / total,
                     }
                 )
-        metrics = {name: torch.stack([part[name] for part in found]).sum() for name in (found[0] if found else ())}
+        metrics = {"loss": torch.zeros((), device=self.device)}
+        metrics |= {name: torch.stack([part[name] for part in found]).sum() for name in (found[0] if found else ())}
         if found:
             metrics["grad_norm"] = self.optimizer.step_accumulated(c.max_grad_norm)
         self.follow_reference()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,6 +81,13 @@ class RewardModel(LLMAlgorithm):
         """One step on pairs of token ids, as `rlox.DPO.compute_loss` takes them, or on rows of text; returns its
         metrics."""
         return super().train_step(prompt if chosen is None and rejected is None else (prompt, chosen, rejected))
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Nothing: a ValueError says that no file of Hugging Face's holds the reward's layer as it is here."""
+        raise ValueError(
+            "RewardModel.save_pretrained: a reward model must be kept by save(path), whose file holds its last layer too; "
+            "RewardModel.from_checkpoint(path) reads it"
+        )
 
     def generate(self, *prompts: Any, **settings: Any) -> Any:
         """Nothing: a TypeError says that a reward model completes no prompts."""

@@ -78,7 +78,7 @@ def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, lengt
     noise = np.empty((len(prompts) * n, length))
     for i, prompt in enumerate(prompts):
         for j in range(n):
-            Rng(key, (int(prompt) << 24) + j).uniform(out=noise[i * n + j], dtype=np.float64)
+            Rng(key, ((int(prompt) << 24) + j) % 2**64).uniform(out=noise[i * n + j], dtype=np.float64)
     return np.subtract(1.0, noise, out=noise)
 
 

@@ -252,6 +252,8 @@ def offline(algorithm) -> dict[str, float]:
             drawing = clock()
             try:
                 batch = algorithm.sample()
+            except Diverged:
+                raise
             except Exception as e:
                 # A file, or a reward function, failed, not the learner: the last update's weights are worth keeping.
                 callbacks.on_collection_error(algorithm=algorithm, error=e)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple
@@ -337,7 +338,7 @@ class LLMAlgorithm(Algorithm):
         if model is None and self._served is not None:
             return self._served.complete(prompts, n, settings, seed, step, (self.counters.updates, self._n_loads))
         with self._cast():
-            return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=numbers)
+            return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=apart(numbers))
 
     def generate(self, prompts: Any, n: int = 1, *, seed: int | None = None, **settings: Any) -> list[list[str]]:
         """Complete prompts, without disturbing training.
@@ -689,6 +690,16 @@ class LLMAlgorithm(Algorithm):
             For a module of the user's own.
         """
         save_pretrained(self.model, folder, type(self).__name__)
+
+
+def apart(numbers: Sequence[int] | np.ndarray) -> list[int]:
+    """`numbers`, but one that comes again has another, so that a prompt drawn twice at once is completed otherwise."""
+    seen: Counter[int] = Counter()
+    found = []
+    for number in map(int, numbers):
+        found.append(number + (seen[number] << 32))
+        seen[number] += 1
+    return found
 
 
 def in_parts(n: int, count: int) -> list[np.ndarray]:

@@ -430,3 +430,12 @@ def test_it_learns_to_copy(seed):
     after = algorithm.evaluate(n_samples=16)
     assert before < 0.2
     assert after > 0.45
+
+
+def test_a_prompt_that_comes_twice_in_an_update_is_completed_twice():
+    algorithm = GRPO(toy.model(), reward_fn=lambda completions, prompts: [float(len(c)) for c in completions],
+                     group_size=2, batch_size=4, max_new_tokens=6, kl_coef=0.0, seed=1)  # fmt: skip
+    algorithm.use(torch.tensor([[3, 4], [5, 6]]))
+    ids = [tuple(row.tolist()) for row in algorithm.sample().ids]
+    assert len(ids) == 8
+    assert len(set(ids)) > 6
