@@ -30,7 +30,9 @@ def _signature(thing):
 def _described(thing):
     if not isinstance(thing, type):
         return _signature(thing) if callable(thing) else type(thing).__name__
-    members = {name: getattr(thing, name, None) for name in dir(thing) if not name.startswith("_")}
+    # What rlox's own classes define: PyTorch's names are PyTorch's, and other libraries add to them.
+    own = {name for cls in thing.__mro__ if cls.__module__.startswith("rlox") for name in vars(cls)}
+    members = {name: getattr(thing, name, None) for name in sorted(own) if not name.startswith("_")}
     methods = {name: _signature(member) for name, member in members.items() if callable(member)}
     return {"": _signature(thing), **methods, **{name: "attribute" for name in members.keys() - methods.keys()}}
 

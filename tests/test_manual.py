@@ -141,7 +141,7 @@ def test_few_blocks_are_left_out():
     blocks = [block for page in PAGES for block in blocks_of(page)]
     left_out = [block for block in blocks if any(verb == "skip," for verb, _ in block.how)]
     assert len(blocks) > 70
-    assert len(left_out) <= 10
+    assert len(left_out) <= 12
     assert all(block.language == "bash" for block in left_out)
 
 

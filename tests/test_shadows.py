@@ -69,7 +69,7 @@ def test_the_record_is_of_the_present_sources():
 SHARED = ("rlox.config:", "rlox.envs.failures:",
           "rlox.nn.initial:", "rlox.checkpoint.streams:", "rlox.kernels.", "rlox.native:", "rlox.native.shadows:",
           "rlox.offline.mixing:joined", "rlox.nn.networks:rng_from_torch", "rlox.nn.networks:nature_cnn",
-          "rlox.nn.policies:MultiDiscretePolicy", "rlox.training.loops:_means", "rlox.training.loops:_require_finite",
+          "rlox.nn.policies:MultiDiscretePolicy", "rlox.training.loops:_means", "rlox.training.loops:require_finite",
           "rlox.training.loops:Episodes", "rlox.training.bounded:make_action_noise",
           "rlox.collectors.base:_Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:RolloutBatch",
           "rlox.nn.batch:_Column")  # fmt: skip

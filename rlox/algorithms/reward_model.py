@@ -85,8 +85,8 @@ class RewardModel(LLMAlgorithm):
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Nothing: a ValueError says that no file of Hugging Face's holds the reward's layer as it is here."""
         raise ValueError(
-            "RewardModel.save_pretrained: a reward model must be kept by save(path), whose file holds its last layer too; "
-            "RewardModel.from_checkpoint(path) reads it"
+            "RewardModel.save_pretrained: a reward model must be kept by save(path), whose file holds its last layer "
+            "too; RewardModel.from_checkpoint(path) reads it"
         )
 
     def generate(self, *prompts: Any, **settings: Any) -> Any:

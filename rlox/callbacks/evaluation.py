@@ -372,7 +372,8 @@ class EvalCallback(Callback):
         started = time.perf_counter()
         options = {} if self.max_steps is None else {"max_steps": self.max_steps}
         # Pending ones are played meanwhile, and come first.
-        evaluation = algorithm.scored(self.n_episodes, self.seed, **options)
+        evaluate = getattr(algorithm, "scored", algorithm.evaluate)  # language models play no episodes
+        evaluation = evaluate(self.n_episodes, self.seed, **options)
         self._took_s = time.perf_counter() - started
         self._deliver(algorithm, wait=True)
         self._take(algorithm, step, evaluation)

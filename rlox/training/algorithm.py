@@ -440,10 +440,6 @@ class Algorithm:
                 options["noise"] = self.make_noise
             return evaluate(**self.evaluation_arguments(n_episodes, seed, deterministic), **options)
 
-    def scored(self, n_episodes: int, seed: int | None, **options: Any) -> Evaluation:
-        """What `rlox.callbacks.EvalCallback` calls: `evaluate`, or what a family has in its place."""
-        return self.evaluate(n_episodes, seed, **options)
-
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
         """The arguments of `rlox.collectors.evaluation.evaluate`, without its options."""
         self.check_kernel("evaluate")

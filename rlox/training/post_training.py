@@ -336,7 +336,13 @@ class LLMAlgorithm(Algorithm):
         """`n` completions for each of `prompts` (P_i,), as `rlox.llm.sampling.sample` draws them, by default from the
         model that is trained, and by the `sampler` where there is one."""
         if model is None and self._served is not None:
-            return self._served.complete(prompts, n, settings, seed, step, (self.counters.updates, self._n_loads))
+            version = (self.counters.updates, self._n_loads)
+            try:
+                return self._served.complete(prompts, n, settings, seed, step, version)
+            except ConnectionError as e:
+                if self._trains:  # in an evaluation too: the last update's weights are worth keeping
+                    self.callbacks.on_collection_error(algorithm=self, error=e)
+                raise
         with self._cast():
             return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=apart(numbers))
 

@@ -110,7 +110,7 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
     if not isinstance(run.dataset, DatasetConfig):
         raise ValueError(f"dataset.source must be given; try {some}")
     if uses == "never":
-        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset != "never"]
+        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).uses_dataset in ("may", "must")]
         raise ValueError(
             f"dataset must be left out with algo={algo}, which learns from what it gathers itself, got "
             f"{run.dataset.source}; those that learn from one: {', '.join(able)}"

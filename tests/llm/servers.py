@@ -8,6 +8,7 @@ import copy
 import json
 import socket
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -330,7 +331,7 @@ class SGLang(Fake):
     PARAMETERS = ("n", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "stop")
 
     def reset(self):
-        self.version = "default"
+        self.version, self.drawn = "default", Counter()
 
     def get_health(self):
         return None
@@ -364,8 +365,9 @@ class SGLang(Fake):
             float(asked.get("min_p", 0.0)), tuple(asked.get("stop_token_ids") or ()),
         )  # fmt: skip
         answers = []
-        # No seed: the random numbers are the server's own.
-        for drawn, said, ended in self.draw(ids, n, settings, len(self.seen)):
+        # No seed: the random numbers are the server's own, here the same whichever request comes first.
+        self.drawn[tuple(ids)] += 1
+        for drawn, said, ended in self.draw(ids, n, settings, 1000 * self.drawn[tuple(ids)] + sum(ids)):
             reason = {"type": "stop", "matched": drawn[-1]} if ended else {"type": "length", "length": len(drawn)}
             meta = {"prompt_tokens": len(ids), "finish_reason": reason, "weight_version": self.version}
             if body.get("return_logprob"):

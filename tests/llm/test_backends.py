@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from rlox.algorithms import DPO, GRPO, SFT, BestOfN, OnlineDPO
 from rlox.callbacks import Callback, CheckpointCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import DatasetConfig, GRPOConfig, RunConfig, SFTConfig
-from rlox.llm.backends import Backend, ServerLost, create_backend, served
+from rlox.llm.backends import Backend, ServerLost, create_backend, served, wire
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings
 from rlox_cli.config.language import check_language
@@ -158,11 +161,11 @@ def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
     for kind in (None, *SYNCED):
         module = toy.model(scale=2.0)
         if kind is None:
-            _, rows = trained(None, 24)
+            _, rows = trained(None, 24, group_size=8)
         else:
             with FAKES[kind](copy.deepcopy(module)) as fake:
                 sampler = create_backend(kind, url=fake.url, **QUICK)
-                algorithm, rows = trained(sampler, 24, sampler_correction="token_truncate")
+                algorithm, rows = trained(sampler, 24, group_size=8, sampler_correction="token_truncate")
                 assert fake.n_loads == 24
                 assert not [*sampler._own_folder.iterdir()]
                 folder = sampler._own_folder
@@ -175,8 +178,8 @@ def test_grpo_learns_by_each_protocol_as_by_its_own_sampler():
         thirds[kind] = np.mean(rewards[:8]), np.mean(rewards[16:])
     for first, last in thirds.values():
         assert last > first + 0.2
-    # Of three seeds the local sampler's last thirds are between 0.65 and 0.9.
-    assert np.ptp([last for _, last in thirds.values()]) < 0.2
+    # Of seeds 1 to 3 the local sampler's own are 0.82 to 0.94.
+    assert np.ptp([last for _, last in thirds.values()]) < 0.15
 
 
 def test_online_dpo_samples_by_a_server_too():
@@ -448,6 +451,7 @@ def test_a_module_of_ones_own_cannot_be_sent():
         ("hf", {}, TypeError, "hf needs model"),
         ("vllm", {"url": "127.0.0.1:8000"}, ValueError, "url must be such as"),
         ("vllm", {"url": "http://a:b"}, ValueError, "url must be such as"),
+        ("vllm", {"url": "http://me:secret@a"}, ValueError, "url must be without a user and a password, got one"),
         ("vllm", {"url": "http://a", "token": "a b"}, ValueError, "token must be a text of ASCII characters"),
         ("vllm", {"url": "http://a", "timeout": 0}, ValueError, "timeout must be a number of seconds"),
         ("vllm", {"url": "http://a", "concurrency": 0}, ValueError, "concurrency must be"),
@@ -741,6 +745,98 @@ def test_a_run_by_a_server_from_the_command_line(command, monkeypatch):
         code, _, err = command("eval", "run")
         assert not code, err
         assert len(fake.seen) == asked  # what is evaluated later needs no server
+
+
+def test_a_server_that_dies_in_an_evaluation_leaves_a_run_that_goes_on(command, monkeypatch):
+    with servers.VLLM(rlox.llm.toy.make_model()[0]) as fake:
+
+        def kill(method, path, body):
+            if fake.n_loads == 3 and path == "/v1/completions":
+                fake.before = None
+                fake.kill()
+                raise servers.Refused(503, {})
+
+        fake.before = kill
+        monkeypatch.setattr(wire, "_LONGEST_PAUSE", 0.0)
+        words = ["sampler=vllm", f"sampler_url={fake.url}", "algo.sampler_correction=token_truncate"]
+        code, _, err = command("train", *COPY, *words, "hydra.run.dir=run")
+        assert code == 1
+        assert "the server must answer within" in err
+        assert "Saved before that: run/checkpoints/last.safetensors" in " ".join(err.split())
+        assert load_checkpoint("run/checkpoints/last.safetensors").header["counters"]["updates"] == 2
+        fake.start()
+        code, _, err = command("train", "resume=run", "total_timesteps=3")
+        assert not code, err
+
+
+# ---- vLLM in this process
+
+
+class InProcess:
+    """The module ``vllm``, with an engine of that of `servers.VLLM`'s model."""
+
+    made: ClassVar[list] = []
+
+    class SamplingParams:
+        def __init__(self, **asked):
+            known = {"n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "logprobs", "seed"}
+            assert asked.keys() <= known | {"detokenize", "prompt_logprobs"}
+            self.asked = {"n": 1, "logprobs": None, "prompt_logprobs": None, "seed": None, **asked}
+
+    class LLM:
+        def __init__(self, model, **settings):
+            InProcess.made.append(settings)
+            module = toy.model(scale=2.0, seed=7)
+            self.fake = servers.VLLM(module)
+            self.fake.kill()
+            self.fake.load(model)
+
+        def collective_rpc(self, method, kwargs):
+            assert method == "reload_weights"
+            before = self.fake.model
+            self.fake.load(**{"folder": kwargs["weights_path"]})
+            self.fake.cached = before
+
+        def reset_prefix_cache(self):
+            self.fake.cached = None
+
+        def generate(self, prompts, asked, use_tqdm):
+            assert not use_tqdm
+            many = asked if isinstance(asked, list) else [asked] * len(prompts)
+            return [self._answer(p["prompt_token_ids"], a.asked) for p, a in zip(prompts, many, strict=True)]
+
+        def _answer(self, ids, asked):
+            body = {**asked, "model": "toy", "prompt": [ids], "return_token_ids": True}
+            choices = self.fake.post_v1_completions(body)["choices"]
+
+            def one(choice):
+                ids = choice["token_ids"]
+                said = [] if choice["logprobs"] is None else choice["logprobs"]["token_logprobs"]
+                entries = [{i: SimpleNamespace(logprob=x)} for i, x in zip(ids, said, strict=False)]
+                return SimpleNamespace(token_ids=ids, logprobs=entries, finish_reason=choice["finish_reason"])
+
+            found = choices[0].get("prompt_logprobs") or []
+            told = [x and {int(i): SimpleNamespace(**entry) for i, entry in x.items()} for x in found]
+            return SimpleNamespace(outputs=[one(choice) for choice in choices], prompt_logprobs=told)
+
+
+def test_training_by_vllm_in_this_process(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", InProcess)
+    InProcess.made.clear()
+    algorithm, rows = trained(
+        create_backend("vllm-local", max_model_len=64), 3, top_k=8, sampler_correction="token_mask"
+    )
+    assert max(row["sampler/probe_gap"] for row in rows) < 1e-5
+    assert InProcess.made == [
+        {
+            "dtype": "float32", "max_model_len": 64, "skip_tokenizer_init": True, "max_logprobs": -1,
+            "logprobs_mode": "processed_logprobs",
+        }
+    ]  # fmt: skip
+    assert algorithm._served.backend._engine.fake.n_loads == 3
+    algorithm.close()
+    with pytest.raises(ValueError, match="max_model_len must hold prompt and completion of 6 tokens, got 4"):
+        trained(create_backend("vllm-local", max_model_len=4), 1)
 
 
 # ---- the real thing

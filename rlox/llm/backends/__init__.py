@@ -9,6 +9,7 @@ _EXPORTS = {
     "Backend": "rlox.llm.backends.base",
     "Capabilities": "rlox.llm.backends.base",
     "HFBackend": "rlox.llm.backends.local",
+    "HTTPBackend": "rlox.llm.backends.wire",
     "KINDS": "rlox.llm.backends.create",
     "SGLangBackend": "rlox.llm.backends.sglang_server",
     "Served": "rlox.llm.backends.served",

@@ -8,6 +8,7 @@ import numbers
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -150,7 +151,7 @@ class Backend:
     def close(self) -> None:
         """Let go of connections and of what was written for the server; again is allowed."""
         if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._removal()
             self._own_folder = None
 
     # ---- what backends share
@@ -172,7 +173,8 @@ class Backend:
         if home is None:
             if self._own_folder is None:
                 self._own_folder = Path(tempfile.mkdtemp(prefix="rlox-sampler-"))
-                self._own_folder.chmod(0o755)  # the server may be another user's
+                # At the latest when Python ends: not everyone closes what was opened.
+                self._removal = weakref.finalize(self, shutil.rmtree, self._own_folder, ignore_errors=True)
             home = self._own_folder
         path = home / f"weights-{os.getpid()}-{id(self):x}-{next(self._written)}"
         path.mkdir(parents=True)

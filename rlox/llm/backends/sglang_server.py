@@ -30,7 +30,7 @@ class SGLangBackend(HTTPBackend):
     Parameters
     ----------
     url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance, folder
-        See `rlox.llm.backends.wire.HTTPBackend`.
+        See `rlox.llm.backends.HTTPBackend`.
     """
 
     kind = "sglang"

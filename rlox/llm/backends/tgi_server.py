@@ -25,7 +25,7 @@ class TGIBackend(HTTPBackend):
     Parameters
     ----------
     url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance
-        See `rlox.llm.backends.wire.HTTPBackend`.
+        See `rlox.llm.backends.HTTPBackend`.
     tokenizer : optional
         One of Hugging Face's; by default that of the model it samples for.
     """

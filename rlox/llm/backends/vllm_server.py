@@ -34,14 +34,14 @@ class VLLMBackend(HTTPBackend):
     Parameters
     ----------
     url, token, timeout, retries, pause, concurrency, on_failure, wait_s, tolerance, folder
-        See `rlox.llm.backends.wire.HTTPBackend`.
+        See `rlox.llm.backends.HTTPBackend`.
     model : str, optional
         The name that the server gives its model; by default the only one it has.
     lora : bool
         Whether adapters are sent alone, to a server that was started with ``--enable-lora`` and
         ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True``; its own model must be the one that the adapters are around.
     **more
-        See `rlox.llm.backends.wire.HTTPBackend`.
+        See `rlox.llm.backends.HTTPBackend`.
     """
 
     kind = "vllm"

@@ -67,6 +67,8 @@ class Client:
             parts = None
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ValueError(f"{where}: url must be such as 'http://127.0.0.1:8000', got {shown(url)}")
+        if parts.username is not None:
+            raise ValueError(f"{where}: url must be without a user and a password, got one; pass token=…")
         self.url = url.rstrip("/")
         self._where = f"{where} {self.url}"
         self._host, self._port, self._base = parts.hostname, port, parts.path.rstrip("/")
