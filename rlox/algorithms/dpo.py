@@ -12,9 +12,11 @@ from rlox.config import DPOConfig
 from rlox.kernels.rng import Rng
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
+from rlox.llm.models.reference import ReferenceCache
 from rlox.llm.pairs import Pairs, pairs_of
+from rlox.llm.tokens import in_parts
 from rlox.training.loops import to_floats
-from rlox.training.post_training import LLMAlgorithm, ReferenceCache, in_parts
+from rlox.training.post_training import LLMAlgorithm
 
 
 class DPO(LLMAlgorithm):

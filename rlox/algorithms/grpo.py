@@ -22,8 +22,8 @@ from rlox.llm.losses import clipped_loss, group_advantages, k3, policy_ratios, s
 from rlox.llm.rewards.functions import Rewards
 from rlox.llm.rewards.scoring import scores_of, texts_of
 from rlox.llm.sampling import Completions, Settings
-from rlox.llm.tokens import Sequences
-from rlox.training.post_training import LLMAlgorithm, Scored, in_parts, mean_metrics
+from rlox.llm.tokens import Sequences, in_parts
+from rlox.training.post_training import LLMAlgorithm, Scored, mean_metrics
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from rlox.llm.encoded import Encoded
 from rlox.llm.losses import preference_loss, sequence_sums
 from rlox.llm.rewards.preferences import Preferences
 from rlox.llm.rewards.scoring import texts_of
-from rlox.llm.tokens import Sequences
-from rlox.training.post_training import LLMAlgorithm, Scored, in_parts
+from rlox.llm.tokens import Sequences, in_parts
+from rlox.training.post_training import LLMAlgorithm, Scored
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from rlox.llm.encoded import Encoded, encoded
 from rlox.llm.losses import bradley_terry_loss
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.pairs import Pairs, pairs_of
-from rlox.llm.tokens import Sequences
-from rlox.training.post_training import LLMAlgorithm, in_parts
+from rlox.llm.tokens import Sequences, in_parts
+from rlox.training.post_training import LLMAlgorithm
 
 
 class RewardModel(LLMAlgorithm):

@@ -10,8 +10,8 @@ import torch
 from rlox.config import SFTConfig
 from rlox.llm.encoded import Encoded
 from rlox.llm.losses import sequence_sums
-from rlox.llm.tokens import Sequences
-from rlox.training.post_training import LLMAlgorithm, in_parts
+from rlox.llm.tokens import Sequences, in_parts
+from rlox.training.post_training import LLMAlgorithm
 
 
 class SFT(LLMAlgorithm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +81,16 @@ def completion_noise(seed: int, step: int, prompts: Sequence[int], n: int, lengt
         for j in range(n):
             Rng(key, ((int(prompt) << 24) + j) % 2**64).uniform(out=noise[i * n + j], dtype=np.float64)
     return np.subtract(1.0, noise, out=noise)
+
+
+def apart(numbers: Sequence[int] | np.ndarray) -> list[int]:
+    """`numbers`, but one that comes again has another, so that a prompt drawn twice at once is completed otherwise."""
+    seen: Counter[int] = Counter()
+    found = []
+    for number in map(int, numbers):
+        found.append(number + (seen[number] << 32))
+        seen[number] += 1
+    return found
 
 
 def restricted(logits: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -167,3 +167,8 @@ def left_padded(rows: Iterable[Any], pad: int) -> tuple[torch.Tensor, torch.Tens
         ids[i, width - len(array) :] = array
         mask[i, width - len(array) :] = 1
     return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)
+
+
+def in_parts(n: int, count: int) -> list[np.ndarray]:
+    """0 … n-1 as at most `count` runs of nearly equal length, none of them empty."""
+    return [part for part in np.array_split(np.arange(n), count) if len(part)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple
@@ -28,8 +27,8 @@ from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.models.reference import Reference
 from rlox.llm.models.saved import description, load_weights_, model_of, save_pretrained, tokenizer_state, weights
 from rlox.llm.rewards.scoring import texts_of
-from rlox.llm.sampling import Completions, Settings, sample
-from rlox.llm.tokens import Sequences
+from rlox.llm.sampling import Completions, Settings, apart, sample
+from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.training import loops, restoring
 from rlox.training.algorithm import Algorithm
@@ -698,62 +697,6 @@ class LLMAlgorithm(Algorithm):
         save_pretrained(self.model, folder, type(self).__name__)
 
 
-def apart(numbers: Sequence[int] | np.ndarray) -> list[int]:
-    """`numbers`, but one that comes again has another, so that a prompt drawn twice at once is completed otherwise."""
-    seen: Counter[int] = Counter()
-    found = []
-    for number in map(int, numbers):
-        found.append(number + (seen[number] << 32))
-        seen[number] += 1
-    return found
-
-
-def in_parts(n: int, count: int) -> list[np.ndarray]:
-    """0 … n-1 as at most `count` runs of nearly equal length, none of them empty."""
-    return [part for part in np.array_split(np.arange(n), count) if len(part)]
-
-
 def mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The mean of each metric over an update's optimiser steps."""
     return {name: torch.stack([row[name].detach().float() for row in history]).mean() for name in history[0]}
-
-
-class ReferenceCache:
-    """What the reference says of the pairs of a dataset, (2, N) f32: NaN where it has not been asked."""
-
-    def __init__(self) -> None:
-        self.values = np.empty((2, 0), np.float32)
-
-    def reset(self, n: int) -> None:
-        """Begin with `n` pairs, none of them known."""
-        self.values = np.full((2, n), np.nan, np.float32)
-
-    def forget(self) -> None:
-        """Know nothing any more: the reference has changed."""
-        self.values.fill(np.nan)
-
-    def get(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Of the pairs `numbers` (B,); None unless all are known."""
-        found = self.values[:, numbers]
-        return None if np.isnan(found).any() else found
-
-    def put(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Keep `values` (2, B) of pairs that were not known, and return what is known of all.
-
-        What is known stays: a pair read again in other company may differ in its last bits.
-        """
-        known = self.values[:, numbers]
-        self.values[:, numbers] = np.where(np.isnan(known), values, known)
-        return self.values[:, numbers]
-
-    def state(self) -> dict[str, np.ndarray]:
-        return {"values": self.values}
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state` returned; without a dataset, to act alone, nothing is needed."""
-        if self.values.size:
-            if state["values"].shape != self.values.shape:
-                raise ValueError(
-                    f"reference_log_probs must have shape {self.values.shape}, got {state['values'].shape}"
-                )
-            self.values = state["values"].astype(np.float32)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -85,3 +86,44 @@ class Reference:
         theirs = dict(self._policy.module.named_parameters())
         for name, p in self._model.module.named_parameters():
             p.lerp_(theirs[name].to(p.dtype), share)
+
+
+class ReferenceCache:
+    """What the reference says of the pairs of a dataset, (2, N) f32: NaN where it has not been asked."""
+
+    def __init__(self) -> None:
+        self.values = np.empty((2, 0), np.float32)
+
+    def reset(self, n: int) -> None:
+        """Begin with `n` pairs, none of them known."""
+        self.values = np.full((2, n), np.nan, np.float32)
+
+    def forget(self) -> None:
+        """Know nothing any more: the reference has changed."""
+        self.values.fill(np.nan)
+
+    def get(self, numbers: np.ndarray) -> np.ndarray | None:
+        """Of the pairs `numbers` (B,); None unless all are known."""
+        found = self.values[:, numbers]
+        return None if np.isnan(found).any() else found
+
+    def put(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Keep `values` (2, B) of pairs that were not known, and return what is known of all.
+
+        What is known stays: a pair read again in other company may differ in its last bits.
+        """
+        known = self.values[:, numbers]
+        self.values[:, numbers] = np.where(np.isnan(known), values, known)
+        return self.values[:, numbers]
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"values": self.values}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `state` returned; without a dataset, to act alone, nothing is needed."""
+        if self.values.size:
+            if state["values"].shape != self.values.shape:
+                raise ValueError(
+                    f"reference_log_probs must have shape {self.values.shape}, got {state['values'].shape}"
+                )
+            self.values = state["values"].astype(np.float32)
