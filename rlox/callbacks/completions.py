@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlox.callbacks.base import Callback
+from rlox.tracking.store import replace_text
 
 FILE = "completions.json"
 _MOST_ROWS, _LONGEST = 10_000, 2_000  # of the table, and characters of each text
@@ -51,10 +51,8 @@ class CompletionsCallback(Callback):
             return
         self._rows += [[step, _text(prompt), _text(text), reward] for prompt, text, reward in examples]
         table = {"columns": ["step", "prompt", "completion", "reward"], "data": self._rows[-_MOST_ROWS:]}
-        partial = self.path.with_name(f".{FILE}.{os.getpid()}.partial")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(table, ensure_ascii=False, indent=0))
-        os.replace(partial, self.path)
+        replace_text(self.path, json.dumps(table, ensure_ascii=False, indent=0))
         if self._written is not None:
             self._written(step, FILE)
 

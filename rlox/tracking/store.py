@@ -68,15 +68,16 @@ def read_state(run: Path, name: str) -> State:
     return state if good else fresh
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+def replace_text(path: Path, text: str) -> None:
+    """Write `text` so that `path` always holds a whole one: the old, then the new."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(text)
     os.replace(partial, path)
 
 
 def write_state(run: Path, name: str, state: State) -> None:
     state.updated = round(time.time(), 3)
-    _replace(state_path(run, name), json.dumps(asdict(state), indent=2) + "\n")
+    replace_text(state_path(run, name), json.dumps(asdict(state), indent=2) + "\n")
 
 
 def inside(run: Path, name: str) -> Path:
@@ -193,7 +194,7 @@ def register(store: Path, run: Path) -> None:
     folder = store / "pending"
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(str(run).encode()).hexdigest()[:16]
-    _replace(folder / f"{digest}-{os.getpid()}-{time.time_ns()}", str(run))
+    replace_text(folder / f"{digest}-{os.getpid()}-{time.time_ns()}", str(run))
 
 
 def pending(store: Path) -> dict[Path, list[Path]]:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class
 from rlox.config import RunConfig
+from rlox_cli.config.language import is_function
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import shipped
 from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource, RowsSource
@@ -98,7 +99,7 @@ def run_name(algo: str, env: str, seed: int) -> str:
 
 def task_name(source: str) -> str:
     """What rows of text are called: ``sums`` of data/sums.jsonl, ``copy_rows`` of my_package:copy_rows."""
-    return source.rpartition(":")[2] if source[-1:] and "/" not in source and ":" in source else Path(source).stem
+    return source.rpartition(":")[2] if is_function(source) else Path(source).stem
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:

@@ -151,7 +151,7 @@ class RowsSource(_Choices):
     group, name_of_scheme = "rows", "rows"
 
     def serves(self, name: str) -> bool:
-        found = entry_of(name) if name in algorithm_names() else None
+        found = entry_of(name)
         return found is not None and resolve(found.config).uses_dataset == "text"
 
     def names(self) -> list[str]:

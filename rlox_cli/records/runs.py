@@ -149,7 +149,8 @@ def read_run(folder: Path, metrics: Iterable[str]) -> Run:
     ledger.scan()
     if not ledger.starts:
         raise ValueError(f"{shown(folder)} has not begun: its record is empty")
-    found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in metrics}
+    wanted = {*metrics, *(LANGUAGE if flat.get("model") else ())}
+    found: dict[str, list[tuple[int, float, float]]] = {name: [] for name in wanted}
     recorded: set[str] = set()
     spent = {"collect": 0.0, "update": 0.0}
     segment, before, seconds, steps = -1, 0.0, 0.0, 0
@@ -214,7 +215,7 @@ def read_runs(
                 continue
             seen.add(folder.resolve())
             try:
-                run = read_run(folder, {metric, EVALUATION, *LANGUAGE})
+                run = read_run(folder, {metric, EVALUATION})
             except (ValueError, OSError) as e:
                 notes.append(f"{shown(folder)} is left out: {paragraph(e)}")
                 continue

@@ -9,6 +9,7 @@ from typing import Any
 from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
 from rlox_cli.config.language import function, is_function, is_url
+from rlox_cli.records.checkpoints import best_of
 
 # What servers of rewards and completions ask for; a command line would show it to everyone.
 _TOKEN, _SAMPLER_TOKEN = "RLOX_REWARD_TOKEN", "RLOX_SAMPLER_TOKEN"
@@ -77,7 +78,7 @@ def _reward(name: str, config: RunConfig) -> Any:
     from rlox.algorithms.reward_model import RewardModel
 
     path = Path(name)
-    file = path / "checkpoints" / "best.safetensors" if path.is_dir() else path
+    file = best_of(path) if path.is_dir() else path
     return RewardModel.from_checkpoint(file, device=config.device, threads=config.threads)
 
 

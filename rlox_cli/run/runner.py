@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import signal
 import sys
@@ -32,6 +31,7 @@ from rlox.checkpoint import load_checkpoint, versions
 from rlox.config import RunConfig
 from rlox.envs.failures import failure_of
 from rlox.tracking.record import FILE, Record
+from rlox.tracking.store import replace_text
 from rlox_cli.config.saved import resolved
 from rlox_cli.records.folders import require_new, resume_command
 from rlox_cli.run.build import build, plan, restored
@@ -319,9 +319,7 @@ def may_pass(e: BaseException) -> bool:
 
 def _write_config(folder: Path, plain: dict[str, Any]) -> None:
     """Replace ``config.yaml`` in one go."""
-    partial = folder / f".config.yaml.{os.getpid()}.partial"
-    partial.write_text(yaml.safe_dump(plain, sort_keys=False))
-    os.replace(partial, folder / "config.yaml")
+    replace_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
 
 
 def _remove_partial(folder: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import numbers
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from rlox.config import choice, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.models.language import LanguageModel
-from rlox.llm.models.saved import save_pretrained
+from rlox.llm.models.saved import save_pretrained, without_bars
 from rlox.llm.sampling import Completions, Settings
 
 ON_FAILURE = ("stop", "wait")
@@ -179,7 +178,7 @@ class Backend:
         path = home / f"weights-{os.getpid()}-{id(self):x}-{next(self._written)}"
         path.mkdir(parents=True)
         try:
-            with _silent():
+            with without_bars():
                 save_pretrained(model, path, self.where, with_tokenizer=False, adapters=adapters)
         except BaseException:
             self.remove(path)
@@ -226,24 +225,10 @@ class Backend:
             )
         if early := [int(i) for i in ids[:-1] if int(i) in ends]:
             raise ValueError(
-                f"{place} must stop at the end of sequence {early[0]}, and goes on behind it: the server leaves out "
-                "the ids that it is told to stop at"
+                f"{place} must stop at the end of sequence {early[0]}, and goes on behind it: the server ignores "
+                "the stop ids of the request"
             )
         return ids
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Without Hugging Face's bars of progress, one for each time that weights are written."""
-    from transformers.utils import logging
-
-    shown_before = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown_before:
-            logging.enable_progress_bar()
 
 
 def is_number(value: Any) -> bool:

@@ -141,19 +141,19 @@ class VLLMBackend(HTTPBackend):
             return
         path = self.write(model, folder)
         try:
-            self.client.tell("/pause", remedy=_DEV_MODE)
+            self.client.send("/pause", remedy=_DEV_MODE)
             try:
                 body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
                 remedy = f"can it read {path}? folder= must be one that both reach by the same path"
-                self.client.tell("/collective_rpc", body, remedy)
+                self.client.send("/collective_rpc", body, remedy)
                 # What was computed by the weights of before must not begin a completion.
-                self.client.tell("/reset_prefix_cache", remedy=_DEV_MODE)
+                self.client.send("/reset_prefix_cache", remedy=_DEV_MODE)
             except BaseException:
                 # Others may wait for it.
                 with suppress(Exception):
-                    self.client.tell("/resume")
+                    self.client.send("/resume")
                 raise
-            self.client.tell("/resume", remedy=_DEV_MODE)
+            self.client.send("/resume", remedy=_DEV_MODE)
         finally:
             self.remove(path)
 
@@ -165,7 +165,7 @@ class VLLMBackend(HTTPBackend):
         name, before = f"rlox-{path.name.removeprefix('weights-')}", self._adapter
         try:
             remedy = f"can it read {path}, and is --max-lora-rank large enough?"
-            self.client.tell("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, remedy)
+            self.client.send("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, remedy)
         except BaseException:
             self.remove(path)
             raise
@@ -174,13 +174,13 @@ class VLLMBackend(HTTPBackend):
         if before is not None:
             # A server that was started anew knows none of before.
             with suppress(RuntimeError):
-                self.client.tell("/v1/unload_lora_adapter", {"lora_name": before[0]})
+                self.client.send("/v1/unload_lora_adapter", {"lora_name": before[0]})
             self.remove(before[1])
 
     def close(self) -> None:
         if self._adapter is not None:
             with suppress(RuntimeError, ConnectionError):
-                self.client.tell("/v1/unload_lora_adapter", {"lora_name": self._adapter[0]})
+                self.client.send("/v1/unload_lora_adapter", {"lora_name": self._adapter[0]})
             self.remove(self._adapter[1])
             self._name, self._adapter = None, None
         super().close()

@@ -101,7 +101,7 @@ class Client:
         data = b"" if body is None else json.dumps(body).encode()
         return self._json(path, self._asked("POST", path, data, remedy))
 
-    def tell(self, path: str, body: Any = None, remedy: str = "") -> None:
+    def send(self, path: str, body: Any = None, remedy: str = "") -> None:
         """As `post`, whatever is answered."""
         self._asked("POST", path, b"" if body is None else json.dumps(body).encode(), remedy)
 

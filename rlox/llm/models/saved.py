@@ -140,7 +140,7 @@ def load_model(source: str, where: str = "load_model") -> Found:
         If there is none, or it cannot be read.
     """
     import_transformers(where)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     path = Path(source)
     if (file := _checkpoint_file(path)) is not None:
@@ -151,23 +151,23 @@ def load_model(source: str, where: str = "load_model") -> Found:
     if not path.exists() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise ValueError(f"{where}: model={source} must be a folder or a name on the hub, and there is no such folder")
     try:
-        with _quiet():
+        # A person who looks on is shown how far it is.
+        with contextlib.nullcontext() if sys.stderr.isatty() else without_bars():
             module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as e:
         raise ValueError(f"{where}: model={source} cannot be loaded: {one_line(e, 400)}") from e
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError):
-        tokenizer = None  # whoever reads text says so
+    tokenizer = None  # where there is none, whoever reads text says so
+    with contextlib.suppress(ValueError):
+        tokenizer = load_tokenizer(source, where)
     return Found(module, tokenizer, None, str(path.absolute()) if path.exists() else source)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the bars that transformers draws while it reads weights, unless a person looks on."""
+def without_bars() -> Iterator[None]:
+    """Without the bars that transformers draws while it reads or writes weights."""
     from transformers.utils import logging
 
-    shown_before = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    shown_before = logging.is_progress_bar_enabled()
     if shown_before:
         logging.disable_progress_bar()
     try:
