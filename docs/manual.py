@@ -247,6 +247,79 @@ def _size(size: int | list[int]) -> str:
     return " × ".join(f"{n:,}" for n in (size if isinstance(size, list) else [size]))
 
 
+def pipeline_scores() -> str:
+    """Held-out scores after each stage of examples/post_training_pipeline.py, seed by seed."""
+    found = _results("llm_pipeline.json")
+    columns = {
+        "SFT, greedy": ("sft", "greedy"), "SFT, sampled": ("sft", "sampled"),
+        "reward model": ("reward_model", "best"),
+        "GRPO, greedy": ("grpo", "greedy"), "GRPO, sampled": ("grpo", "sampled"),
+        "DPO, greedy": ("dpo", "greedy"), "DPO, sampled": ("dpo", "sampled"),
+    }  # fmt: skip
+    scores = [[run["scores"][stage][name] for stage, name in columns.values()] for run in found["runs"]]
+    rows = [[run["seed"], *(number(x, 3) for x in of)] for run, of in zip(found["runs"], scores, strict=True)]
+    rows.append(["mean", *(number(sum(of) / len(of), 3) for of in zip(*scores, strict=True))])
+    rows.append(["range", *(f"{number(min(of), 3)} to {number(max(of), 3)}" for of in zip(*scores, strict=True))])
+    return f"{table(['seed', *columns], rows)}\n\n{made_by(found)}"
+
+
+def actor_learning(algo: str = "") -> str:
+    """Scores of IMPALA and APPO with each kind of actor: of one algorithm, or of all."""
+    found, rows = _results("distributed_learn.json"), []
+    for cell, values in found["cells"].items():
+        name, rest = cell.split("-", 1)
+        env, _, kind = rest.rpartition("-")
+        if algo in ("", name):
+            title = env if algo else f"{name.upper()} {env}"
+            frames = f"{values['total_timesteps']:,}"
+            rows.append([title, f"`{kind}`", frames, _seeds(values["final"].values()), number(values["iqm"])])
+    head = ["environment", "actors", "frames", f"seeds {found['seeds']}", "IQM"]
+    return f"{table(head, rows)}\n\n{made_by(found)}"
+
+
+def _rate(value: float) -> str:
+    """Three digits are what such a measurement is good for."""
+    return f"{float(f'{value:.3g}'):,.0f}"
+
+
+def actor_speed() -> str:
+    """Frames per second of IMPALA with each kind of actor, learning included."""
+    found, rows = _results("distributed_speed.json"), []
+    for cell, speed in found["speeds"].items():
+        kind, n, backend = cell.split(", ")
+        rates = [_rate(speed[key]) for key in ("frames_per_s", "frames_per_cpu_s")]
+        rows.append([f"`{kind}`", n, backend, *rates, f"{speed['learner_idle']:.0%}", number(speed["lag_mean"])])
+    head = ["actors", "how many", "environments", "frames/s", "frames per CPU second", "learner waits", "lag"]
+    return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
+
+
+def actor_scaling() -> str:
+    """What the model of benchmarks/distributed/simulate.py says of 10, 100 and 1,000 workers."""
+    found, rows = _results("distributed_simulation.json"), []
+    for case, values in found["cases"].items():
+        for row in values["rows"]:
+            if row["workers"] >= 10:
+                lag = f"{row['lag_p50']:,} / {row['lag_p95']:,} / {row['lag_max']:,}"
+                rate = _rate(row["frames_per_s"])
+                rows.append([case, f"{row['workers']:,}", row["variant"], rate, f"{row['learner_idle']:.0%}", lag])
+    head = ["environments", "workers", "settings", "frames/s", "learner waits", "lag, median / 95 % / most"]
+    return f"{table(head, rows)}\n\n{made_by(found)}"
+
+
+def actor_model() -> str:
+    """The model beside trainings with real actors."""
+    found, rows = _results("distributed_simulation.json"), []
+    for row in found["check"]:
+        seen, model = row["measured"], row["model"]
+        setting = [row["n_actors"], row["rollouts_ahead"], row["rollouts_per_update"]]
+        rates = [f"{of['frames_per_s']:,.0f}" for of in (seen, model)]
+        shares = [f"{of['learner_idle']:.0%}" for of in (seen, model)]
+        lags = [number(of["lag_mean"]) for of in (seen, model)]
+        rows.append([*setting, *rates, f"{row['error']:+.1%}", " / ".join(shares), " / ".join(lags)])
+    head = ["actors", "ahead", "per update", "frames/s", "model", "error", "learner waits, model", "lag, model"]
+    return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['check_note'])}"
+
+
 def verdicts() -> str:
     """Which planted bugs `rlox bench learn` finds."""
     found, rows = _results("verdicts.json"), []
@@ -372,6 +445,11 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "evaluation-speed": evaluation_speed,
         "train-speed": train_speed,
         "data-speed": data_speed,
+        "pipeline-scores": pipeline_scores,
+        "actor-learning": actor_learning,
+        "actor-speed": actor_speed,
+        "actor-scaling": actor_scaling,
+        "actor-model": actor_model,
         "verdicts": verdicts,
         "commands": commands,
         "migration-table": migration_table,

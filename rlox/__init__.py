@@ -11,11 +11,13 @@ from types import ModuleType
 # In a checkout, `python -m …` puts ./rlox before the installed package, which alone maps kernels/ in.
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
-__version__ = "0.9.0"
+__version__ = "0.10.0"
 
 _EXPORTS = {
     "A2C": "rlox.algorithms.a2c",
     "A2CConfig": "rlox.config",
+    "APPO": "rlox.algorithms.appo",
+    "APPOConfig": "rlox.config",
     "A2CTrainer": "rlox.algorithms.trainers",
     "Acrobot": "rlox.kernels.envs.env",
     "AdviceCallback": "rlox.callbacks",
@@ -69,6 +71,8 @@ _EXPORTS = {
     "GRPOConfig": "rlox.config",
     "GymVecEnv": "rlox.envs.gym_vec_env",
     "HybridPPO": "rlox.algorithms.hybrid_ppo",
+    "IMPALA": "rlox.algorithms.impala",
+    "IMPALAConfig": "rlox.config",
     "IQL": "rlox.algorithms.iql",
     "IQLConfig": "rlox.config",
     "LLMAlgorithm": "rlox.training.post_training",
@@ -95,6 +99,8 @@ _EXPORTS = {
     "PrioritizedReplayBuffer": "rlox.kernels.buffers.prioritized",
     "ProgressCallback": "rlox.callbacks",
     "QNetwork": "rlox.nn.networks",
+    "RemoteConfig": "rlox.config",
+    "RemoteEnvPool": "rlox.envs.remote",
     "RecordLogger": "rlox.callbacks.loggers",
     "register_buffer": "rlox.buffers",
     "register_env": "rlox.envs",

@@ -10,15 +10,15 @@ import typer
 from rlox_cli.commands.bench import bench
 from rlox_cli.commands.collect import collect
 from rlox_cli.commands.compare import compare
-from rlox_cli.commands.cp import cp
 from rlox_cli.commands.eval import eval_
 from rlox_cli.commands.generate import generate
-from rlox_cli.commands.ls import ls
+from rlox_cli.commands.ls import cp, ls
 from rlox_cli.commands.plot import plot
 from rlox_cli.commands.show import show
 from rlox_cli.commands.sweep import sweep
 from rlox_cli.commands.trackers import sync, ui
 from rlox_cli.commands.train import train
+from rlox_cli.commands.workers import doctor, worker
 from rlox_cli.terminal.options import PASS_ON
 from rlox_cli.terminal.streams import open_streams
 
@@ -40,6 +40,8 @@ app.command()(sync)
 app.command(context_settings=PASS_ON)(ui)
 app.command()(plot)
 app.command()(compare)
+app.command()(worker)
+app.command()(doctor)
 app.add_typer(sweep, name="sweep")
 app.add_typer(bench, name="bench")
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
+from rlox.config import RunConfig
+from rlox.distributed.ranks import started
+from rlox.tracking.store import read_config
 from rlox_cli.config.compose import (
     Job,
     compose_jobs,
@@ -34,7 +40,7 @@ from rlox_cli.terminal.paths import shown
 
 def main(args: list[str]) -> None:
     """Run what `args` (Hydra overrides and flags, as typed) ask for."""
-    modules, args = take_imports(args)
+    typed, (modules, args) = args, take_imports(args)
     checks, args = "--check" in args, [arg for arg in args if arg != "--check"]
     flags, overrides = split_args(args)
     if modules and not any(override.startswith("resume=") for override in overrides):
@@ -43,6 +49,7 @@ def main(args: list[str]) -> None:
         import_modules(modules)
         overrides.append(f"imports=[{','.join(modules)}]")
     console = make_console()
+    console.quiet = _n_started() > 1 and os.environ["RANK"] != "0"
     if runs := [override for override in overrides if override.startswith("resume=")]:
         if len(set(runs)) > 1:
             raise UsageError(f"resume must be given once, got {' and '.join(runs)}")
@@ -62,12 +69,19 @@ def main(args: list[str]) -> None:
     else:
         jobs = [] if only_tells else compose_jobs(flags, overrides)
     is_search = sweep is not None and searches(sweep)
+    if not only_prints and not checks:
+        _require_ranks([one.config for one in jobs], multirun, typed)
     if not only_prints:
         _announce(jobs[:1] if is_search else jobs, console)
     if checks:
         from rlox_cli.preflight.check import check
 
         check(jobs, multirun, console)
+        return
+    if jobs and not only_prints and jobs[0].config.distributed is not None:
+        outcome = job.together(jobs[0].config, jobs[0].algo, lambda: _new_folder(jobs[0]), console)
+        if outcome is not None:
+            finish_mirrors([outcome.folder], console)
         return
     if jobs and not only_prints and not named_by_time(jobs[0]):
         folder = folder_of(jobs[0], multirun)
@@ -110,7 +124,14 @@ def _resume(
 ) -> None:
     from rlox_cli.run.resume import prepare
 
+    if _n_started() and not checks and not flags:
+        outcome = job.resume_together(run, flags, overrides, modules, _timeout_s(run), console)
+        if outcome is not None:
+            finish_mirrors([outcome.folder], console)
+        return
     found = prepare(run, flags, overrides, modules, console)
+    if found is not None and not checks:
+        _require_ranks([found.config], False, [f"resume={run}", *overrides])
     if found is not None and checks:
         from rlox_cli.preflight.check import check_resume
 
@@ -137,3 +158,43 @@ def _table(outcomes: list[Outcome], console: Console) -> None:
         final = f"{o.final['mean_return']:.1f} ± {o.final['std_return']:.1f}" if o.final else ""
         table.add_row(shown(o.folder), f"{o.steps:,}", f"{o.seconds:.1f}", final, best)
     print_table(console, table)
+
+
+def _n_started() -> int:
+    """How many processes torchrun has started, this one among them; 0 where it has not."""
+    return int(os.environ["WORLD_SIZE"]) if started() and "TORCHELASTIC_RUN_ID" in os.environ else 0
+
+
+def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -> None:
+    """A UsageError where torchrun has started what is no data-parallel run, or has not started what is one."""
+    n, wanted = _n_started(), next((c.distributed for c in configs if c.distributed is not None), None)
+    if wanted is not None and multirun:
+        raise UsageError(f"distributed must be null in a sweep, whose jobs are one process each, got {wanted}")
+    if wanted is not None and not n:
+        raise UsageError(
+            f"distributed={wanted} must be started by torchrun, or left out (distributed=null); try: torchrun "
+            f"--standalone --nproc-per-node=2 -m rlox train {shlex.join(typed)}"
+        )
+    if wanted is None and n > 1:
+        raise UsageError(
+            f"distributed must be ddp where torchrun has started {n} processes, got null: each would train a run of "
+            "its own; add distributed=ddp"
+        )
+
+
+def _new_folder(found: Job) -> Path:
+    """Where a new run's files are to go; a UsageError where they cannot."""
+    folder = folder_of(found, False)
+    require_folder(folder)
+    require_new(folder)
+    return folder
+
+
+def _timeout_s(run: str) -> float:
+    """How long the ranks of a run wait for each other, as its configuration says."""
+    path = Path(run)
+    folder = path if path.is_dir() else path.parent.parent
+    try:
+        return float(read_config(folder)["distributed_timeout_s"])
+    except (OSError, LookupError, TypeError, ValueError):
+        return RunConfig.distributed_timeout_s  # what is no run is refused by who reads it

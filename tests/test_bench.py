@@ -166,4 +166,5 @@ def test_train_tells_of_a_peer_that_fails(tmp_path):
 def test_train_refuses_an_unknown_case():
     done = bench("train", "pp")
     assert done.returncode != 0
-    assert "case must be one of ppo, a2c, dqn, sac, custom, solve, process, busy, got 'pp'" in done.stderr
+    cases = "ppo, a2c, dqn, sac, custom, solve, process, busy, grpo, grpo-sum, grpo-large, dpo"
+    assert f"case must be one of {cases}, got 'pp'" in done.stderr

@@ -1,11 +1,13 @@
-"""benchmarks/llm: the rewards that are compared, and a training of two updates by our program."""
+"""benchmarks/llm: the rewards that are compared, trainings of some updates, and `rlox bench train` of them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 pytest.importorskip("transformers")
@@ -43,10 +45,36 @@ def test_every_token_but_the_end_can_be_seen_in_a_text(load):
         assert [i for i in ids if not tokenizer.decode([i], skip_special_tokens=True)] == [tasks.EOS]
 
 
-@pytest.mark.parametrize("task", ["copy", "dpo"])
-def test_our_program_times_each_update_and_says_what_was_learned(load, task):
-    found = load("ours").train({"task": task, "seed": 0, "steps": 3})
+def test_our_program_times_each_update_and_says_what_was_learned(load):
+    found = load("ours").train({"task": "dpo", "seed": 0, "steps": 3})
     assert found["steps"] == 3
     assert len(found["cpu_ms"]) == len(found["wall_ms"]) == 2
     assert len(found["curve"]) == 3
     assert 0 <= found["sampled"] <= 1
+
+
+@pytest.mark.slow
+def test_bench_train_grpo_times_rlox_and_writes_what_it_learned(tmp_path):
+    done = forked.run("bench", "train", "grpo", "--steps", "12", "--rounds", "1", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "12 updates, rounds: 1" in done.stdout
+    assert "ms an update" in done.stdout
+    result = json.loads((tmp_path / "train.json").read_text())
+    assert result["command"] == "rlox bench train grpo --steps 12 --rounds 1"
+    ((case, runs),) = ((row["case"], row["runs"]) for row in result["results"])
+    assert case == "grpo"
+    (one,) = runs["rlox"]
+    assert one["steps"] == 12
+    assert 0 < one["cpu_ms"] < 1e3 * one["cpu_s"]
+    assert len(one["curve"]) == 10
+    assert 0 <= one["sampled"] <= 1
+    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="TRL is installed here")
+def test_bench_train_grpo_refuses_an_interpreter_without_trl():
+    done = forked.run("bench", "train", "grpo", "--peer-python", sys.executable)
+    assert done.returncode != 0
+    assert "rlox bench train grpo: --peer-python must name an interpreter that has TRL, got " in done.stderr
+    assert "pip install 'trl==1.16.*'" in done.stderr

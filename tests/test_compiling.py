@@ -24,7 +24,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# A graph takes a C++ compiler five seconds: one family each, with a schedule, and with weights of a memory.
+OFTEN = ("ppo", "td3")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in OFTEN else pytest.mark.exhaustive) for case in CASES]
+)
 def test_a_compiled_loss_trains_as_the_written_one_does(case):
     """PPO: minibatches of 12 of 16 rows, so that the last one has another size; a schedule compiles nothing anew."""
     cls, sizes, most = CASES[case]

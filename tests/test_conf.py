@@ -66,6 +66,8 @@ def test_tuned_settings_compose_apply_and_carry_their_reference(algo, env, tmp_p
         assert getattr(job.config.buffer, key) == value
     assert job.config.env.n_envs == settings["env"]["n_envs"]
     assert job.config.total_timesteps == settings["total_timesteps"]
+    if env != next(other for name, other in tuned_pairs() if name == algo):
+        return  # the rest is of the algorithm, so that one environment shows it
     (off,) = compose_jobs([], [f"algo={algo}", f"env={env}", "tuned=off", *data])
     assert off.tuned is None
     assert off.config.algo == resolve(ALGORITHMS[algo].config)()

@@ -64,9 +64,19 @@ def takes(kind) -> list[str]:
     return [name for name in NAMES if kind in resolve(entry(name).cls).actions]
 
 
-def without_native(kind) -> list[str]:
-    """Each of them once, where there is no native path: by PyTorch it would be the same training again."""
-    return [name for name in takes(kind) if name not in BY_TORCH]
+def without_native(kind, often) -> list:
+    """Each of them once, where there is no native path: by PyTorch it would be the same training again.
+
+    `often` are tried by default. Each algorithm is among those of one kind at least.
+    """
+    names = [name for name in takes(kind) if name not in BY_TORCH]
+    return [pytest.param(name, marks=() if name in often else pytest.mark.exhaustive) for name in names]
+
+
+def natively(names) -> list:
+    """By PyTorch, where there is a kernel, one of each family: what both make of one training is compared elsewhere."""
+    often = [name for name in names if name not in BY_TORCH or name in ("ppo-torch", "dqn-torch")]
+    return [pytest.param(name, marks=() if name in often else pytest.mark.exhaustive) for name in names]
 
 
 def pairs(*envs) -> list[tuple[str, str]]:
@@ -202,15 +212,15 @@ def test_solves_the_discrete_probe(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", takes("continuous"))
+@pytest.mark.parametrize("name", natively(takes("continuous")))
 def test_solves_the_continuous_probe(name):
     algorithm = make(name, probes.ReachTheTarget, on={"ent_coef": 0.0}, n_envs=8, learning_rate=3e-3, gamma=0.9)
-    algorithm.train(8_000 if off_policy(name) else 60_000 if name.startswith("a2c") else 20_000)
+    algorithm.train(8_000 if off_policy(name) else 60_000 if name.startswith(("a2c", "impala")) else 20_000)
     assert algorithm.evaluate(50).returns.mean() > -0.02  # acting 0 gives -0.21
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", without_native("multi-discrete"))
+@pytest.mark.parametrize("name", without_native("multi-discrete", often=("a2c", "appo")))
 def test_solves_the_multi_discrete_probe(name):
     algorithm = make(name, probes.TwoSwitches, n_envs=8, learning_rate=3e-3, gamma=0.9)
     assert algorithm.backend == "torch"
@@ -221,7 +231,7 @@ def test_solves_the_multi_discrete_probe(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", without_native("discrete"))
+@pytest.mark.parametrize("name", without_native("discrete", often=("ppo", "dqn", "impala")))
 def test_solves_the_image_probe(name):
     settings = {"n_envs": 8, "learning_rate": 1e-3, "gamma": 0.9, "hidden_sizes": []}
     off = {"batch_size": 64, "gradient_steps": 1, "buffer_size": 1_000}
@@ -238,7 +248,7 @@ def test_images_are_not_normalised_twice(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", natively(NAMES))
 def test_value_learns_one_over_one_minus_gamma_under_a_time_limit(name):
     gamma, continuous = 0.8, name not in takes("discrete")
     algorithm = make(
@@ -618,6 +628,9 @@ ALIKE = {
                {"normalize_obs": False, "max_grad_norm": 1.0, "gamma": 0.9, "target_noise": 0.5, "noise_clip": 0.1}],
     "iql": [{"learning_rate_schedule": "linear", "policy_schedule": "cosine", "expectile": 0.8, "tau": 0.1},
             {"max_grad_norm": 1.0, "gamma": 0.9, "temperature": 10.0, "max_weight": 2.0}],
+    "impala": [{"learning_rate_schedule": "linear", "max_grad_norm": 0.5, "gae_lambda": 0.9, "ent_coef": 0.1},
+               {"n_actors": 3, "rho_bar": 1.5, "c_bar": 0.5, "replay_rollouts": 1, "normalize_advantages": True}],
+    "appo": [{"learning_rate_schedule": "linear", "clip_eps_schedule": "linear", "batch_size": 16, "clip_vf": 0.2}],
     "cql": [{"learning_rate_schedule": "linear", "auto_alpha": True, "cql_target_value": 0.5, "tau": 0.1},
             {"auto_entropy": False, "ent_coef": 0.2, "max_grad_norm": 1.0, "gamma": 0.9, "n_random_actions": 4}],
 }  # fmt: skip
@@ -724,7 +737,7 @@ class Rows(LoggerCallback):
         self.rows.append((step, metrics))
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+@pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_each_update_has_the_step_size_of_its_rounds_beginning_and_tells_it(name):
     rows = Rows()
     algorithm, each = of_any_family(name, logger=rows, **LINEAR)
@@ -734,7 +747,7 @@ def test_each_update_has_the_step_size_of_its_rounds_beginning_and_tells_it(name
     assert metrics["learning_rate"] == rates[-1] == pytest.approx(1e-3 * each / 192)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+@pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_a_training_of_one_round_learns(name):
     algorithm, each = of_any_family(name, **LINEAR, **({"policy_delay": 1} if name.startswith("td3") else {}))
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
@@ -742,7 +755,7 @@ def test_a_training_of_one_round_learns(name):
     assert all(not torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+@pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_another_end_stretches_the_schedules(name):
     algorithm, each = of_any_family(name, **LINEAR)
     algorithm.train(192)
@@ -800,7 +813,7 @@ def trainable(name, callbacks=()):
     return make(name, callbacks=list(callbacks)), "total_timesteps"
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+@pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_callbacks_are_told_who_trains_how_far_it_is_and_what_it_earned(name):
     seen = []
 
@@ -860,7 +873,7 @@ def test_a_training_may_end_where_it_was_stopped(name):
     assert metrics == ({} if name in OFFLINE else {"mean_reward": pytest.approx(counters.mean_reward, nan_ok=True)})
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+@pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_times_are_parts_of_the_training_they_are_of(name):
     algorithm, length = trainable(name)
     for n in (256, 512):  # the second one's speed is its own
@@ -876,7 +889,7 @@ def test_times_are_parts_of_the_training_they_are_of(name):
         assert done / speed >= sum(parts) * 0.999
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OFFLINE])
+@pytest.mark.parametrize("name", [*natively(NAMES), *OFFLINE])
 def test_evaluation_is_deterministic_by_default_and_sees_the_wrappers(name):
     if name in OFFLINE:
         limit = [{"TimeLimit": {"max_episode_steps": 7}}]

@@ -13,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -68,14 +69,7 @@ def installed(site):
 
 
 def command(site, *args, cwd, check=True):
-    done = subprocess.run(
-        [sys.executable, "-m", "rlox_cli.main", *args],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(site)},
-    )
+    done = forked.run(*args, cwd=cwd, env={**os.environ, "PYTHONPATH": str(site)})
     if check:
         assert done.returncode == 0, done.stderr
     return done

@@ -2,10 +2,9 @@
 
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -167,10 +166,7 @@ def test_value_loss_has_no_half_and_clips():
 
 def test_which_value_clipping_it_is_stands_where_it_is_chosen():
     """Stable-Baselines3's, of the clipped value alone; PPO2 takes the greater of both losses."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "rlox_cli.main", "show", "algo=ppo"],
-        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "300"},
-    )  # fmt: skip
+    shown = forked.run("show", "algo=ppo", env={**os.environ, "COLUMNS": "300"})
     (line,) = (line for line in shown.stdout.splitlines() if "algo.clip_vf" in line)
     for text in (line, value_loss.__doc__, PPOLoss.__doc__):
         assert "Stable-Baselines3" in text

@@ -25,6 +25,7 @@ from rlox_cli.run.progress import ProgressCallback
 from rlox_cli.terminal.console import make_table, print_table
 
 pytestmark = pytest.mark.slow
+EXHAUSTIVE = pytest.mark.exhaustive
 
 RLOX = [sys.executable, "-m", "rlox_cli.main"]
 SMALL = ["algo=ppo", "env=CartPole-v1", "total_timesteps=2000", "eval.n_episodes=2", "logger=none"]
@@ -100,7 +101,15 @@ def test_a_sweep_goes_on_when_its_reader_leaves(tmp_path):
     assert all(map(finished, runs))
 
 
-@pytest.mark.parametrize("verb", ["show", "ls envs", "ls runs", "train --help", "sweep status sweep"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "show",
+        "ls runs",
+        "train --help",
+        *(pytest.param(x, marks=EXHAUSTIVE) for x in ("ls envs", "sweep status sweep")),
+    ],
+)
 def test_what_only_prints_ends_well_when_its_reader_leaves(trained, verb):
     # Nobody reads from the beginning on, so that every write fails.
     read, write = os.pipe()
@@ -111,7 +120,7 @@ def test_what_only_prints_ends_well_when_its_reader_leaves(trained, verb):
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("closed", [pytest.param(">&-", marks=EXHAUSTIVE), "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams_cost_no_training(tmp_path, closed):
     command = " ".join([*RLOX, "train", *SMALL, "hydra.run.dir=run", closed])
     done = subprocess.run(command, shell=True, cwd=tmp_path, timeout=240, capture_output=True)
@@ -153,8 +162,8 @@ for number, line in enumerate(sys.argv[1:]):
     [
         ({"PYTHONIOENCODING": "latin-1"}, "latin-1", "±"),
         (POSIX, "ascii", "+-"),
-        pytest.param({"PYTHONIOENCODING": "ascii"}, "ascii", "+-", marks=pytest.mark.exhaustive),
-        pytest.param({"PYTHONIOENCODING": "utf-8"}, "utf-8", "±", marks=pytest.mark.exhaustive),
+        pytest.param({"PYTHONIOENCODING": "ascii"}, "ascii", "+-", marks=EXHAUSTIVE),
+        pytest.param({"PYTHONIOENCODING": "utf-8"}, "utf-8", "±", marks=EXHAUSTIVE),
     ],
 )
 def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign):
@@ -178,10 +187,10 @@ def test_signs_that_a_terminal_lacks_are_replaced(tmp_path, env, encoding, sign)
     [
         (80, {}),
         (39, POSIX),
-        pytest.param(80, POSIX, marks=pytest.mark.exhaustive),
-        pytest.param(39, {}, marks=pytest.mark.exhaustive),
+        pytest.param(80, POSIX, marks=EXHAUSTIVE),
+        pytest.param(39, {}, marks=EXHAUSTIVE),
         (20, {}),
-        pytest.param(20, POSIX, marks=pytest.mark.exhaustive),
+        pytest.param(20, POSIX, marks=EXHAUSTIVE),
     ],
 )
 def test_the_live_line_fits_and_drops_losses_first(tmp_path, columns, locale):
@@ -264,9 +273,9 @@ def test_a_sweep_stays_readable_at_80_columns(trained):
         ("algo=ppo", 80),
         ("algo=ppo", 40),
         ("env=CartPole-v1", 40),
-        pytest.param("eval", 80, marks=pytest.mark.exhaustive),
-        pytest.param("eval", 40, marks=pytest.mark.exhaustive),
-        pytest.param("env=CartPole-v1", 80, marks=pytest.mark.exhaustive),
+        pytest.param("eval", 80, marks=EXHAUSTIVE),
+        pytest.param("eval", 40, marks=EXHAUSTIVE),
+        pytest.param("env=CartPole-v1", 80, marks=EXHAUSTIVE),
     ],
 )
 def test_show_breaks_no_word(trained, columns, topic):

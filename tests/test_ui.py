@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -60,7 +61,7 @@ def test_the_end_of_a_run_names_the_folder_of_wandb(logged):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGHUP, signal.SIGINT))]
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (signal.SIGHUP, signal.SIGTERM))]
 )
 def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
     cwd, _ = logged
@@ -96,6 +97,27 @@ def test_the_server_ends_with_the_command(logged, port, number, tmp_path):
 
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_that_does_not_answer_yet_ends_with_the_command(logged, port, number):
+    process = forked.Rlox("ui", "--port", port, cwd=logged[0])
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := _children(process.pid)) or _cpu_s(int(found[0])) < 0.3:  # of some ten
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert members(int(found[0])) == []
+    finally:
+        process.kill()
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_server_that_cannot_start_is_an_error(logged, port):

@@ -2,8 +2,10 @@
 
 usage: compare.py --peer-python PYTHON [--tasks copy sum dpo large] [--seeds 0 1 2] [--out benchmarks/llm.json]
 
-Every seed is one training by each system, one after the other, the first of them in turn. A training's number is the
-median over its updates of the process's CPU time; a system's the median over its trainings.
+`rlox bench train grpo grpo-sum dpo` measures the same trainings; this is the study behind benchmarks/llm.json, with
+seeds of one's choice, all systems pinned to one core, and numbers of an update. Every seed is one training by each
+system, one after the other, the first of them in turn. A training's number is the median over its updates of the
+process's CPU time; a system's the median over its trainings.
 """
 
 import argparse
@@ -11,7 +13,6 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,44 +20,19 @@ from pathlib import Path
 import tasks
 
 from rlox_cli.bench.machine import provenance
-from rlox_cli.bench.peers import environment
-
-HERE = Path(__file__).parent
-
-
-def run(python, program, request):
-    """What a program answers in a process of its own, on one core."""
-    done = subprocess.run(
-        [python, HERE / program, json.dumps(request)], env=environment(1), cwd="/", capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(f"{program} failed at {request}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def tenths(curve):
-    """Its mean over each tenth of the training."""
-    return [round(statistics.mean(curve[len(curve) * i // 10 : len(curve) * (i + 1) // 10]), 3) for i in range(10)]
-
-
-def summary(answer):
-    curve = answer.pop("curve")
-    cpu, wall = (statistics.median(answer.pop(name)) for name in ("cpu_ms", "wall_ms"))
-    shown = tenths(curve) if len(curve) >= 10 else [round(x, 3) for x in curve]
-    return {**answer, "cpu_ms": round(cpu, 2), "wall_ms": round(wall, 2), "curve": shown}
+from rlox_cli.bench.train import post_train_once
 
 
 def measure(name, seeds, peer_python, start):
-    systems = {"rlox": (sys.executable, "ours.py", {}), "trl": (peer_python, "peer.py", {})}
+    systems = {"rlox": sys.executable, "trl": peer_python}
     if name == "dpo":
-        systems["trl precomputed"] = (peer_python, "peer.py", {"precompute": True})
+        systems["trl precomputed"] = peer_python
     runs = {system: [] for system in systems}
     for k, seed in enumerate(seeds):
         order = list(systems)
         for system in order[k % len(order) :] + order[: k % len(order)]:
-            python, program, more = systems[system]
-            request = {"task": name, "seed": seed, "start": start if name in ("sum", "dpo") else None, **more}
-            runs[system].append({"seed": seed, **summary(run(python, program, request))})
+            request = {"task": name, "seed": seed, "start": start if name in ("sum", "dpo") else None}
+            runs[system].append({"seed": seed, **post_train_once(systems[system], system, request)})
             print(name, system, json.dumps({k: v for k, v in runs[system][-1].items() if k != "versions"}), flush=True)
     median = {
         system: {unit: statistics.median(one[unit] for one in of) for unit in ("cpu_ms", "wall_ms")}

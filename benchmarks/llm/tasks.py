@@ -1,9 +1,11 @@
 """Small tasks whose answers can be checked, the same for every system: model, tokenizer, rows, reward, settings.
 
-It imports PyTorch and transformers alone, so that any interpreter that has a peer can load it.
+It imports PyTorch and transformers alone, so that any interpreter that has a peer can load it. ``python tasks.py PATH``
+writes the model that the sums begin with.
 """
 
 import random
+import sys
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -166,3 +168,7 @@ class Clock:
         if task != "large":
             found |= {"sampled": exact(module, task, 20), "greedy": exact(module, task, 0)}
         return {**found, **more}
+
+
+if __name__ == "__main__":
+    save_start(sys.argv[1])

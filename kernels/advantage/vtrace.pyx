@@ -48,7 +48,7 @@ cdef extern from *:
     #define RLOX_VTRACE(NAME, REAL, S, IS, CUT)                                                         \\
     static void NAME(ptrdiff_t n, const REAL *r, const REAL *v, const uint8_t *done,                    \\
                      const uint8_t *cut, const REAL *next, REAL last, REAL gamma, REAL rho_bar,         \\
-                     REAL c_bar, REAL *restrict vs, REAL *restrict pg, REAL *carry) {                   \\
+                     REAL c_bar, REAL lam, REAL *restrict vs, REAL *restrict pg, REAL *carry) {         \\
         RLOX_FUSED                                                                                      \\
         typedef rlox_v##S Real;                                                                         \\
         typedef rlox_u##S Loose;                                                                        \\
@@ -69,7 +69,7 @@ cdef extern from *:
             Real rho = (Real)(((Mask)ratio & ~big) | ((Mask)rhos & big));                               \\
             Real c = (Real)((((Mask)ratio & ~cuts) | ((Mask)cs & cuts)) & on);                          \\
             Real delta = rho * (*(const Loose *)(r + t) + gamma * (Real)(after & off) - value);         \\
-            Real e = delta, p = gamma * c;                                                              \\
+            Real e = delta, p = (gamma * lam) * c;                                                      \\
             rlox_suffix_##S(&e, &p);                                                                    \\
             Real a = e + p * x;                                                                         \\
             Real later = (Real)((Mask)rlox_up_##S(a, zero + x) & on);                                   \\
@@ -83,7 +83,7 @@ cdef extern from *:
     #define RLOX_VTRACE(NAME, REAL, S, IS, CUT)                                                         \\
     static void NAME(ptrdiff_t n, const REAL *r, const REAL *v, const uint8_t *done,                    \\
                      const uint8_t *cut, const REAL *next, REAL last, REAL gamma, REAL rho_bar,         \\
-                     REAL c_bar, REAL *vs, REAL *pg, REAL *carry) {}
+                     REAL c_bar, REAL lam, REAL *vs, REAL *pg, REAL *carry) {}
     #endif
     RLOX_EXP(rlox_exp_array_f64, double, f64, i64)
     RLOX_EXP(rlox_exp_array_f32, float, f32, i32)
@@ -100,15 +100,15 @@ cdef extern from *:
     static void NAME(ptrdiff_t n, const REAL *__restrict__ r, const REAL *__restrict__ v,               \\
                      const uint8_t *__restrict__ done, const uint8_t *__restrict__ cut,                 \\
                      const REAL *__restrict__ next, const REAL *__restrict__ v_after, REAL gamma,       \\
-                     REAL rho_bar, REAL c_bar, REAL *__restrict__ trace, REAL *__restrict__ vs,         \\
-                     REAL *__restrict__ pg) {                                                           \\
+                     REAL rho_bar, REAL c_bar, REAL lam, REAL *__restrict__ trace,                      \\
+                     REAL *__restrict__ vs, REAL *__restrict__ pg) {                                    \\
         for (ptrdiff_t i = 0; i < n; i++) {                                                             \\
             REAL ratio = pg[i];                                                                         \\
             REAL rho = ratio > rho_bar ? rho_bar : ratio, c = ratio > c_bar ? c_bar : ratio;            \\
             REAL after = cut[i] ? next[i] : v_after[i];                                                 \\
             REAL later = done[i] | cut[i] ? 0 : gamma * trace[i];                                       \\
             REAL delta = rho * (r[i] + gamma * (done[i] ? 0 : after) - v[i]);                           \\
-            REAL x = delta + c * later;                                                                 \\
+            REAL x = delta + lam * c * later;                                                           \\
             trace[i] = x;                                                                               \\
             vs[i] = v[i] + x;                                                                           \\
             pg[i] = delta + rho * later;                                                                \\
@@ -120,24 +120,24 @@ cdef extern from *:
     void rlox_exp_array_f64(Py_ssize_t, const f64*, f64*) noexcept nogil
     void rlox_exp_array_f32(Py_ssize_t, const f32*, f32*) noexcept nogil
     void rlox_vtrace_f64(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*, f64, f64,
-                         f64, f64, f64*, f64*, f64*) noexcept nogil
+                         f64, f64, f64, f64*, f64*, f64*) noexcept nogil
     void rlox_vtrace_f64_cut(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*, f64,
-                             f64, f64, f64, f64*, f64*, f64*) noexcept nogil
+                             f64, f64, f64, f64, f64*, f64*, f64*) noexcept nogil
     void rlox_vtrace_f32(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*, f32, f32,
-                         f32, f32, f32*, f32*, f32*) noexcept nogil
+                         f32, f32, f32, f32*, f32*, f32*) noexcept nogil
     void rlox_vtrace_f32_cut(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*, f32,
-                             f32, f32, f32, f32*, f32*, f32*) noexcept nogil
+                             f32, f32, f32, f32, f32*, f32*, f32*) noexcept nogil
     void rlox_vtrace_row_f64(Py_ssize_t, const f64*, const f64*, const u8*, const u8*, const f64*,
-                             const f64*, f64, f64, f64, f64*, f64*, f64*) noexcept nogil
+                             const f64*, f64, f64, f64, f64, f64*, f64*, f64*) noexcept nogil
     void rlox_vtrace_row_f32(Py_ssize_t, const f32*, const f32*, const u8*, const u8*, const f32*,
-                             const f32*, f32, f32, f32, f32*, f32*, f32*) noexcept nogil
+                             const f32*, f32, f32, f32, f32, f32*, f32*, f32*) noexcept nogil
 
 
 # Cores. `truncated` is NULL where no time limit cuts the data, and `next_values` is not read then.
 
 cdef void trajectory(Py_ssize_t n, const real* log_rhos, const real* rewards, const real* values,
                      const u8* done, const u8* truncated, const real* next_values, real last, real gamma,
-                     real rho_bar, real c_bar, real* vs, real* pg) noexcept nogil:
+                     real rho_bar, real c_bar, real lam, real* vs, real* pg) noexcept nogil:
     cdef Py_ssize_t lanes = RLOX_LANES_F64 if real is f64 else RLOX_LANES_F32
     cdef Py_ssize_t whole = n // lanes * lanes if RLOX_SUFFIX else 0
     cdef Py_ssize_t t
@@ -155,7 +155,7 @@ cdef void trajectory(Py_ssize_t n, const real* log_rhos, const real* rewards, co
         after = 0 if done[t] else next_values[t] if cut else last
         later = 0 if done[t] or cut else gamma * x
         delta = rho * (rewards[t] + gamma * after - values[t])
-        x = delta + c * later
+        x = delta + lam * c * later
         last = values[t]
         vs[t] = x + last
         pg[t] = delta + rho * later
@@ -163,22 +163,22 @@ cdef void trajectory(Py_ssize_t n, const real* log_rhos, const real* rewards, co
         return
     if real is f64:
         if truncated == NULL:
-            rlox_vtrace_f64(whole, rewards, values, done, NULL, NULL, last, gamma, rho_bar, c_bar, vs, pg, &x)
+            rlox_vtrace_f64(whole, rewards, values, done, NULL, NULL, last, gamma, rho_bar, c_bar, lam, vs, pg, &x)
         else:
             rlox_vtrace_f64_cut(whole, rewards, values, done, truncated, next_values, last, gamma, rho_bar,
-                                c_bar, vs, pg, &x)
+                                c_bar, lam, vs, pg, &x)
     else:
         if truncated == NULL:
-            rlox_vtrace_f32(whole, rewards, values, done, NULL, NULL, last, gamma, rho_bar, c_bar, vs, pg, &x)
+            rlox_vtrace_f32(whole, rewards, values, done, NULL, NULL, last, gamma, rho_bar, c_bar, lam, vs, pg, &x)
         else:
             rlox_vtrace_f32_cut(whole, rewards, values, done, truncated, next_values, last, gamma, rho_bar,
-                                c_bar, vs, pg, &x)
+                                c_bar, lam, vs, pg, &x)
 
 
 cdef void sweep(Py_ssize_t n_steps, Py_ssize_t n, const real* log_rhos, const real* rewards,
                 const real* values, const u8* done, const u8* truncated, const real* next_values,
-                const real* last, real gamma, real rho_bar, real c_bar, real* x, real* vs,
-                real* pg) noexcept nogil:
+                const real* last, real gamma, real rho_bar, real c_bar, real lam, real* x,
+                real* vs, real* pg) noexcept nogil:
     """Time-major: rows from the last to the first, each vectorised over its columns."""
     cdef Py_ssize_t t, at
     if real is f64:
@@ -189,35 +189,35 @@ cdef void sweep(Py_ssize_t n_steps, Py_ssize_t n, const real* log_rhos, const re
         at = t * n
         if real is f64:
             rlox_vtrace_row_f64(n, rewards + at, values + at, done + at, truncated + at, next_values + at,
-                                last, gamma, rho_bar, c_bar, x, vs + at, pg + at)
+                                last, gamma, rho_bar, c_bar, lam, x, vs + at, pg + at)
         else:
             rlox_vtrace_row_f32(n, rewards + at, values + at, done + at, truncated + at, next_values + at,
-                                last, gamma, rho_bar, c_bar, x, vs + at, pg + at)
+                                last, gamma, rho_bar, c_bar, lam, x, vs + at, pg + at)
         last = values + at
 
 
 cdef inline void run(bint columns, int type_num, Py_ssize_t length, Py_ssize_t n, const void* log_rhos,
                      const void* rewards, const void* values, const u8* done, const u8* truncated,
-                     const void* next_values, const void* last, f64 gamma, f64 rho_bar, f64 c_bar, void* x,
-                     void* vs, void* pg) noexcept nogil:
+                     const void* next_values, const void* last, f64 gamma, f64 rho_bar, f64 c_bar, f64 lam,
+                     void* x, void* vs, void* pg) noexcept nogil:
     if type_num == cnp.NPY_FLOAT64:
         if columns:
             sweep[f64](length, n, <const f64*>log_rhos, <const f64*>rewards, <const f64*>values, done,
-                       truncated, <const f64*>next_values, <const f64*>last, gamma, rho_bar, c_bar, <f64*>x,
+                       truncated, <const f64*>next_values, <const f64*>last, gamma, rho_bar, c_bar, lam, <f64*>x,
                        <f64*>vs, <f64*>pg)
         else:
             trajectory[f64](length, <const f64*>log_rhos, <const f64*>rewards, <const f64*>values, done,
-                            truncated, <const f64*>next_values, (<const f64*>last)[0], gamma, rho_bar, c_bar,
+                            truncated, <const f64*>next_values, (<const f64*>last)[0], gamma, rho_bar, c_bar, lam,
                             <f64*>vs, <f64*>pg)
     else:
         if columns:
             sweep[f32](length, n, <const f32*>log_rhos, <const f32*>rewards, <const f32*>values, done,
                        truncated, <const f32*>next_values, <const f32*>last, <f32>gamma, <f32>rho_bar,
-                       <f32>c_bar, <f32*>x, <f32*>vs, <f32*>pg)
+                       <f32>c_bar, <f32>lam, <f32*>x, <f32*>vs, <f32*>pg)
         else:
             trajectory[f32](length, <const f32*>log_rhos, <const f32*>rewards, <const f32*>values, done,
                             truncated, <const f32*>next_values, (<const f32*>last)[0], <f32>gamma,
-                            <f32>rho_bar, <f32>c_bar, <f32*>vs, <f32*>pg)
+                            <f32>rho_bar, <f32>c_bar, <f32>lam, <f32*>vs, <f32*>pg)
 
 
 # Wrapper.
@@ -230,7 +230,7 @@ cdef f64 as_bar(object value, str name) except -1:
 
 
 def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho_bar=1.0, c_bar=1.0, *,
-                   truncated=None, next_values=None, out=None):
+                   truncated=None, next_values=None, gae_lambda=1.0, out=None):
     """Estimate V-trace targets and policy-gradient advantages from off-policy data.
 
     Computed in float32 if `log_rhos` is a float32 array, else in float64; other arguments are converted.
@@ -255,6 +255,8 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
         Time limits, 0 or 1: the trace stops, and the step bootstraps from `next_values`.
     next_values
         V of the true next observation; read only where truncated and not done.
+    gae_lambda
+        Decay of the trace in [0, 1]: its coefficients are ``gae_lambda * min(c_bar, ratio)``.
     out
         (vs, pg_advantages) to write into, C-contiguous, sharing no memory with the inputs.
 
@@ -262,13 +264,13 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
     -------
     vs, pg_advantages
         The value targets and ``rho_t (r_t + gamma vs'_t - V_t)``. With log_rhos 0 and no clipping below 1,
-        ``vs - values`` is GAE with lambda 1. NaN in a step's ratio, reward or value reaches that step and
+        ``vs - values`` is GAE with the same gae_lambda. NaN in a step's ratio, reward or value reaches that step and
         the steps before it in its episode.
 
     Raises
     ------
     ValueError
-        Shapes that differ, gamma outside [0, 1], a negative or NaN bar, flags other than 0 and 1, truncated
+        Shapes that differ, gamma or gae_lambda outside [0, 1], a negative or NaN bar, flags other than 0 and 1, truncated
         without next_values, an unusable `out`.
     TypeError
         What cannot be read as numbers.
@@ -285,6 +287,7 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
     cdef f64 gamma_ = as_fraction(gamma, where, "gamma")
     cdef f64 rho_bar_ = as_bar(rho_bar, "rho_bar")
     cdef f64 c_bar_ = as_bar(c_bar, "c_bar")
+    cdef f64 lam_ = as_fraction(gae_lambda, where, "gae_lambda")
     cdef cnp.ndarray l = as_real(log_rhos, type_num, where, "log_rhos")
     cdef int ndim = cnp.PyArray_NDIM(l)
     if ndim != 1 and ndim != 2:
@@ -361,9 +364,10 @@ def compute_vtrace(log_rhos, rewards, values, dones, bootstrap_value, gamma, rho
     cdef void* trace_data = cnp.PyArray_DATA(vs if trace is None else trace)
     if cnp.PyArray_SIZE(l) <= 4096:  # giving up the GIL would cost more than it gains
         run(ndim == 2, type_num, length, n, l_data, r_data, v_data, d_data, cut_data, nexts_data, last_data,
-            gamma_, rho_bar_, c_bar_, trace_data, vs_data, pg_data)
+            gamma_, rho_bar_, c_bar_, lam_, trace_data, vs_data, pg_data)
     else:
         with nogil:
             run(ndim == 2, type_num, length, n, l_data, r_data, v_data, d_data, cut_data, nexts_data,
-                last_data, gamma_, rho_bar_, c_bar_, trace_data, vs_data, pg_data)
+                last_data, gamma_, rho_bar_, c_bar_, lam_, trace_data,
+                vs_data, pg_data)
     return out

@@ -22,6 +22,7 @@ class A2C(OnPolicyAlgorithm):
 
     name = "a2c"
     Config = A2CConfig
+    data_parallel = True
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """One gradient step on the whole rollout; metrics as tensors ()."""
@@ -29,7 +30,7 @@ class A2C(OnPolicyAlgorithm):
 
         c = self.config
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
-        advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
+        advantages = normalized(batch.advantages, self.ranks.total) if c.normalize_advantages else batch.advantages
         loss, metrics = self.compiled(a2c_loss)(
             self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef
         )

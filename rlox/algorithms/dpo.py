@@ -33,6 +33,7 @@ class DPO(LLMAlgorithm):
 
     name = "dpo"
     Config = DPOConfig
+    data_parallel = True
     task = "pairs"
     has_reference = True
     config: DPOConfig

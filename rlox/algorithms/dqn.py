@@ -18,9 +18,9 @@ from rlox.kernels.nn.dqn import METRICS, n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativeQPolicy, q_obstacle
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.modules import load_weights_, weights_of
 from rlox.training.loops import Rounds
 from rlox.training.off_policy import OffPolicyAlgorithm
-from rlox.training.parts import load_weights_, weights_of
 from rlox.training.schedules import interpolated, scheduled
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class DQN(OffPolicyAlgorithm):
 
     name = "dqn"
     Config = DQNConfig
+    data_parallel = True
     actions = ("discrete",)
 
     def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:

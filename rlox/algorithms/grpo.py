@@ -69,6 +69,7 @@ class GRPO(LLMAlgorithm):
 
     name = "grpo"
     Config = GRPOConfig
+    data_parallel = True
     task = "prompts"
     has_reference = True
     config: GRPOConfig
@@ -116,7 +117,7 @@ class GRPO(LLMAlgorithm):
     def batch(self, rows: Encoded, numbers: np.ndarray) -> Groups:
         """Completions of the prompts `numbers`, sampled now, and their rewards."""
         found = self._draw(rows, numbers, self.config.group_size, self.counters.updates, self.settings(), self.seed)
-        self.counters.ended(found.rewards, found.sequences.n_scored)
+        self.counters.ended(self.ranks.all_rows(found.rewards), self.ranks.all_rows(found.sequences.n_scored))
         return found
 
     def _draw(self, rows: Encoded, numbers: np.ndarray, n: int, step: int, settings: Settings, seed: int) -> Groups:
@@ -141,6 +142,7 @@ class GRPO(LLMAlgorithm):
                 self.config.max_turns,
                 self.environment,
                 lambda contexts, keys, turn, limits: self.complete(contexts, keys, 1, turn, limits, seed),
+                self._context(),
             )
             rewards, written = drawn.rewards, drawn.written
         named: dict[str, np.ndarray] = {}
@@ -190,7 +192,8 @@ class GRPO(LLMAlgorithm):
         """`n_epochs` passes over completions, in `n_minibatches` optimiser steps each; metrics as tensors ()."""
         c, whole, n_steps = self.config, batch.sequences, self.config.n_epochs * self.config.n_minibatches
         self.follow_schedule()
-        advantages = group_advantages(batch.rewards, c.group_size, c.scale_rewards, c.baseline)
+        rewards = self.ranks.all_rows(batch.rewards)
+        advantages = self.ranks.mine(group_advantages(rewards, c.group_size, c.scale_rewards, c.baseline))
         advantages = torch.from_numpy(advantages).float().to(self.device)
         sampled = torch.from_numpy(batch.sampler_log_probs).to(self.device)
         # With a single step the policy is still the one that sampled, and the first pass itself says so.
@@ -203,6 +206,9 @@ class GRPO(LLMAlgorithm):
             sequences, tokens = whole.take(learned)
             owner = sequences.owner.to(self.device)
             weights = token_weights(c.loss_type, owner, len(rows), c.max_new_tokens)
+            if c.loss_type == "dapo" and self.ranks.joined:
+                # The mean over the tokens of all ranks, whose gradients are averaged.
+                weights = weights * (len(owner) / self.ranks.mean(torch.tensor(float(len(owner)))).clamp(min=1.0))
             metrics: dict[str, torch.Tensor] = {}
             pieces = in_parts(len(learned), c.accumulation)
             for piece in pieces:
@@ -237,7 +243,7 @@ class GRPO(LLMAlgorithm):
                 sums = {name: value.detach().sum() / n_tokens for name, value in found.items()}
                 for name, value in {"loss": loss.detach(), **sums}.items():
                     metrics[name] = metrics.get(name, torch.zeros((), device=self.device)) + value
-            if metrics:
+            if self.ranks.any(bool(metrics)):
                 history.append({**metrics, "grad_norm": self.optimizer.step_accumulated(c.max_grad_norm)})
         self.follow_reference()
         return {

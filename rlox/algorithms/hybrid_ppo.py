@@ -27,10 +27,16 @@ class _Ahead:
 
     def collect(self, policy: Any, n_steps: int) -> RolloutBatch:
         self.collector.sync_weights(policy.net.parameters)
-        found = self.collector.recv()
+        found: dict[str, Any] = self.collector.recv()
         found["obs"] = found.pop("observations")
         self.rng.set_state(self.collector.reached()[0])
         return RolloutBatch(**found)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def lines(self) -> list[str]:
+        return []
 
     def state(self) -> dict[str, np.ndarray] | None:
         # The thread is one rollout ahead. What it collects then is not learned from yet, and is collected again.

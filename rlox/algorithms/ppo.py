@@ -23,6 +23,7 @@ class PPO(OnPolicyAlgorithm):
 
     name = "ppo"
     Config = PPOConfig
+    data_parallel = True
 
     def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
         """`n_epochs` passes over the rollout in minibatches; means over all minibatches, as tensors ()."""
@@ -39,12 +40,12 @@ class PPO(OnPolicyAlgorithm):
 
         history: list[dict[str, torch.Tensor]] = []
         for _ in range(c.n_epochs):
-            for mb in batch.sample_minibatches(c.batch_size, rng=self.rng):
-                advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
+            for mb in batch.sample_minibatches(c.batch_size // self.ranks.size, rng=self.rng):
+                advantages = normalized(mb.advantages, self.ranks.total) if c.normalize_advantages else mb.advantages
                 loss, metrics = compute(
                     loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
                 )
-                if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
+                if c.target_kl is not None and history and self.ranks.mean(metrics["approx_kl"]) > 1.5 * c.target_kl:
                     break
                 metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
                 history.append(metrics)

@@ -45,6 +45,7 @@ class SAC(OffPolicyAlgorithm):
 
     name = "sac"
     Config = SACConfig
+    data_parallel = True
     actions = ("continuous",)
     Policy = SquashedGaussianPolicy
     outputs = "means and log standard deviations"
@@ -64,7 +65,7 @@ class SAC(OffPolicyAlgorithm):
             self.keep("alpha_optimizer", self.alpha_optimizer, switch="auto_entropy")
             self.keep("temperature", nn.ParameterDict({"log_alpha": self.log_alpha}), switch="auto_entropy")
         if c.exploration_noise > 0:
-            self.collector.action_noise = make_action_noise(self, self.n_envs)
+            self.collector.action_noise = make_action_noise(self, self.collector.n_envs)
         if self.native is not None:
             self.use_kernel(NativeSAC, policy=self.optimizer.flat, critics=self.critic_optimizer.flat,
                             target=self.target_block, log_alpha=self.log_alpha.data.view(1))  # fmt: skip

@@ -26,6 +26,7 @@ class SFT(LLMAlgorithm):
 
     name = "sft"
     Config = SFTConfig
+    data_parallel = True
     task = "texts"
     config: SFTConfig
 
@@ -36,7 +37,8 @@ class SFT(LLMAlgorithm):
     def update(self, batch: Sequences) -> dict[str, torch.Tensor]:
         """One step of the optimiser; metrics as tensors ()."""
         self.follow_schedule()
-        total = max(int(batch.n_scored.sum()), 1)
+        # Of a rank the mean over all ranks, whose gradients are averaged.
+        total = max(float(self.ranks.mean(torch.tensor(float(batch.n_scored.sum())))), 1.0)
         loss, entropy, right = torch.zeros(3, device=self.device).unbind()
         for rows in in_parts(len(batch), self.config.accumulation):
             part, _ = batch.take(rows)

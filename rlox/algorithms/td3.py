@@ -47,6 +47,7 @@ class TD3(OffPolicyAlgorithm):
 
     name = "td3"
     Config = TD3Config
+    data_parallel = True
     actions = ("continuous",)
     Policy = DeterministicPolicy
     outputs = "one number for each component of an action"
@@ -60,7 +61,7 @@ class TD3(OffPolicyAlgorithm):
         self.optimizer = self.adam("policy", self.policy.parameters())
         self.critic_optimizer = self.keep("critic_optimizer", self.adam("critics", self.critics.parameters()))
         if c.noise_correlation > 0:
-            self.collector.action_noise = make_action_noise(self, self.n_envs)
+            self.collector.action_noise = make_action_noise(self, self.collector.n_envs)
         else:
             self.policy.noise_std = c.exploration_noise
         if self.native is not None:

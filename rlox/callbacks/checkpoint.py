@@ -37,6 +37,7 @@ class CheckpointCallback(Callback):
 
     Training waits for a copy to be made; a thread writes it while training goes on, and ``on_checkpoint`` is called
     when it is safely on disk. A `last` that is due while the one before is still being written comes right after it.
+    Of a data-parallel training the first one is written before its first step.
 
     Parameters
     ----------
@@ -96,6 +97,8 @@ class CheckpointCallback(Callback):
         self._copies.clear()
         if self._saved_step is None:
             self._saved_step = _algorithm(self, algorithm).counters.steps
+        if getattr(getattr(algorithm, "ranks", None), "joined", False):
+            self.save_last(algorithm)  # where a rank is killed, the others have something to go on from
 
     def on_step(self, *, algorithm=None, **info: Any) -> bool:
         algorithm = _algorithm(self, algorithm, **info)

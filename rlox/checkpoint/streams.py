@@ -17,3 +17,4 @@ class Stream(IntEnum):
     REPLAY = 6  # which transitions each update sees, and the noise on the actions it considers
     PROMPTS = 7  # which rows each update of a language model sees
     COMPLETIONS = 8  # the tokens of its completions
+    ACTORS = 9  # seeds of the actors of a distributed training

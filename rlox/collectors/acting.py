@@ -106,7 +106,50 @@ class ModuleRollout:
     def judge(
         self, seen: np.ndarray | FrameStacks, actions: np.ndarray, after: np.ndarray
     ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
-        """Log-probabilities of the B actions and values of the B observations, and values of those that came `after`.
+        """What `ModuleJudge` says; the log-probabilities of a user's module are those it acted with."""
+        judge = ModuleJudge(self.policy, self.device)
+        if self._noise is None:
+            return judge(seen, actions, after, torch.stack(self._log_probs).reshape(-1).clone())
+        return judge(seen, actions, after)
+
+    @torch.no_grad()
+    def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Log-probabilities (B,) f32 of the B actions that were taken on the observations `seen`."""
+        if self._noise is None:
+            return torch.stack(self._log_probs).reshape(-1).cpu().numpy()
+        judge = ModuleJudge(self.policy, self.device)
+        return judge.log_probs(self.place(seen), self.place(actions)).cpu().numpy()
+
+
+class ModuleJudge:
+    """What a module says of a rollout that it, or an earlier version of it, has taken.
+
+    Parameters
+    ----------
+    policy : nn.Module
+        With the three methods that `rlox.nn.policies` names.
+    device : str
+        Where it lives and the columns go.
+    """
+
+    def __init__(self, policy: nn.Module, device: str):
+        self.policy = policy
+        self.device = device
+
+    def place(self, column: np.ndarray) -> torch.Tensor:
+        """A column of the batch where the learner wants it."""
+        return torch.from_numpy(column).to(self.device)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        seen: np.ndarray | FrameStacks,
+        actions: np.ndarray,
+        after: np.ndarray,
+        log_probs: torch.Tensor | None = None,
+    ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
+        """Log-probabilities of the B actions, where they are not given, and values of the B observations, and values of
+        those that came `after`.
 
         Returns
         -------
@@ -115,16 +158,21 @@ class ModuleRollout:
         after_values : array
             f32, one for each row of `after`.
         """
-        policy, n_seen = self.policy, len(seen)
+        n_seen = len(seen)
         obs = self.place(seen) if isinstance(seen, np.ndarray) else seen
         taken, reached = self.place(actions), self.place(after)
         # One pass over vectors; images are not copied together.
-        image = obs.dim() > 2
-        blocks, chunk = ([obs, reached], _IMAGE_CHUNK) if image else ([torch.cat([obs, reached])], _CHUNK)
-        values = torch.cat([policy.get_value(part).reshape(-1) for rows in blocks for part in rows.split(chunk)])
-        if self._noise is not None:
-            pairs = zip(obs.split(chunk), taken.split(chunk), strict=True)
-            log_probs = torch.cat([policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
-        else:
-            log_probs = torch.stack(self._log_probs).reshape(-1).clone()
+        blocks = [obs, reached] if obs.dim() > 2 else [torch.cat([obs, reached])]
+        parts = (part for rows in blocks for part in rows.split(_chunk(obs)))
+        values = torch.cat([self.policy.get_value(part).reshape(-1) for part in parts])
+        log_probs = self.log_probs(obs, taken) if log_probs is None else log_probs
         return obs, taken, log_probs, values[:n_seen], values[n_seen:].cpu().numpy()
+
+    def log_probs(self, obs: torch.Tensor | FrameStacks, actions: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities (B,) of B actions."""
+        pairs = zip(obs.split(_chunk(obs)), actions.split(_chunk(obs)), strict=True)
+        return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
+
+
+def _chunk(obs: torch.Tensor | FrameStacks) -> int:
+    return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
+from rlox.config import RemoteConfig
 from rlox.envs import env_name, make_vec_env, spec_of
 from rlox.envs.failures import Diverged, note_cause
 from rlox.kernels.rng import Rng
@@ -66,10 +68,21 @@ class _FrameStore:
         return FrameStacks(frames, torch.from_numpy(self._index[:-1].reshape(-1, self._k)).to(device))
 
 
-class _Collector:
-    """The environments of a collector, and what both kinds do with them."""
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+class Collector:
+    """The environments of a collector, and what all kinds do with them.
+
+    Attributes
+    ----------
+    notify : callable
+        Given a sentence when a part of what gathers experience is lost, or back; by default a `RuntimeWarning`.
+    """
 
     _where: ClassVar[str]  # the name that starts error messages
+    noise_axis: ClassVar[int] = 0  # of what actions are drawn by, the axis with a place for each environment
 
     def __init__(
         self,
@@ -82,8 +95,9 @@ class _Collector:
         env_wrappers: Sequence[Any],
         env_workers: int,
         env_backend: str,
+        remote: RemoteConfig | None = None,
     ):
-        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend)
+        self.env = make_vec_env(env_id, n_envs, seed, env_kwargs, env_wrappers, env_workers, env_backend, remote)
         self.spec = spec_of(self.env)
         self.n_envs = n_envs
         self.reward_fn = as_reward_fn(reward_fn, self.spec, self._where)
@@ -93,6 +107,7 @@ class _Collector:
         # (N, *obs_shape), where the next step starts, as the environment says it; None before the first.
         self._raw: Any = None
         self._lost: str | None = None  # why a checkpoint's episodes did not go on here, though such ones can
+        self.notify: Callable[[str], None] = _warn
         self.env_steps = 0  # over all environments together; a training sets it to its own count
 
     def _shaped(self, obs: np.ndarray, actions: np.ndarray, raw: np.ndarray) -> np.ndarray:
@@ -208,6 +223,14 @@ class _Collector:
             return None
         episodes = "a fresh episode" if self.n_envs == 1 else "fresh episodes"
         return f"{self._name} cannot be restored ({reason}): it starts with {episodes}, everything else is exact"
+
+    def lines(self) -> list[str]:
+        """For a live view, a line for each part that gathers experience by itself."""
+        return []
+
+    def metrics(self) -> dict[str, float]:
+        """What is to be logged of the last collection, beside the batch's own numbers."""
+        return {}
 
     def close(self) -> None:
         """End foreign environments and their worker processes; native ones hold nothing."""

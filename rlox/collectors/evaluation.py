@@ -14,9 +14,9 @@ import numpy as np
 from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
-from rlox.envs.adapters import SpaceAdapter, checked_actions
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_fresh_gym_env
+from rlox.envs.spec import SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.native import NativeActor

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.collectors.base import _Collector
+from rlox.collectors.base import Collector
 from rlox.collectors.exploration import ActionNoise
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.config import RemoteConfig
 from rlox.kernels.reward import NativeReward
 from rlox.kernels.stats import all_finite
 from rlox.native import NativeActor
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from rlox.nn.policies import Actor
 
 
-class ReplayCollector(_Collector):
+class ReplayCollector(Collector):
     """Steps N environments with a policy and keeps every transition in a replay memory.
 
     Parameters
     ----------
-    env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend
+    env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
         As `RolloutCollector` takes them.
     """
 
@@ -43,8 +44,11 @@ class ReplayCollector(_Collector):
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
         env_backend: str = "auto",
+        remote: RemoteConfig | None = None,
     ):
-        super().__init__(env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend)
+        super().__init__(
+            env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
+        )
         n, spec = n_envs, self.spec
         self._out = {
             "obs": np.empty((n, *spec.obs_shape), spec.obs_dtype),

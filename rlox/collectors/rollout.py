@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlox.collectors.base import _LARGEST, _Collector, _FrameStore
+from rlox.collectors.base import _LARGEST, Collector, _FrameStore
 from rlox.collectors.rewards import RewardFn
 from rlox.collectors.vec_normalize import VecNormalize
+from rlox.config import RemoteConfig
 from rlox.envs.failures import failure_of
 from rlox.kernels.advantage.gae import compute_gae_batched_f32
 from rlox.kernels.reward import NativeReward
@@ -41,12 +43,48 @@ class _NativeRollout:
     def place(self, column: np.ndarray) -> np.ndarray:
         return column
 
+    def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return self.policy.net.log_probs(seen, actions)[0]
+
     def judge(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
         net = self.policy.net
         return seen, actions, *net.log_probs(seen, actions), net.values(after)
 
 
-class RolloutCollector(_Collector):
+@dataclass(frozen=True)
+class Steps:
+    """T steps in N environments, and what took their actions; observations and rewards as they are learned from."""
+
+    acting: ModuleRollout | _NativeRollout
+    obs: np.ndarray  # (T + 1, N, *obs_shape); with `frames`, row t is t % 2
+    frames: _FrameStore | None  # of stacked images, where they are kept by their frames
+    actions: np.ndarray  # (T, N, *action_shape), as sampled
+    rewards: np.ndarray  # (T, N) f32
+    terminated: np.ndarray  # (T, N) bool
+    truncated: np.ndarray  # (T, N) bool
+    limits: np.ndarray  # (K, 2) int64: step and environment of each truncation
+    reached: np.ndarray  # (K, *obs_shape): what it truly led to
+    episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
+    episode_lengths: np.ndarray  # (E,) int64
+
+    @property
+    def last(self) -> np.ndarray:
+        """(N, *obs_shape): where the next step starts."""
+        return self.obs[len(self.rewards) % len(self.obs)]
+
+    @property
+    def flat_actions(self) -> np.ndarray:
+        """(T * N, *action_shape)."""
+        return self.actions.reshape(-1, *self.actions.shape[2:])
+
+    def seen(self, device: str) -> Any:
+        """The T * N observations that were acted on: an array, or `rlox.nn.batch.FrameStacks`."""
+        if self.frames is not None:
+            return self.frames.rows(device)
+        return self.obs[:-1].reshape(-1, *self.obs.shape[2:])
+
+
+class RolloutCollector(Collector):
     """Steps N environments with a policy and returns whole rollouts with their advantages.
 
     Parameters
@@ -72,11 +110,13 @@ class RolloutCollector(_Collector):
         Where the policy lives and the batches go.
     normalizer : VecNormalize, optional
         Normalises observations and (after `reward_fn`) rewards, and learns its statistics on the way.
-    env_wrappers, env_workers, env_backend
-        gymnasium wrappers, worker processes and what implements the environments (see `rlox.envs.make_vec_env`).
+    env_wrappers, env_workers, env_backend, remote
+        gymnasium wrappers, worker processes, what implements the environments, and workers on other machines (see
+        `rlox.envs.make_vec_env`).
     """
 
     _where = "RolloutCollector.collect"
+    noise_axis = 1  # a whole rollout's is drawn at once
 
     def __init__(
         self,
@@ -92,8 +132,11 @@ class RolloutCollector(_Collector):
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
         env_backend: str = "auto",
+        remote: RemoteConfig | None = None,
     ):
-        super().__init__(env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend)
+        super().__init__(
+            env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
+        )
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.normalizer = normalizer
@@ -119,11 +162,50 @@ class RolloutCollector(_Collector):
         ValueError
             If the policy's actions do not fit the environment, or `reward_fn` returns another shape.
         """
+        steps = self.gather(policy, n_steps)
+        n, cut = self.n_envs, len(steps.limits) > 0
+        after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
+        seen = steps.seen(self.device)
+        seen, actions, log_probs, values, after_values = steps.acting.judge(seen, steps.flat_actions, after)
+        next_values = np.zeros((n_steps, n), np.float32)
+        if cut:
+            next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
+        values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+        advantages, returns = compute_gae_batched_f32(
+            steps.rewards,
+            values_np.reshape(n_steps, n),
+            steps.terminated,
+            after_values[:n],
+            n_steps,
+            self.gamma,
+            self.gae_lambda,
+            truncated=steps.truncated,
+            next_values=next_values,
+        )
+        place = steps.acting.place
+        return RolloutBatch(
+            obs=seen,
+            actions=actions,
+            log_probs=log_probs,
+            values=values,
+            advantages=place(advantages.reshape(-1)),
+            returns=place(returns.reshape(-1)),
+            rewards=place(steps.rewards.reshape(-1)),
+            episode_returns=steps.episode_returns,
+            episode_lengths=steps.episode_lengths,
+            dones=place((steps.terminated | steps.truncated).reshape(-1)),
+        )
+
+    def gather(self, policy: nn.Module | NativePolicy, n_steps: int, whole: bool = False) -> Steps:
+        """`collect` without what a critic says of it; raises what that raises.
+
+        `whole`: stacked images are kept as they are, not by their frames.
+        """
         if n_steps < 1:
             raise ValueError(f"RolloutCollector.collect: n_steps must be >= 1, got {n_steps}")
         n, spec, normalizer = self.n_envs, self.spec, self.normalizer
         native = isinstance(policy, NativePolicy)
-        stacked = spec.n_stacked > 1
+        stacked = spec.n_stacked > 1 and not whole
         # Of stacked images only this step's and the next one's are held whole; row t is `t % kept`.
         kept = 2 if stacked else n_steps + 1
         try:
@@ -171,39 +253,19 @@ class RolloutCollector(_Collector):
         rewards_f32 = rewards.astype(np.float32)
         self._require_finite(obs, limits, reached, rewards_f32)
         self.env_steps += n_steps * n
-        last = obs[n_steps % kept]
-        seen = obs[:n_steps].reshape(-1, *spec.obs_shape) if frames is None else frames.rows(self.device)
-        flat_actions = actions.reshape(-1, *spec.action_shape)
-        cut = len(limits) > 0
-        columns = acting.judge(seen, flat_actions, np.concatenate([last, reached]) if cut else last)
-        seen, flat_actions, log_probs, values, after_values = columns
-        next_values = np.zeros((n_steps, n), np.float32)
-        if cut:
-            next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
-        values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
-        advantages, returns = compute_gae_batched_f32(
-            rewards_f32,
-            values_np.reshape(n_steps, n),
-            terminated,
-            after_values[:n],
-            n_steps,
-            self.gamma,
-            self.gae_lambda,
-            truncated=truncated,
-            next_values=next_values,
-        )
         ended = terminated | truncated
-        return RolloutBatch(
-            obs=seen,
-            actions=flat_actions,
-            log_probs=log_probs,
-            values=values,
-            advantages=acting.place(advantages.reshape(-1)),
-            returns=acting.place(returns.reshape(-1)),
-            rewards=acting.place(rewards_f32.reshape(-1)),
-            episode_returns=episode_return[ended],
-            episode_lengths=episode_length[ended],
-            dones=acting.place(ended.reshape(-1)),
+        return Steps(
+            acting,
+            obs,
+            frames,
+            actions,
+            rewards_f32,
+            terminated,
+            truncated,
+            limits,
+            reached,
+            episode_return[ended],
+            episode_length[ended],
         )
 
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+MOMENTS = ("mean", "var", "count")  # of moments
+
 
 class RunningMoments:
     """Mean and variance of a stream of vectors, merged batch by batch (Chan et al. 1979); float64.
@@ -27,15 +29,25 @@ class RunningMoments:
 
     def update(self, batch: np.ndarray) -> None:
         """Take in a batch (B, *shape)."""
-        n = len(batch)
-        mean = batch.mean(0, dtype=np.float64)
-        var = batch.var(0, dtype=np.float64)
+        self.merge(batch.mean(0, dtype=np.float64), batch.var(0, dtype=np.float64), len(batch))
+
+    def merge(self, mean: np.ndarray, var: np.ndarray, n: float) -> None:
+        """Take in `n` samples of this mean and (biased) variance."""
         total = self.count + n
         delta = mean - self.mean
         self.mean = self.mean + delta * (n / total)
         squares = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         self.var = squares / total
         self.count = total
+
+    def since(self, mean: np.ndarray, var: np.ndarray, count: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Mean, variance and number of the samples that came after its moments were these."""
+        n = self.count - count
+        if n <= 0:
+            return np.zeros_like(self.mean), np.zeros_like(self.var), 0.0
+        later = mean + (self.mean - mean) * (self.count / n)
+        squares = self.var * self.count - var * count - (later - mean) ** 2 * (count * n / self.count)
+        return later, np.maximum(squares / n, 0.0), n
 
 
 class VecNormalize:
@@ -98,10 +110,29 @@ class VecNormalize:
         scaled = rewards / np.sqrt(self.return_moments.var + self.EPSILON)
         return np.clip(scaled, -self.clip_rewards, self.clip_rewards)
 
+    def since(self, before: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The moments of what came after `state` returned `before`; `merge` adds them to another's."""
+        found = {}
+        for name, moments in self._moments():
+            mean, var, count = (before[f"{name}_{part}"] for part in MOMENTS)
+            parts = moments.since(mean, var, float(count))
+            found.update({f"{name}_{part}": np.array(value) for part, value in zip(MOMENTS, parts, strict=True)})
+        return found
+
+    def merge(self, moments: dict[str, np.ndarray]) -> None:
+        """Add what `since` returned, there or elsewhere."""
+        for name, own in self._moments():
+            mean, var, count = (moments[f"{name}_{part}"] for part in MOMENTS)
+            if count > 0:
+                own.merge(mean, var, float(count))
+
+    def _moments(self) -> tuple[tuple[str, RunningMoments], ...]:
+        return ("obs", self.obs_moments), ("return", self.return_moments)
+
     def state(self) -> dict[str, np.ndarray]:
         """All statistics, copies; f64."""
         found = {"returns": self.returns.copy()}
-        for name, moments in (("obs", self.obs_moments), ("return", self.return_moments)):
+        for name, moments in self._moments():
             found[f"{name}_mean"] = np.array(moments.mean)
             found[f"{name}_var"] = np.array(moments.var)
             found[f"{name}_count"] = np.array(moments.count)
@@ -122,7 +153,7 @@ class VecNormalize:
                 raise ValueError(
                     f"VecNormalize.set_state: {name} must have shape {shape}, got {got}; the environment differs"
                 )
-        for name, moments in (("obs", self.obs_moments), ("return", self.return_moments)):
+        for name, moments in self._moments():
             moments.mean = state[f"{name}_mean"].copy()
             moments.var = state[f"{name}_var"].copy()
             moments.count = float(state[f"{name}_count"])

@@ -8,7 +8,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlox.config.actor_learner import RayConfig
 from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, SAMPLERS, WANDB_MODES, Config, _is_finite, is_below
+from rlox.config.remote import RemoteConfig
+
+DISTRIBUTED = ("ddp",)
+ON_FAILURE = ("stop", "wait")  # what a run does whose sampler is lost
 
 
 @dataclass
@@ -169,18 +174,19 @@ class RunConfig(Config):
     device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
     backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
+    distributed: str | None = None  # ddp: the processes that torchrun started train together; null: this one alone
+    distributed_timeout_s: float = 300.0  # seconds that a rank waits for the others in a step all take together
     compile: bool = False  # PyTorch compiles the losses: pays on a GPU, costs some ten seconds at the first update
     model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)
     tokenizer: str | None = None  # language models: another tokenizer, by folder or name; null: the model's own
     reward: Any = None  # language models: module:FUNCTION (with --import), a reward model's run, a URL; or a list
     reward_weights: list[float] | None = None  # one for each reward; null: 1
     conversation: str | None = None  # GRPO: module:FUNCTION that makes what answers the model, for several turns
-    sampler: str | None = (
-        None  # what samples for a language model: vllm, vllm-local, sglang, tgi; null: the model itself
-    )
+    sampler: str | None = None  # language models: who samples: vllm, vllm-local, sglang, tgi; null: the model itself
     sampler_url: str | None = None  # the sampler's server, such as http://127.0.0.1:8000; its token: RLOX_SAMPLER_TOKEN
     sampler_folder: str | None = None  # where the server reads new weights, by the same path; null: a temporary folder
     sampler_tolerance: float | None = None  # gap of log-probabilities that stops the run; null: 1e-3, in bfloat16 0.1
+    sampler_on_failure: str = "stop"  # when the server is lost: stop with a checkpoint, or wait 10 minutes for it
     algo: Any = None  # the algorithm's hyper-parameters
     env: EnvConfig = field(default_factory=EnvConfig)  # the environment
     buffer: Any = None  # the replay memory of an off-policy algorithm; null for the others
@@ -188,6 +194,8 @@ class RunConfig(Config):
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluation during training
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when checkpoints are written
     logger: LoggerConfig = field(default_factory=LoggerConfig)  # where metrics are mirrored to
+    remote: RemoteConfig = field(default_factory=RemoteConfig)  # workers on other machines that play the environments
+    ray: RayConfig = field(default_factory=RayConfig)  # where actors on Ray run; for algo.actors=ray
     reference: dict[str, Any] | None = None  # the score tuned settings must reach; set by conf/tuned, informs only
 
     def rules(self):
@@ -212,9 +220,19 @@ class RunConfig(Config):
         yield "sampler_folder", self.sampler_folder is None or bool(self.sampler_folder), "not be empty"
         gap = self.sampler_tolerance
         yield "sampler_tolerance", gap is None or 0 < gap < math.inf, "be > 0 and finite, or null"
+        known = self.sampler_on_failure in ON_FAILURE
+        yield "sampler_on_failure", known, f"be one of {', '.join(ON_FAILURE)}"
         yield "device", self.device in DEVICES, f"be one of {', '.join(DEVICES)}"
         yield "backend", self.backend in BACKENDS, f"be one of {', '.join(BACKENDS)}"
         yield "threads", self.threads >= 0, "be >= 0"
+        known = self.distributed in (None, *DISTRIBUTED)
+        yield "distributed", known, f"be {' or '.join(DISTRIBUTED)}, or null"
+        away = bool(self.remote.addresses)
+        yield "remote", not (away and self.env.workers), "have no addresses beside env.workers; a worker takes those"
+        yield "remote", not (away and self.env.backend != "auto"), "have no addresses beside env.backend"
+        few = len(self.remote.addresses) <= self.env.n_envs
+        yield "remote", few, f"have at most env.n_envs ({self.env.n_envs}) addresses"
+        yield "distributed_timeout_s", 0 < self.distributed_timeout_s < math.inf, "be > 0 and finite"
 
     @property
     def max_seconds(self) -> int | None:

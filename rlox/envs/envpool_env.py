@@ -9,10 +9,9 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.config import nearest
-from rlox.envs.adapters import SpaceAdapter
 from rlox.envs.gym_vec_env import ForeignVecEnv, GymVecEnv
 from rlox.envs.registry import is_native
-from rlox.envs.spec import spec_of
+from rlox.envs.spec import SpaceAdapter, spec_of
 from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.rng import Rng
 

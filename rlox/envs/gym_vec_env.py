@@ -11,11 +11,10 @@ import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.envs import state as env_state
-from rlox.envs.adapters import SpaceAdapter, checked_actions
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import env_name
-from rlox.envs.spec import EnvSpec
+from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 
 
@@ -209,6 +208,8 @@ class ForeignVecEnv:
 
     spec: EnvSpec
     why_not: str | None
+    # Of the ranks of a data-parallel training: this one's first copy, and how many all have (0: only these).
+    first = n_joint = 0
     _stacks: list[list[str]]
     # What each kind does itself; the two for states where `why_not` is None.
     _reset: Callable[[list[int | None], np.ndarray], None]
@@ -273,7 +274,15 @@ class ForeignVecEnv:
             self._seed = seed
         seeds: list[int | None] = [None] * self.n_envs
         if seed is not None or not self._started:
-            seeds = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs).tolist()
+            joint = Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_joint or self.n_envs).tolist()
+            seeds = joint[self.first : self.first + self.n_envs]
+        return self.reset_each(seeds)
+
+    def reset_each(self, seeds: list[int | None]) -> np.ndarray:
+        """Start a new episode everywhere, each copy with a seed of its own; None goes on with what it draws from.
+
+        Returns what `reset_all` does.
+        """
         obs: np.ndarray = np.empty((self.n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
         self._at_rest = False
         self._reset(seeds, obs)

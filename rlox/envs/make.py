@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlox.config import ENV_BACKENDS, integer, nearest
-from rlox.envs.registry import is_native
+from rlox.config.remote import RemoteConfig
+from rlox.envs.registry import env_name, is_native
 
 
 def make_vec_env(
@@ -17,6 +18,7 @@ def make_vec_env(
     wrappers: Sequence[Any] = (),
     workers: int = 0,
     backend: str = "auto",
+    remote: RemoteConfig | None = None,
 ):
     """N environments behind ``reset_all`` and ``step_all(actions, out=None)``, whatever implements them.
 
@@ -37,10 +39,13 @@ def make_vec_env(
     backend : str
         ``gymnasium``, ``envpool`` (see `rlox.envs.envpool_env`), or ``auto``: native where there is one, else
         gymnasium.
+    remote : RemoteConfig, optional
+        Where it has addresses, workers on other machines play the environments (see `rlox.envs.remote.RemoteEnvPool`);
+        `env` is an id then, and they must serve it with the same `kwargs` and `wrappers`.
 
     Returns
     -------
-    VecEnv, GymVecEnv, ParallelGymVecEnv or EnvPoolVecEnv
+    VecEnv, GymVecEnv, ParallelGymVecEnv, EnvPoolVecEnv or RemoteEnvPool
         With ``auto`` the native one where `env` is a native id and comes without arguments, wrappers and
         workers. A seed gives the same trajectories with and without workers.
 
@@ -59,6 +64,15 @@ def make_vec_env(
             f"make_vec_env: backend must be one of {', '.join(ENV_BACKENDS)}, got {backend!r}; "
             f"{nearest(str(backend), ENV_BACKENDS)}"
         )
+    if remote is not None and remote.addresses:
+        if not isinstance(env, str) or workers or backend != "auto":
+            raise ValueError(
+                "make_vec_env: env must be an id, workers 0 and backend auto with remote.addresses, since it is the "
+                f"workers that make the environments, got {env_name(env)}, {workers} and {backend}"
+            )
+        from rlox.envs.remote.pool import RemoteEnvPool
+
+        return RemoteEnvPool(None, env, n_envs, seed, remote, kwargs, wrappers)
     if backend == "envpool":
         if wrappers or workers:
             raise ValueError(

@@ -108,11 +108,13 @@ class ParallelGymVecEnv(ForeignVecEnv):
         self._unsettled = False  # whether replies may be outstanding, because an exception came before they were read
         # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
         self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _stop, self._workers, self._owner, _CLOSE_WITHIN)
+        self._finalizer = weakref.finalize(self, stop_children, self._workers, self._owner, _CLOSE_WITHIN)
         try:
-            with _nameless_file() as memory:
+            with nameless_file() as memory:
                 for index, (rows, order) in enumerate(orders):
-                    self._workers.append(_start(index, rows, memory))
+                    process, sock = start_child("rlox.envs.parallel_env", "_work", memory)
+                    sock.settimeout(_ALIVE_EVERY)
+                    self._workers.append(_Worker(index, rows, process, sock))
                     _send(self._workers[-1].sock, order)
                 specs, reasons, stacks = zip(*[self._hello(worker) for worker in self._workers], strict=True)
                 self.spec = specs[0]
@@ -176,7 +178,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
 
     def _exchange(self, command: bytes, reply: bytes, frames: Sequence[bytes] | None = None) -> list[Any]:
         for worker in self._workers:
-            data = command if frames is None else command + _framed(frames[worker.index])
+            data = command if frames is None else command + framed(frames[worker.index])
             try:
                 worker.sock.sendall(data)
             except (BrokenPipeError, ConnectionResetError):
@@ -255,7 +257,7 @@ class ParallelGymVecEnv(ForeignVecEnv):
     def _stop_after_failure(self) -> None:
         self._at_rest = False
         if self._finalizer.detach() is not None:
-            _stop(self._workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
+            stop_children(self._workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
 
 
 def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, bytes]]:
@@ -269,9 +271,7 @@ def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, byte
     registered = None
     if isinstance(env_id, str):
         env_id = foreign_id(env_id)
-    if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
-        # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
-        registered = sys.modules["gymnasium"].registry.get(env_id)
+        registered = registered_spec(env_id)
     ends = [n_envs * i // workers for i in range(workers + 1)]
     try:
         # What they name can be unpickled once the modules are imported.
@@ -287,17 +287,28 @@ def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, byte
         ) from e
 
 
-def _nameless_file():
+def registered_spec(env_id: str) -> Any:
+    """What gymnasium's registry has of an id, which a fresh interpreter may not know; None for what it knows itself."""
+    # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
+    if "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
+        return sys.modules["gymnasium"].registry.get(env_id)
+    return None
+
+
+def nameless_file():
+    """A file in memory, where the system has that, which no other process can open."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("rlox"), "r+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 
-def _start(index: int, rows: slice, memory: Any) -> _Worker:
+def start_child(module: str, function: str, memory: Any) -> tuple[subprocess.Popen, socket.socket]:
+    """Start a plain interpreter that calls ``module.function(socket, memory, parent)``, two file descriptors and the
+    process to `watch_parent`; returns it, and the other end of the socket."""
     ours, theirs = socket.socketpair()
     program = (
-        f"import sys; sys.path[:] = {sys.path!r}; from rlox.envs.parallel_env import _work; "
-        f"_work({theirs.fileno()}, {memory.fileno()}, {os.getpid()})"
+        f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; "
+        f"{function}({theirs.fileno()}, {memory.fileno()}, {os.getpid()})"
     )
     # Blocked signals stay blocked across exec: Ctrl-C cannot hit a worker that has not yet chosen to ignore it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -311,11 +322,12 @@ def _start(index: int, rows: slice, memory: Any) -> _Worker:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
-    ours.settimeout(_ALIVE_EVERY)
-    return _Worker(index, rows, process, ours)
+    return process, ours
 
 
-def _stop(workers: list[_Worker], owner: int, within: float) -> None:
+def stop_children(workers: list[Any], owner: int, within: float) -> None:
+    """End the processes of `workers`, each with a ``process`` and a ``sock``, within seconds, unless this process is
+    not their `owner`."""
     if os.getpid() != owner:
         return  # a forked child of the owner, whose workers these are not
     for worker in workers:
@@ -336,10 +348,11 @@ def _stop(workers: list[_Worker], owner: int, within: float) -> None:
 def _send(sock: socket.socket, data: bytes, kind: bytes = b"") -> None:
     # A worker that is gone is noticed when its answer is awaited.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        sock.sendall(kind + _framed(data))
+        sock.sendall(kind + framed(data))
 
 
-def _framed(data: bytes) -> bytes:
+def framed(data: bytes) -> bytes:
+    """`data` as `receive` reads it."""
     return struct.pack("<Q", len(data)) + data
 
 
@@ -371,7 +384,7 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
     """The main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     sock = socket.socket(fileno=sock_fd)
     group = None
     try:
@@ -384,7 +397,7 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
                     seeds = [None if seed == _NO_SEED else seed for seed in arrays["seeds"].tolist()]
                     group.reset(seeds, arrays["obs"])
                 elif command == _RESTORE:
-                    group.set_state(pickle.loads(_receive(sock)))
+                    group.set_state(pickle.loads(receive(sock)))
                 elif command == _SAVE:
                     _send(sock, pickle.dumps((group.get_state(), group.why_not)), _DATA)
                     continue
@@ -399,7 +412,7 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
             group.close()
 
 
-def _watch(parent: int) -> None:
+def watch_parent(parent: int) -> None:
     """End this process when its parent is gone, though an environment is busy, or a forked child of the parent holds
     the other end of our socket."""
     while os.getppid() == parent:
@@ -416,7 +429,7 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
         If the parent has gone, or let go of us after it read what went wrong here.
     """
     try:
-        imports, made, rows, index = pickle.loads(_receive(sock))
+        imports, made, rows, index = pickle.loads(receive(sock))
         for name in imports:
             import_module(name)
         env, kwargs, wrappers, n, registered = pickle.loads(made)
@@ -430,12 +443,12 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
         raise
     except Exception as e:
         _send(sock, packed(e), _FAILED)
-        _receive(sock)
+        receive(sock)
         raise EOFError from e
     spec = group.adapter.spec
     _send(sock, pickle.dumps((spec, group.why_not, group.stacks)), _DATA)
     try:
-        _receive(sock)
+        receive(sock)
     except (EOFError, ConnectionResetError):
         group.close()
         raise
@@ -471,7 +484,7 @@ def raise_packed(sent: bytes | None, message: str, what: str, frames: list[Any],
     raise e from WorkerTraceback(trace)
 
 
-def _receive(sock: socket.socket) -> bytes:
+def receive(sock: socket.socket) -> bytes:
     """One frame. Raises EOFError if the other end has closed."""
 
     def read(size: int) -> bytes:

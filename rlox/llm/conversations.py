@@ -39,7 +39,7 @@ class Conversations:
     written: list[np.ndarray]  # (C_i,) bool, the tokens that the model wrote: the others are the environment's
     log_probs: list[np.ndarray]  # f32, of the tokens that the model wrote
     rewards: np.ndarray  # (R,) f64, the sum of each conversation's
-    ended: np.ndarray  # (R,) bool; False where turns or the model's context ran out
+    ended: np.ndarray  # (R,) bool; False where turns or the context ran out
     turns: np.ndarray  # (R,) int64
 
 
@@ -54,6 +54,7 @@ def converse(
     most_turns: int,
     make_environment: Callable[[], TextEnvironment],
     draw: Callable[[list[np.ndarray], list[int], int, Settings], Completions],
+    context: int | None = None,
 ) -> Conversations:
     """`n` conversations for each prompt, all of them a turn at a time.
 
@@ -68,13 +69,15 @@ def converse(
         Number of the update, which with the prompt, the sample and the turn decides the random numbers.
     draw : callable
         ``draw(prompts, numbers, step, settings)``: one completion for each.
+    context : int, optional
+        Tokens at which a conversation ends, if the environment has not ended it before; by default the model's.
 
     Raises
     ------
     ValueError, TypeError
         For an environment that answers otherwise; what it raises itself is raised as it is, with a note.
     """
-    rows = len(prompts) * n
+    rows, context = len(prompts) * n, model.context if context is None else context
     environments = [make_environment() for _ in range(rows)]
     ids: list[list[np.ndarray]] = [[] for _ in range(rows)]
     written: list[list[np.ndarray]] = [[] for _ in range(rows)]
@@ -84,6 +87,8 @@ def converse(
     def answer(row: int, text: str) -> None:
         chat = not isinstance(texts[row // n], str)
         found = _answer_ids(model, text, chat)
+        if context is not None:  # what no longer fits ends the conversation, and no pass over the model may read it
+            found = found[: max(0, context - len(prompts[row // n]) - sum(map(len, ids[row])))]
         ids[row].append(found)
         written[row].append(np.zeros(len(found), bool))
 
@@ -96,7 +101,7 @@ def converse(
     active = list(range(rows))
     for turn in range(most_turns):
         contexts = [np.concatenate([prompts[row // n], *ids[row]]) for row in active]
-        room = [math.inf if model.context is None else model.context - len(context) for context in contexts]
+        room = [math.inf if context is None else context - len(whole) for whole in contexts]
         fits = [i for i, left in enumerate(room) if left >= 1]
         active, contexts = [active[i] for i in fits], [contexts[i] for i in fits]
         if not active:

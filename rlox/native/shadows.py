@@ -48,6 +48,7 @@ _ACTOR_CRITIC = (
     _LOG_SQRT_2PI,
     "rlox.nn.policies:policy_outputs",
     "rlox.collectors.acting:ModuleRollout",
+    "rlox.collectors.acting:ModuleJudge",
     "rlox.collectors.rollout:RolloutCollector._step_by_step",
 )
 _ON_POLICY = (
@@ -133,6 +134,14 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rlox.nn.batch:minibatches",
         *_whole("ppo", "PPO", "PPOLoss", "ppo_clip", methods=("update",)),
     ),
+    "appo": (
+        *_ON_POLICY,
+        "rlox.nn.batch:RolloutBatch.sample_minibatches",
+        "rlox.nn.batch:_TRANSITION_COLUMNS",
+        "rlox.nn.batch:minibatches",
+        *_whole("appo", "APPO", "PPOLoss", "ppo_clip", methods=("update",)),
+    ),
+    "impala": (*_ON_POLICY, *_whole("impala", "IMPALA", "a2c_loss", "policy_gradient", methods=("update",))),
     "a2c": (*_ON_POLICY, *_whole("a2c", "A2C", "a2c_loss", "policy_gradient", methods=("update",))),
     "dqn": (
         *_OFF_POLICY,

@@ -111,9 +111,15 @@ class RolloutBatch(_Columns):
     episode_returns: np.ndarray = field(default_factory=lambda: np.empty(0))  # (E,) f64, undiscounted
     episode_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (E,) int64, steps
     dones: torch.Tensor | None = _Column(optional=True)  # (B,) bool, terminated or truncated; None: not given
+    taken: int | None = None  # environment steps that were taken for it; None: one for each row
 
     def __len__(self) -> int:
         return len(self.__dict__["obs"])
+
+    @property
+    def n_taken(self) -> int:
+        """Environment steps that were taken for this batch: its length, without what was replayed."""
+        return len(self) if self.taken is None else self.taken
 
     def explained_variance(self) -> torch.Tensor:
         """Share of the returns' variance that the values explain, (): 1 is perfect, below 0 worse than a constant."""

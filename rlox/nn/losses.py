@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,8 +54,17 @@ def policy_gradient(log_probs: torch.Tensor, advantages: torch.Tensor) -> torch.
     return -(log_probs * advantages.detach()).mean()
 
 
-def normalized(advantages: torch.Tensor) -> torch.Tensor:
-    """`advantages` (B,) with zero mean and unit variance; a single one stays as it is, having no variance."""
+def normalized(advantages: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor] | None = None) -> torch.Tensor:
+    """`advantages` (B,) with zero mean and unit variance; a single one stays as it is, having no variance.
+
+    `total` sums over the ranks of a data-parallel training: mean and variance are then those of all ranks' together.
+    """
+    if total is not None:
+        wide = advantages.double()
+        count, summed = total(torch.stack([torch.full_like(wide[:1], len(wide)).sum(), wide.sum()]))
+        apart = wide - summed / count
+        variance = total(apart.square().sum()) / (count - 1).clamp(min=1)
+        return (apart / (variance.sqrt() + 1e-8)).to(advantages.dtype)
     if len(advantages) < 2:
         return advantages
     std, mean = torch.std_mean(advantages)

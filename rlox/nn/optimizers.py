@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -53,11 +53,19 @@ class FlatOptimizer:
     kind : str
         ``adam``, or ``rmsprop`` (decay 0.99), as `torch.optim` defines them.
 
+    Attributes
+    ----------
+    reduce : callable or None
+        Given the flat gradient (P,) before each step, to change it in place: the ranks of a data-parallel training
+        replace it by its mean over all of them.
+
     Raises
     ------
     ValueError
         If no parameter is trainable, they differ in dtype or device, or the kind is unknown.
     """
+
+    reduce: Callable[[torch.Tensor], None] | None = None
 
     def __init__(
         self,
@@ -109,6 +117,8 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def _descend(self, max_grad_norm: float | None) -> torch.Tensor:
+        if self.reduce is not None:
+            self.reduce(self.grad)
         norm = torch.linalg.vector_norm(self.grad)
         # A NaN norm stays NaN, so that a broken loss shows in what is returned and in the weights alike.
         excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)

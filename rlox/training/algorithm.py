@@ -19,11 +19,13 @@ from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
+from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
 from rlox.native import NativeActor, NativeAdam, NativeOptimizer, Watch
 from rlox.native.shadows import update_difference
+from rlox.nn.modules import load_weights_, state_of, weights_of
 
 # PyTorch is imported where it is used: a native run needs none of it.
 from rlox.training import restoring
@@ -32,13 +34,10 @@ from rlox.training.parts import (
     MOST_THREADS,
     callback_list,
     choose_device,
-    load_weights_,
     predicted,
     require_env_arguments,
     require_laid_out,
-    state_of,
     uncopied,
-    weights_of,
 )
 from rlox.training.schedules import plan, running, schedule_values, warn_if_done
 
@@ -100,8 +99,10 @@ class Algorithm:
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
     length: ClassVar[str] = "total_timesteps"  # how `train` calls the length of a training
 
+    data_parallel: ClassVar[bool] = False  # whether several ranks may train it together, see `rlox.distributed.ranks`
+
     spec: EnvSpec
-    n_envs: int = 1
+    n_envs: int = 1  # of all ranks together
     env_workers: int = 0
     env_backend: str = "auto"
     collector: Any = None
@@ -144,7 +145,12 @@ class Algorithm:
         self.env_wrappers = list(env_wrappers)
         choice(where, "device", device, DEVICES)
         choice(where, "backend", backend, BACKENDS)
-        self.callbacks = callback_list(where, callbacks, logger)
+        self.ranks: Ranks = current() if type(self).data_parallel else ALONE
+        if hasattr(self.config, "batch_size"):
+            self.ranks.share(where, "batch_size", self.config.batch_size)
+        # What evaluates, records and saves does so once.
+        given = callback_list(where, callbacks, logger)
+        self.callbacks = given if self.ranks.rank == 0 else callback_list(where, None, None)
         self.counters = Counters(clock=clock)
         self.parts: dict[str, Any] = {}
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that says whether there is one
@@ -173,8 +179,9 @@ class Algorithm:
             self.collector.device = self.device
         if not native:
             self.policy.to(self.device)
-        self.rng = Rng(self.seed, self.stream)
+        self.rng = self.ranks.rng(self.seed, self.stream)
         self.setup(rng)
+        self.ranks.average(self)
         if isinstance(self.optimizer, NativeOptimizer):
             self.optimizer.actor = self.native
         self._watch = Watch(self, self.native) if native else None
@@ -268,6 +275,8 @@ class Algorithm:
             return f"{self.name} has no native update"
         if device == "cuda":
             return "it runs on the CPU, and device is cuda"
+        if self.ranks.joined:
+            return "distributed=ddp averages gradients in PyTorch"
         definer = next(cls for cls in type(self).__mro__ if "update" in vars(cls))
         if "update_native" not in vars(definer):
             return f"{definer.__name__} has an update of its own"
@@ -375,7 +384,7 @@ class Algorithm:
         plan(self, length, until, schedule_timesteps)
         warn_if_done(self.counters)
         require_laid_out(self)
-        with torch_threads(self.threads), unchecked_distributions(), running(self):
+        with torch_threads(self.threads), unchecked_distributions(), running(self), self.ranks.training(self):
             return type(self).loop(self)
 
     def _require_complete(self) -> None:
@@ -472,14 +481,11 @@ class Algorithm:
 
         Training may go on before that is called, or while another thread runs it.
         """
-        return partial(save_checkpoint, path, self._checkpoint(**header))
+        return partial(save_checkpoint, path, self.ranks.whole(self._checkpoint(**header)))
 
     def _checkpoint(self, **header: Any) -> Checkpoint:
         self.check_kernel("save")
         c = self.counters
-        generators = {self.stream.name.lower(): self.rng.get_state()}
-        if self.collector is not None:
-            generators["action"] = self.collector.rng.get_state()
         info = {
             "algorithm": self.name,
             "env": {
@@ -496,7 +502,7 @@ class Algorithm:
             "config": self.config.to_dict(),
             "policy": "custom" if self._own_policy else "default",
             "counters": c.scalars(),
-            "generators": generators,
+            "generators": self.generators(),
             "callbacks": self.callbacks.state(),
             "versions": versions(),
             **header,
@@ -517,6 +523,25 @@ class Algorithm:
         # Copies, since most are views of what training changes.
         owned = {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in tensors.items()}
         return Checkpoint({**info, **own_info}, owned)
+
+    def generators(self) -> dict[str, dict[str, int]]:
+        """The states of its random streams."""
+        found = {self.stream.name.lower(): self.rng.get_state()}
+        if self.collector is not None:
+            found["action"] = self.collector.rng.get_state()
+        return found
+
+    def own_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """What of a checkpoint's tensors each rank has of its own, by section; copies."""
+        found = {name: state_of(part) for name, part in self.parts.items() if name in OWN}
+        if self.collector is not None:
+            found["environment"] = self.collector.state() or {}
+            noise = getattr(self.collector, "action_noise", None)
+            found["action_noise"] = {} if noise is None else noise.state()
+        found["generators"] = self._torch_generator()
+        if self.normalizer is not None:
+            found["normalization"] = {k: x for k, x in self.normalizer.state().items() if k == "returns"}
+        return {section: {name: np.array(x) for name, x in arrays.items()} for section, arrays in found.items()}
 
     def _weights(self) -> dict[str, np.ndarray]:
         """What checkpoints hold of the policy."""

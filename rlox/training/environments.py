@@ -10,7 +10,7 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
-from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, choice, integer, usual_settings
+from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, usual_settings
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
@@ -40,6 +40,7 @@ def construct(
     env_wrappers: Sequence[Any] = (),
     env_workers: int = 0,
     env_backend: str = "auto",
+    remote: RemoteConfig | None = None,
     **config: Any,
 ) -> None:
     """The construction of an algorithm that acts; arguments as `rlox.training.on_policy.OnPolicyAlgorithm` has them.
@@ -71,16 +72,22 @@ def construct(
     algorithm.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
     algorithm.env_workers = integer(where, "env_workers", env_workers, 0, algorithm.n_envs)
     algorithm.env_backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)
+    ranks = algorithm.ranks
+    if ranks.joined and env_backend == "envpool":
+        raise ValueError(f"{where}: env_backend must be auto or gymnasium with distributed=ddp, got 'envpool'")
+    n_own = ranks.share(where, "n_envs", algorithm.n_envs)
     algorithm.collector = collector(
         env_id,
-        algorithm.n_envs,
+        n_own,
         algorithm.seed,
         reward_fn=reward_fn,
         env_kwargs=algorithm.env_kwargs,
         env_wrappers=algorithm.env_wrappers,
-        env_workers=algorithm.env_workers,
+        env_workers=-(-algorithm.env_workers // ranks.size),
         env_backend=env_backend,
+        **({} if remote is None else {"remote": remote}),
     )
+    ranks.take_part(algorithm.collector)
     spec = algorithm.spec = algorithm.collector.spec
     if spec.action_kind not in algorithm.actions:
         classes = {name: resolve(entry.cls) for name, entry in ALGORITHMS.items()}
@@ -112,8 +119,9 @@ def _normalize(algorithm: Algorithm) -> None:
             f"{type(algorithm).__name__}: normalize_obs must be false for images, which are scaled to [0, 1] already"
         )
     clip_rewards = getattr(c, "clip_rewards", math.inf)
+    n_own = algorithm.n_envs // algorithm.ranks.size
     algorithm.normalizer = algorithm.collector.normalizer = VecNormalize(
-        algorithm.n_envs, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards
+        n_own, spec.obs_shape, c.gamma, c.normalize_obs, rewards, c.clip_obs, clip_rewards
     )
 
 

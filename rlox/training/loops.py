@@ -79,11 +79,11 @@ def on_policy(algorithm) -> dict[str, float]:
         As soon as an update's metrics are not finite: the weights are then not to be trusted, and nothing saved is
         touched.
     """
-    c, callbacks = algorithm.counters, algorithm.callbacks
+    c, callbacks, ranks = algorithm.counters, algorithm.callbacks, algorithm.ranks
     metrics: dict[str, float] = {"mean_reward": c.mean_reward}
     native = algorithm.backend == "native"
     algorithm.collector.env_steps = c.env_steps
-    go_on = callbacks.on_training_start(algorithm=algorithm)
+    go_on = ranks.lead(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     since, since_steps = time.perf_counter(), c.env_steps
     while go_on and c.env_steps < c.end:
@@ -95,15 +95,17 @@ def on_policy(algorithm) -> dict[str, float]:
             raise
         except Exception as e:
             # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
-            callbacks.on_collection_error(algorithm=algorithm, error=e)
+            if not ranks.joined:
+                callbacks.on_collection_error(algorithm=algorithm, error=e)
             raise
+        ranks.merge(algorithm.normalizer)
         collected = time.perf_counter()
-        c.env_steps += len(batch)
-        c.in_round = len(batch)
-        c.ended(batch.episode_returns, batch.episode_lengths)
+        c.in_round = batch.n_taken * ranks.size
+        c.env_steps += c.in_round
+        c.ended(*ranks.episodes(batch.episode_returns, batch.episode_lengths))
         callbacks.on_rollout_end(algorithm=algorithm, batch=batch)
         updating = time.perf_counter()
-        losses = to_floats(algorithm.update_native(batch) if native else algorithm.update(batch))
+        losses = ranks.metrics(to_floats(algorithm.update_native(batch) if native else algorithm.update(batch)))
         c.updates += 1
         now = time.perf_counter()
         require_finite(losses, algorithm)
@@ -112,16 +114,17 @@ def on_policy(algorithm) -> dict[str, float]:
             "mean_length": c.mean_length,
             **losses,
             **algorithm.schedule_values(c.progress),
+            **algorithm.collector.metrics(),
             "time/steps_per_second": (c.env_steps - since_steps) / (now - since),
             "time/collect_s": collected - started,
             "time/update_s": now - updating,
             "time/cpu_s": time.process_time() - cpu,
         }
-        go_on = callbacks.on_step(step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics, algorithm=algorithm)
+        go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=metrics["mean_reward"], metrics=metrics)
         # Evaluation and saving are not the training's speed.
         since += time.perf_counter() - now
     algorithm.check_kernel("train", functions=True)
-    callbacks.on_training_end(algorithm=algorithm)
+    ranks.lead(algorithm, "on_training_end")
     return metrics
 
 
@@ -140,6 +143,7 @@ def off_policy(algorithm) -> dict[str, float]:
         As soon as a report has metrics that are not finite.
     """
     c, config, callbacks = algorithm.counters, algorithm.config, algorithm.callbacks
+    ranks = algorithm.ranks
     collector, buffer, clock = algorithm.collector, algorithm.buffer, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
     end = c.end
@@ -148,7 +152,7 @@ def off_policy(algorithm) -> dict[str, float]:
     history: list[dict[str, Any]] = []
     collect_s = update_s = 0.0
     collector.env_steps = c.env_steps
-    go_on = callbacks.on_training_start(algorithm=algorithm)
+    go_on = ranks.lead(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     fused = algorithm.fused()
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
@@ -172,7 +176,7 @@ def off_policy(algorithm) -> dict[str, float]:
                     algorithm.explore()
                     random = c.env_steps < config.learning_starts
                     ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
-                    c.env_steps += collector.n_envs
+                    c.env_steps += algorithm.n_envs
                     if len(ended_returns):
                         returns += ended_returns.tolist()
                         lengths += ended_lengths.tolist()
@@ -183,14 +187,18 @@ def off_policy(algorithm) -> dict[str, float]:
                 # A policy that is not finite any more acts so, and its weights are not worth keeping.
                 require_finite(_means(history), algorithm)
                 # An environment failed, not the learner: the weights are those of the last update, and worth keeping.
-                callbacks.on_collection_error(algorithm=algorithm, error=e)
+                if not ranks.joined:
+                    callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
-            done = Episodes(c.env_steps - round_start, np.asarray(returns), np.asarray(lengths, np.int64))
+            ranks.merge(algorithm.normalizer)
+            ended = ranks.episodes(np.asarray(returns), np.asarray(lengths, np.int64))
+            done = Episodes(c.env_steps - round_start, *ended)
             c.in_round = len(done)
             c.ended(done.episode_returns, done.episode_lengths)
             callbacks.on_rollout_end(algorithm=algorithm, batch=done)
             collected = clock()
-            if c.env_steps - algorithm.memory_start >= config.learning_starts and len(buffer) >= algorithm.min_rows:
+            begun = c.env_steps - algorithm.memory_start >= config.learning_starts
+            if begun and not ranks.any(len(buffer) < algorithm.min_rows):
                 for _ in range(len(done) if config.gradient_steps == -1 else config.gradient_steps):
                     history.append(update(algorithm.sample()))
                     c.updates += 1
@@ -200,7 +208,7 @@ def off_policy(algorithm) -> dict[str, float]:
         so_far = c.env_steps - c.horizon_start
         if so_far // tell_every == (so_far - len(done)) // tell_every and c.env_steps < end:
             continue
-        losses = _means(history)
+        losses = ranks.metrics(_means(history))
         history.clear()
         require_finite(losses, algorithm)
         metrics = {
@@ -215,12 +223,12 @@ def off_policy(algorithm) -> dict[str, float]:
         }
         collect_s = update_s = 0.0
         now = clock()
-        go_on = callbacks.on_step(step=c.env_steps, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
+        go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
         # Evaluation and saving are not the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.check_kernel("train", functions=True)
-    callbacks.on_training_end(algorithm=algorithm)
+    ranks.lead(algorithm, "on_training_end")
     return metrics
 
 
@@ -236,11 +244,11 @@ def offline(algorithm) -> dict[str, float]:
     FloatingPointError
         As soon as a report has metrics that are not finite.
     """
-    c, callbacks, clock = algorithm.counters, algorithm.callbacks, time.perf_counter
+    c, callbacks, ranks, clock = algorithm.counters, algorithm.callbacks, algorithm.ranks, time.perf_counter
     update = algorithm.update_native if algorithm.backend == "native" else algorithm.update
     tell_every = min(1000, max(1, c.horizon_steps // 100))
     metrics: dict[str, float] = {}
-    go_on = callbacks.on_training_start(algorithm=algorithm)
+    go_on = ranks.lead(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     since, since_updates, cpu = clock(), c.updates, time.process_time()
     while go_on and c.updates < c.end:
@@ -256,13 +264,14 @@ def offline(algorithm) -> dict[str, float]:
                 raise
             except Exception as e:
                 # A file, or a reward function, failed, not the learner: the last update's weights are worth keeping.
-                callbacks.on_collection_error(algorithm=algorithm, error=e)
+                if not ranks.joined:
+                    callbacks.on_collection_error(algorithm=algorithm, error=e)
                 raise
             drawing_s += clock() - drawing
             history.append(update(batch))
             c.updates += 1
         c.in_round = 1  # the last update
-        losses = _means(history)
+        losses = ranks.metrics(_means(history))
         update_s = clock() - started - drawing_s
         require_finite(losses, algorithm)
         metrics = {
@@ -275,10 +284,10 @@ def offline(algorithm) -> dict[str, float]:
             "time/cpu_s": time.process_time() - cpu,
         }
         now = clock()
-        go_on = callbacks.on_step(step=c.updates, reward=c.mean_reward, metrics=metrics, algorithm=algorithm)
+        go_on = ranks.lead(algorithm, "on_step", step=c.updates, reward=c.mean_reward, metrics=metrics)
         # Evaluation and saving are not the training's speed.
         since += clock() - now
         cpu = time.process_time()
     algorithm.check_kernel("train", functions=True)
-    callbacks.on_training_end(algorithm=algorithm)
+    ranks.lead(algorithm, "on_training_end")
     return metrics

@@ -21,12 +21,14 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, save_checkpoi
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import ReplayCollector
 from rlox.config import BufferConfig, MmapBufferConfig, integer, require
+from rlox.distributed.ranks import memory_folder
 from rlox.envs import env_name
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
 from rlox.native import bounded_obstacle
 from rlox.native.shadows import difference
 from rlox.nn.batch import TransitionBatch
+from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, joined, require_mixable
 from rlox.training import environments, loops
 from rlox.training.algorithm import Algorithm
@@ -37,7 +39,6 @@ from rlox.training.bounded import (
     make_bounded_policy,
 )
 from rlox.training.loops import Rounds
-from rlox.training.parts import load_weights_
 from rlox.training.schedules import interpolated
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from rlox.nn.policies import BoundedPolicy
 
 
-_MEMORY = "memory"  # the folder beside a checkpoint
 # What `rounds` does without Python; where a subclass changes one of these, it must be called.
 _AT_ONCE = ("explore", "sample", "update", "update_native")
 
@@ -157,6 +157,8 @@ class OffPolicyAlgorithm(Algorithm):
                 f"{where}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
                 f"({self.n_envs}), got buffer_size={self.buffer_config.size}"
             )
+        if self.ranks.joined and isinstance(self.buffer_config, MmapBufferConfig):
+            raise ValueError(f"{where}: buffer must be uniform or prioritized with distributed=ddp, got mmap")
         if self.buffer_config is not None:
             self.collector.n_step = self.buffer_config.n_step
         if dataset is None:
@@ -164,18 +166,23 @@ class OffPolicyAlgorithm(Algorithm):
         require_mixable(dataset, self.spec, where)
         if self.collector.reward_fn is not None:
             raise ValueError(f"{where}: reward_fn must be None beside a dataset, which holds the environment's rewards")
-        if not 0 < self._n_mixed < c.batch_size:
+        if not 0 < self._n_mixed < self._n_rows:
             raise ValueError(
                 f"{where}: dataset_share must leave at least one row of a batch of {c.batch_size} to the dataset and "
                 f"one to the replay memory, got {c.dataset_share}"
             )
-        self.min_rows = c.batch_size - self._n_mixed
+        self.min_rows = self._n_rows - self._n_mixed
         self._mixed = identity(dataset)
 
     @property
+    def _n_rows(self) -> int:
+        """Rows of a batch; of several ranks, this one's."""
+        return self.config.batch_size // self.ranks.size
+
+    @property
     def _n_mixed(self) -> int:
-        """Rows of a batch that are the dataset's."""
-        return round(self.config.dataset_share * self.config.batch_size)
+        """How many of them are the dataset's."""
+        return round(self.config.dataset_share * self._n_rows)
 
     def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
         make_bounded_policy(self, rng, policy)
@@ -213,18 +220,20 @@ class OffPolicyAlgorithm(Algorithm):
             )
         if self._buffer is None:
             config: Any = self.buffer_config
+            if self.ranks.size > 1:
+                config = replace(config, size=-(-config.size // self.ranks.size))
             if isinstance(config, MmapBufferConfig) and config.folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
             try:
-                self._buffer = make_buffer(config, self.spec, self.n_envs, self.config.gamma)
+                self._buffer = make_buffer(config, self.spec, self.collector.n_envs, self.config.gamma)
             except MemoryError as e:
                 raise ValueError(
                     f"{type(self).__name__}: buffer_size must fit in memory, got {config.size:,}: {e}"
                 ) from e
         if self._saved_memory is not None:
             saved, self._saved_memory = self._saved_memory, None
-            folder, entry = saved.folder / _MEMORY, saved.header["memory"]
+            folder, entry = self._memory_folder(saved.folder), saved.header["memory"]
             replay_files.load(self._buffer, folder, entry, saved.tensors.get("memory", {}))
             self._files = replay_files.ReplayFiles(folder, entry, self._buffer)
             if self._goes_on:
@@ -337,7 +346,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def sample(self) -> TransitionBatch:
         """The next update's transitions."""
-        rows = self._rows(self.config.batch_size)
+        rows = self._rows(self._n_rows)
         if self.normalizer is not None:
             # The memory holds what the environment said: old transitions are seen by the statistics of today.
             rows = {**rows, **{name: self.normalizer.normalize(rows[name]) for name in ("obs", "next_obs")}}
@@ -410,7 +419,7 @@ class OffPolicyAlgorithm(Algorithm):
             )
             return exact
         folder = getattr(self.buffer_config, "folder", None)
-        if lost := replay_files.missing(checkpoint.folder / _MEMORY, entry, folder):
+        if lost := replay_files.missing(self._memory_folder(checkpoint.folder), entry, folder):
             warnings.warn(
                 f"from_checkpoint: the replay memory starts empty, for there is no {lost[0]}",
                 RuntimeWarning,
@@ -432,19 +441,39 @@ class OffPolicyAlgorithm(Algorithm):
     def snapshot(self, path: str | os.PathLike, memory: bool = False, **header: Any) -> Callable[[], None]:
         if not memory:
             return super().snapshot(path, **header)
-        checkpoint, folder, start = self._checkpoint(**header), Path(path).parent / _MEMORY, self.memory_start
-        buffer = self.buffer
-        if self._files is None or self._files.folder != folder:
-            self._files = replay_files.ReplayFiles(folder)
-        taken = self._files.take(buffer)
+        folder = Path(path).parent
+        checkpoint = self.ranks.whole(self._checkpoint(**header), folder)
+        write_memory, tidy = self._take_memory(folder)
 
         def write() -> None:
-            entry, checkpoint.tensors["memory"] = taken.write()
-            checkpoint.header["memory"] = {**entry, "start": start}
+            checkpoint.header["memory"], checkpoint.tensors["memory"] = write_memory()
             save_checkpoint(path, checkpoint)
-            taken.tidy()
+            tidy()
+            self.ranks.tidy(checkpoint.header, memory_folder(folder))
 
         return write
+
+    def _memory_folder(self, folder: Path | None) -> Path:
+        """Where the files of the replay memory lie beside a checkpoint in `folder`."""
+        return memory_folder(Path(folder or "."), self.ranks.rank)
+
+    def remember(self, folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Write what is new of the replay memory beside a checkpoint that another rank writes into `folder`; returns
+        what that is to hold of it."""
+        return self._take_memory(folder)[0]()
+
+    def _take_memory(self, folder: Path) -> tuple[Callable[[], Any], Callable[[], None]]:
+        """Copy what is new of the memory; returns what writes it, and what removes files that are needed no more."""
+        mine, start, buffer = self._memory_folder(folder), self.memory_start, self.buffer
+        if self._files is None or self._files.folder != mine:
+            self._files = replay_files.ReplayFiles(mine)
+        taken = self._files.take(buffer)
+
+        def write() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+            entry, arrays = taken.write()
+            return {**entry, "start": start}, arrays
+
+        return write, taken.tidy
 
     def _start_from(self, checkpoint: Checkpoint, where: str) -> None:
         """As `Algorithm._start_from`; where there are critics, with their weights too: new ones would spoil the policy.

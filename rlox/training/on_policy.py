@@ -12,7 +12,7 @@ from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn, RolloutCollector
 from rlox.collectors.vec_normalize import VecNormalize
-from rlox.config import Config
+from rlox.config import Config, RemoteConfig
 from rlox.kernels.nn.policy_gradient import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.native import NativeOptimizer, NativePolicy, obstacle
@@ -73,6 +73,8 @@ class OnPolicyAlgorithm(Algorithm):
     env_backend : str
         ``gymnasium``, ``envpool``, or ``auto``: native where there is one, else gymnasium. Evaluation is on one
         environment of ``auto`` in any case, which must exist.
+    remote : RemoteConfig, optional
+        Workers on other machines that play the environments (`rlox worker`), by their addresses. Evaluation plays here.
     config : Config, optional
         All hyper-parameters, as the algorithm's ``Config``.
     **hyper_parameters
@@ -109,6 +111,7 @@ class OnPolicyAlgorithm(Algorithm):
         env_wrappers: Sequence[Any] = (),
         env_workers: int = 0,
         env_backend: str = "auto",
+        remote: RemoteConfig | None = None,
         config: Config | None = None,
         **hyper_parameters: Any,
     ):
@@ -130,6 +133,7 @@ class OnPolicyAlgorithm(Algorithm):
             env_wrappers=env_wrappers,
             env_workers=env_workers,
             env_backend=env_backend,
+            remote=remote,
             config=config,
             **hyper_parameters,
         )

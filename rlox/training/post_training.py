@@ -21,7 +21,7 @@ from rlox.config import LLMConfig, integer, nearest, shown
 from rlox.kernels.rng import Rng
 from rlox.llm.backends import Backend, Served
 from rlox.llm.encoded import Encoded, encoded
-from rlox.llm.models.adapters import with_adapters
+from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
 from rlox.llm.models.heads import RewardHead
 from rlox.llm.models.language import LanguageModel, Scores
 from rlox.llm.models.reference import Reference
@@ -162,6 +162,8 @@ class LLMAlgorithm(Algorithm):
             self.model = with_adapters(plain, rank, self.config.lora_alpha, self.config.lora_targets, self.seed)
             if self.reference is not None:
                 self.reference.attach(self.model)
+        # Of what checkpoints of adapters leave out.
+        self._base = fingerprint(self.model.module) if hasattr(self.model.module, "disable_adapter") else None
         if self.config.gradient_checkpointing:
             self.model.checkpoint_activations()
         self.rng = Rng(self.seed, self.stream)
@@ -169,6 +171,7 @@ class LLMAlgorithm(Algorithm):
         self._n_loads = 0  # weights that were put into the model from outside
         self._policy = self.model.module
         self.setup(Rng(self.seed, Stream.INIT))
+        self.ranks.average(self)
         self._order: tuple[int, np.ndarray] | None = None  # a pass over the rows and its order
         self._rows_from = 0  # updates that came before the first of them
         self._lost_reference = False  # whether a checkpoint was trained with a ref_model that was not given again
@@ -186,6 +189,8 @@ class LLMAlgorithm(Algorithm):
         where = type(self).__name__
         if self.task != "prompts":
             raise TypeError(f"{where}: sampler must be left out, for {self.name} samples no completions to learn from")
+        if self.ranks.joined:
+            raise ValueError(f"{where}: sampler must be left out where several ranks train")
         tolerance = 1e-3 if self._precision() == "float32" else 0.1
         exact = getattr(self.config, "sampler_correction", "none") != "none"
         return Served(sampler, self.model, where, self.log_probs, tolerance, exact=exact)
@@ -238,7 +243,7 @@ class LLMAlgorithm(Algorithm):
 
     def sample(self) -> Any:
         """The batch of the next update."""
-        return self.batch(self.rows, self.numbers(self.counters.updates))
+        return self.batch(self.rows, self.ranks.mine(self.numbers(self.counters.updates)))
 
     def batch(self, rows: Any, numbers: np.ndarray) -> Any:
         """The batch of the rows with these `numbers`."""
@@ -344,6 +349,10 @@ class LLMAlgorithm(Algorithm):
                 raise
         with self._cast():
             return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=apart(numbers))
+
+    def _context(self) -> int | None:
+        """Most tokens of a sequence: the model's, or the `sampler`'s where that has fewer; None where neither says."""
+        return self.model.context if self._served is None else self._served.context()
 
     def generate(self, prompts: Any, n: int = 1, *, seed: int | None = None, **settings: Any) -> list[list[str]]:
         """Complete prompts, without disturbing training.
@@ -586,7 +595,8 @@ class LLMAlgorithm(Algorithm):
 
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         header, tensors = super()._own_state()
-        info: dict[str, Any] = {"model": description(self.model, self.source, isinstance(self.policy, RewardHead))}
+        rewards = isinstance(self.policy, RewardHead)
+        info: dict[str, Any] = {"model": description(self.model, self._base, self.source, rewards)}
         if self.rows is not None:
             info["rows"] = {"n": len(self.rows), "fingerprint": self.rows.fingerprint, "from": self._rows_from}
         if self.reference is not None:
@@ -628,8 +638,8 @@ class LLMAlgorithm(Algorithm):
         Raises
         ------
         FileNotFoundError, ValueError
-            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit,
-            and other rows.
+            See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit or
+            is not the one that adapters were trained on, and other rows.
         """
         where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
         header = checkpoint.header
@@ -659,6 +669,7 @@ class LLMAlgorithm(Algorithm):
                 **others,
             },
         )
+        require_base(header["model"], algorithm._base, where, path)
         saved = header.get("rows")
         known = saved.get("fingerprint") if isinstance(saved, Mapping) else None
         if algorithm.rows is not None and known not in (None, algorithm.rows.fingerprint):
@@ -670,7 +681,7 @@ class LLMAlgorithm(Algorithm):
             algorithm._lost_reference = True
             algorithm.parts.pop("reference", None)
         try:
-            algorithm._restore(checkpoint, same_env=False)
+            algorithm._restore(algorithm.ranks.own(checkpoint, algorithm.seed), same_env=False)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
             raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e
         if isinstance(saved, Mapping):
@@ -699,4 +710,5 @@ class LLMAlgorithm(Algorithm):
 
 def mean_metrics(history: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The mean of each metric over an update's optimiser steps."""
-    return {name: torch.stack([row[name].detach().float() for row in history]).mean() for name in history[0]}
+    names = dict.fromkeys(name for row in history for name in row)
+    return {name: torch.stack([row[name].detach().float() for row in history if name in row]).mean() for name in names}

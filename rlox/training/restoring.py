@@ -13,7 +13,7 @@ from rlox.checkpoint import Checkpoint, one_line
 from rlox.config import shown
 from rlox.envs import env_name
 from rlox.kernels.envs import NATIVE_ENVS
-from rlox.training.parts import is_module, load_weights_
+from rlox.nn.modules import is_module, load_weights_
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,7 +86,8 @@ def with_environments(
         raise _kind(e, arguments)(f"{where}: {path}: {one_line(e, 1000)}") from e
     algorithm._lost_reward_fn = None if reward_fn is not None else saved_reward
     try:
-        algorithm._restore(checkpoint, same_env=env_id is None or env_name(env_id) == env["id"])
+        own = algorithm.ranks.own(checkpoint, algorithm.seed)
+        algorithm._restore(own, same_env=env_id is None or env_name(env_id) == env["id"])
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         algorithm.close()
         raise ValueError(f"{where}: {path} cannot be restored: {one_line(e, 1000)}") from e

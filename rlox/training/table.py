@@ -21,11 +21,13 @@ class Entry(NamedTuple):
 
 ALGORITHMS: dict[str, Entry] = {
     "a2c": Entry("rlox.algorithms.a2c:A2C", "rlox.config.on_policy:A2CConfig"),
+    "appo": Entry("rlox.algorithms.appo:APPO", "rlox.config.actor_learner:APPOConfig"),
     "bc": Entry("rlox.algorithms.bc:BC", "rlox.config.offline:BCConfig"),
     "cql": Entry("rlox.algorithms.cql:CQL", "rlox.config.offline:CQLConfig"),
     "dpo": Entry("rlox.algorithms.dpo:DPO", "rlox.config.llm:DPOConfig"),
     "dqn": Entry("rlox.algorithms.dqn:DQN", "rlox.config.off_policy:DQNConfig"),
     "grpo": Entry("rlox.algorithms.grpo:GRPO", "rlox.config.llm:GRPOConfig"),
+    "impala": Entry("rlox.algorithms.impala:IMPALA", "rlox.config.actor_learner:IMPALAConfig"),
     "iql": Entry("rlox.algorithms.iql:IQL", "rlox.config.offline:IQLConfig"),
     "online_dpo": Entry("rlox.algorithms.online_dpo:OnlineDPO", "rlox.config.llm:OnlineDPOConfig"),
     "ppo": Entry("rlox.algorithms.ppo:PPO", "rlox.config.on_policy:PPOConfig"),

@@ -34,7 +34,10 @@ from rlox_cli.terminal.paths import shown
 from rlox_cli.terminal.signals import Signals, StopAtOnce
 
 # What does not decide a run's numbers; the seed is named apart.
-_APART = ("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports")
+_APART = (
+    *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
+    "remote",
+)
 # A run is parted where its early updates, which differ least between seeds, stand alone.
 WINDOWS = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)
 _DIGITS = 6  # significant ones of a quantity: the last bits differ between backends and machines

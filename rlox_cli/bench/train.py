@@ -1,4 +1,7 @@
-"""``rlox bench train``: whole trainings, ours against the peers that are installed, with what each of them learned."""
+"""``rlox bench train``: whole trainings, ours against the peers that are installed, with what each of them learned.
+
+Trainings of agents run by benchmarks/peers/trainings.py, those of language models by the programs in benchmarks/llm.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +30,8 @@ from rlox_cli.terminal.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_SYSTEMS = ("rlox", "sb3", "original", "trl")
+_STARTED = ("sum", "dpo")  # tasks that begin with a model that has learned something
 _ALL = ("rlox", "rlox hybrid", "rlox torch", "sb3", "original", "original hybrid")
 _FIGURE_SIZE = 8  # points, of the figures in the picture
 _PANEL_POINTS = 360  # width of a panel, about
@@ -45,6 +51,12 @@ class Case:
     title: str
     systems: tuple[str, ...]
     steps: int | None = None  # a limit of its own, whatever --steps says
+    task: str | None = None  # of benchmarks/llm/tasks.py; steps are updates there
+    updates: int = 0  # of a task, unless --steps says otherwise
+
+    @property
+    def unit(self) -> str:
+        return "steps" if self.task is None else "updates"
 
 
 CASES = {
@@ -59,6 +71,14 @@ CASES = {
     "process": Case("a whole process: imports, training, 10 x 20 evaluation episodes, log, saved model",
                     ("rlox", "sb3", "original"), 50_000),
     "busy": Case("the same process while every other core is busy", ("control", "rlox"), 50_000),
+    "grpo": Case("GRPO copies a digit, 10 prompts x 8 completions of 4 tokens, 78,400 parameters", ("rlox", "trl"),
+                 task="copy", updates=300),
+    "grpo-sum": Case("GRPO adds two digits, 16 prompts x 8 completions of 4 tokens, 78,400 parameters", ("rlox", "trl"),
+                     task="sum", updates=300),
+    "grpo-large": Case("GRPO, 8 prompts x 8 completions of 64 tokens, 2.4 million parameters", ("rlox", "trl"),
+                       task="large", updates=8),
+    "dpo": Case("DPO adds two digits, 32 pairs, 78,400 parameters", ("rlox", "trl", "trl precomputed"),
+                task="dpo", updates=200),
 }  # fmt: skip
 
 
@@ -66,6 +86,43 @@ def train_once(python: str, system: str, case: str, steps: int, seed: int, threa
     """One training in a process of its own; as `ask_worker`."""
     request = {"system": system, "case": case, "steps": steps, "seed": seed, "threads": threads}
     return ask_worker(python, request, threads)
+
+
+def post_train_once(python: str, system: str, request: dict[str, Any]) -> dict[str, Any]:
+    """One training of a language model in a process of its own, as benchmarks/llm/peer.py describes it.
+
+    Of the lists that the programs print, ``cpu_ms`` and ``wall_ms`` become medians over the updates, and ``curve`` its
+    means over each tenth of the training.
+
+    Raises
+    ------
+    RuntimeError
+        As `ask_worker`.
+    """
+    worker = program("ours.py" if system == "rlox" else "peer.py", "llm")
+    answer = ask_worker(python, {**request, "precompute": system.endswith("precomputed")}, 1, worker)
+    curve, n = answer["curve"], len(answer["curve"])
+    tenths = [curve[n * i // 10 : n * (i + 1) // 10] for i in range(10)] if n >= 10 else [[x] for x in curve]
+    # The first update, with which imports and caches come, is left out where there are others.
+    units = {"cpu_ms": "cpu_s", "wall_ms": "wall_s"}
+    medians = {ms: round(statistics.median(answer[ms] or [1e3 * answer[s]]), 2) for ms, s in units.items()}
+    return {**answer, **medians, "curve": [round(statistics.mean(part), 3) for part in tenths]}
+
+
+def save_start(path: Path) -> None:
+    """Write the model that the sums begin with: see `save_start` of benchmarks/llm/tasks.py.
+
+    Raises
+    ------
+    UsageError
+        If that program fails.
+    """
+    done = subprocess.run(
+        [sys.executable, program("tasks.py", "llm"), path], env=environment(1), cwd="/", capture_output=True, text=True
+    )
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise UsageError(f"rlox failed to make the model that the sums begin with: {said}")
 
 
 # Starts a command and waits for it and for whatever it leaves behind: rlox mirrors its record from another process.
@@ -157,9 +214,14 @@ def _busy(python: str, system: str, steps: int, seed: int) -> dict[str, Any]:
 
 
 def measure(
-    case: str, steps: int, rounds: int, pythons: dict[str, str], report: Callable[[str], None]
+    case: str,
+    steps: int,
+    rounds: int,
+    pythons: dict[str, str],
+    report: Callable[[str], None],
+    start: Path | None = None,
 ) -> dict[str, Any]:
-    """Every system of a case, round after round in alternation; round k has seed k.
+    """Every system of a case, round after round in alternation; round k has seed k. `start` is a file of `save_start`.
 
     Returns
     -------
@@ -182,10 +244,13 @@ def measure(
         for system in [*present[seed % len(present) :], *present[: seed % len(present)]]:
             if system in faults:
                 continue
-            report(f"{case}, {steps:,} steps, seed {seed}: {system}")
+            report(f"{case}, {steps:,} {CASES[case].unit}, seed {seed}: {system}")
             python = pythons.get(family[system], sys.executable)
             try:
-                if case in ("process", "busy"):
+                if (task := CASES[case].task) is not None:
+                    begun = str(start) if task in _STARTED else None
+                    one = post_train_once(python, system, {"task": task, "seed": seed, "steps": steps, "start": begun})
+                elif case in ("process", "busy"):
                     one = {"process": _process, "busy": _busy}[case](python, system, steps, seed)
                 else:
                     one = train_once(python, system, case, steps, seed, 1)
@@ -217,14 +282,16 @@ def measure(
 
 
 def _learned_by(of: list[dict[str, Any]]) -> str:
-    """The one measure that all systems have: the mean return of 20 deterministic episodes after training.
+    """The one measure that all systems have: the mean return of 20 deterministic episodes after training, or the share
+    of right answers among those that are sampled.
 
     Of the training's own episodes not every system says anything.
     """
-    values = [one["eval_return"] for one in of if "eval_return" in one]
+    name, digits = ("sampled", 2) if "sampled" in of[0] else ("eval_return", 0)
+    values = [one[name] for one in of if name in one]
     if not values:
         return ""
-    return f"{min(values):.0f} to {max(values):.0f}" if len(values) > 1 else f"{values[0]:.0f}"
+    return " to ".join(f"{value:.{digits}f}" for value in dict.fromkeys((min(values), max(values))))
 
 
 def _notes(row: dict[str, Any], system: str) -> str:
@@ -235,6 +302,10 @@ def _notes(row: dict[str, Any], system: str) -> str:
         return f"{len(solved)} of {len(of)} solved{reached}"
     if row["case"] == "busy":
         return f"{row['slowdown'][system]:.2f} times its quiet wall"
+    if "cpu_ms" in of[0]:
+        found = f"{statistics.median(one['cpu_ms'] for one in of):.3g} ms an update"
+        greedy = [one["greedy"] for one in of if "greedy" in one]
+        return found + (f", likeliest answers right: {min(greedy):.2f} to {max(greedy):.2f}" if greedy else "")
     if "shares" not in of[0]:
         return ""
     shares = {name: statistics.mean(one["shares"][name] for one in of) for name in of[0]["shares"]}
@@ -245,7 +316,7 @@ def print_results(console, rows: list[dict[str, Any]]) -> None:
     """One line a case and system."""
     columns = ("system", "CPU s", "ratio", "wall s", "evaluation", "")
     for row in rows:
-        heading = f"[bold]{row['title']}[/bold], {row['steps']:,} steps, rounds: {_rounds(row)}"
+        heading = f"[bold]{row['title']}[/bold], {_length(row)}, rounds: {_rounds(row)}"
         console.print(heading, soft_wrap=True, markup=True)
         table = make_table(*columns)
         for system, median in row["median"].items():
@@ -262,6 +333,10 @@ def print_results(console, rows: list[dict[str, Any]]) -> None:
         if "suffers" in row:
             console.print(f"rlox suffers {row['suffers']:.2f} times what a loop of one thread does")
         console.print()
+
+
+def _length(row: dict[str, Any]) -> str:
+    return f"{row['steps']:,} {CASES[row['case']].unit}"
 
 
 def _rounds(row: dict[str, Any]) -> int:
@@ -305,7 +380,7 @@ def draw(rows: list[dict[str, Any]], caption: str) -> Figure:
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axis.grid(True, axis="x", alpha=0.3)
-        axis.set_title(textwrap.fill(f"{row['title']}, {row['steps']:,} steps", 66), fontsize=9)
+        axis.set_title(textwrap.fill(f"{row['title']}, {_length(row)}", 66), fontsize=9)
     for axis in list(axes.flat)[len(rows) :]:
         axis.axis("off")
     inch = 1 / figure.get_figheight()
@@ -319,7 +394,8 @@ def caption(result: dict[str, Any]) -> str:
     known = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return (
         f"{result['machine']}; medians of {result['rounds']} rounds, one thread; evaluation: mean return of 20 "
-        f"deterministic episodes after training, lowest to highest round; {known}"
+        f"deterministic episodes after training, of language models the share of right answers that are sampled, "
+        f"lowest to highest round; {known}"
     )
 
 
@@ -329,20 +405,36 @@ def main(cases: list[str], steps: list[int], rounds: int, peer_pythons: list[Pat
     for case in cases:
         if case not in CASES:
             raise UsageError(f"case must be one of {', '.join(CASES)}, got {case!r}")
-    cases = cases or list(CASES)
+    cases = cases or [case for case in CASES if CASES[case].task is None]
+    pythons = find_systems(peer_pythons, _SYSTEMS)
+    written = [case for case in cases if CASES[case].task is not None]
+    if written and find_spec("transformers") is None:
+        raise UsageError(
+            f"rlox bench train {written[0]}: transformers must be installed, and is not; "
+            'pip install "rlox-cli[llm]", or in a checkout: pip install -e ".[llm]"'
+        )
+    if written and peer_pythons and "trl" not in pythons:
+        named = ", ".join(map(str, peer_pythons))
+        raise UsageError(
+            f"rlox bench train {written[0]}: --peer-python must name an interpreter that has TRL, got {named}; "
+            "there: pip install 'trl==1.16.*', or leave --peer-python out"
+        )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    pythons = {
-        name: python for name, python in find_systems(peer_pythons).items() if name in ("rlox", "sb3", "original")
-    }
-    plan = [(case, n) for case in cases for own in [CASES[case].steps] for n in ([own] if own else steps)]
+    plan = []
+    for case in cases:
+        own, updates = CASES[case].steps, CASES[case].updates
+        plan += [(case, n) for n in ([own] if own else steps or [updates or 100_000])]
     rows: list[dict[str, Any]] = []
     stopped: KeyboardInterrupt | None = None
-    with Parts(len(plan)) as parts:
+    with Parts(len(plan)) as parts, tempfile.TemporaryDirectory() as folder:
+        start = None
         try:
+            if any(CASES[case].task in _STARTED for case in cases):
+                save_start(start := Path(folder, "start.pt"))
             for case, n in plan:
-                parts.begin(f"{case}, {n:,} steps")
-                rows.append(measure(case, n, rounds, pythons, parts.describe))
+                parts.begin(f"{case}, {n:,} {CASES[case].unit}")
+                rows.append(measure(case, n, rounds, pythons, parts.describe, start))
         except KeyboardInterrupt as e:
             stopped = e  # what is measured is printed
     print_results(console, rows)

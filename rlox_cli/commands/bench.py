@@ -51,15 +51,23 @@ def data(
 def bench_train(
     cases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CASE", help="ppo, a2c, dqn, sac, custom, solve, process, busy; all by default."),
+        typer.Argument(
+            metavar="CASE",
+            help="ppo, a2c, dqn, sac, custom, solve, process, busy, all by default; grpo, grpo-sum, grpo-large, dpo.",
+        ),
     ] = None,
     steps: Annotated[
-        list[int] | None, typer.Option(min=1, help="Environment steps of ppo, a2c and custom. As often as you like.")
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Environment steps of ppo, a2c and custom, 100,000 by default; updates of grpo… and dpo. As often as "
+            "you like.",
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times the systems take turns; round k has seed k.")] = 3,
     peer_python: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="An interpreter that has Stable-Baselines3 or the original rlox."),
+        typer.Option(metavar="PATH", help="An interpreter that has Stable-Baselines3, the original rlox, or TRL."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write train.json and train.png there.")] = None,
 ) -> None:
@@ -73,6 +81,7 @@ def bench_train(
     rlox bench train ppo                              native and PyTorch path, against what else is installed here
     rlox bench train ppo --steps 50000 --rounds 5
     rlox bench train --peer-python ~/venvs/sb3/bin/python --peer-python ~/venvs/original/bin/python --out benchmarks
+    rlox bench train grpo dpo --peer-python ~/venvs/trl/bin/python
 
     \b
     ppo, a2c   the training call alone
@@ -81,11 +90,15 @@ def bench_train(
     solve      tuned PPO until the last 100 episodes average 475
     process    rlox train as a command, against scripts that do the same
     busy       the same with every other core busy, against a loop of one thread
+    grpo       GRPO of a small language model that learns to copy a digit, against TRL
+    grpo-sum   the same, adding two digits
+    grpo-large the same, 2.4 million parameters and 64 completions of 64 tokens
+    dpo        DPO on pairs of a right and a wrong sum, against TRL
     """
     with reported("bench"):
         from rlox_cli.bench.train import main
 
-        main(cases or [], steps or [100_000], rounds, peer_python or [], out)
+        main(cases or [], steps or [], rounds, peer_python or [], out)
 
 
 @bench.command(context_settings={**PASS_ON, "allow_interspersed_args": True})

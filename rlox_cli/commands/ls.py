@@ -1,4 +1,4 @@
-"""``rlox ls``."""
+"""``rlox ls`` and ``rlox cp``: what there is, and copies of what ships."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def ls(
 
         import_modules(imports or [])
         list_things(what, folder)
+
+
+def cp(
+    name: Annotated[
+        str, typer.Argument(help="algo/ppo, tuned/ppo/CartPole-v1, experiment/ppo-smoke, …; conf: everything.")
+    ],
+    dest: Annotated[Path, typer.Argument(help="The folder to copy into.")] = Path("conf"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+) -> None:
+    """Copy configuration that ships into a folder of your own, to edit and use with `rlox train -cd FOLDER`."""
+    with reported("cp"):
+        from rlox_cli.config.shipped import copy
+
+        copy(name, dest, force)

@@ -25,6 +25,7 @@ def show(
     rlox show algo=ppo env=CartPole-v1   with the tuned values beside the defaults
     rlox show buffer=prioritized         a replay memory's keys
     rlox show hydra.sweeper              the search by Optuna: rlox train -m hydra/sweeper=optuna
+    rlox show hydra.launcher             the jobs of a sweep on Ray: rlox train -m hydra/launcher=ray
     rlox show dataset=data/medium.arrow  what a dataset holds: rows, episodes, returns, where it comes from
     rlox show eval                       one section: env, buffer, dataset, eval, checkpoint, logger.mlflow,
                                          logger.wandb, logger.tensorboard, logger.csv

@@ -32,12 +32,19 @@ from rlox_cli.config.explain import explain
 from rlox_cli.config.overrides import FOLDERS, flag_value, is_multirun, refuse_forms
 from rlox_cli.config.ranges import read_search
 from rlox_cli.config.rules import applied_settings, check_run
-from rlox_cli.config.schema import CONFIG_MODULE, CONFIG_NAME, OwnFolderFirst, register, to_run_config
+from rlox_cli.config.schema import (
+    CONFIG_MODULE,
+    CONFIG_NAME,
+    OwnFolderFirst,
+    ray_settings,
+    register,
+    to_run_config,
+)
 from rlox_cli.terminal.errors import UsageError
 
 # The root's keys that are no sections, which could be groups to choose from.
 _PLAIN_KEYS = {item.name for item in fields(RunConfig)} - {
-    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger"),
+    *("algo", "env", "buffer", "dataset", "eval", "checkpoint", "logger", "ray", "remote"),
 }
 
 
@@ -106,7 +113,9 @@ def compose_sweep(flags: list[str], overrides: list[str]) -> tuple[DictConfig, l
 def compose_launcher(flags: list[str], overrides: list[str]) -> DictConfig:
     """The configuration whose section ``hydra`` says how jobs that are known already are launched."""
     with _composition(flags) as config_name:
-        return composed(overrides, config_name, "")
+        master = composed(overrides, config_name, "")
+        ray_settings(master)
+        return master
 
 
 def folder_of(job: Job, multirun: bool) -> Path:
@@ -155,6 +164,7 @@ def _sweep(overrides: list[str], config_name: str) -> tuple[DictConfig, list[lis
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
         fixed = [item.input_line for item in parsed if not item.is_sweep_override()]
         master = composed(fixed, config_name, "")
+        ray_settings(master)
         if searches(master):
             return master, list(read_search(overrides, master).corners())
         if not expands(master):

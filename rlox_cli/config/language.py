@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from rlox.config import RunConfig, nearest
 from rlox_cli.config.imports import import_modules
 
-_SAMPLER = ("sampler", "sampler_url", "sampler_folder", "sampler_tolerance")
+# What a run says of its sampler, and where it has none.
+NO_SAMPLER = {item.name: item.default for item in fields(RunConfig) if item.name.partition("_")[0] == "sampler"}
 _OWN = "rlox.llm.toy"  # whose functions need no --import
 
 
@@ -46,6 +48,7 @@ def check_language(run: RunConfig, algo: str) -> None:
         ("env.kwargs", run.env.kwargs, "left out"),
         ("env.wrappers", run.env.wrappers, "left out"),
         ("env.workers", run.env.workers, "0"),
+        ("remote.addresses", run.remote.addresses, "[]"),
     ):
         if value:
             raise ValueError(f"{key} must be {meant} with algo={algo}, which trains a language model, got {value}")
@@ -67,9 +70,7 @@ def check_language(run: RunConfig, algo: str) -> None:
 
 def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
     if run.sampler is None:
-        for key in _SAMPLER[1:]:
-            if (value := getattr(run, key)) is not None:
-                raise ValueError(f"{key} must be null without a sampler, got {value}; try sampler=vllm")
+        _require_defaults(run, NO_SAMPLER, "without a sampler", "; try sampler=vllm")
         return
     if not samples:
         raise ValueError(f"sampler must be null with algo={algo}, which learns from its rows alone, got {run.sampler}")
@@ -78,20 +79,26 @@ def _check_sampler(run: RunConfig, algo: str, samples: bool) -> None:
             "sampler must be one to train by, got tgi, which takes no new weights; take vllm or sglang, and tgi in "
             "Python for rlox.BestOfN"
         )
-    local = run.sampler == "vllm-local"
-    if local and run.sampler_url is not None:
-        raise ValueError(f"sampler_url must be null with sampler=vllm-local, which is no server, got {run.sampler_url}")
-    if not local and run.sampler_url is None:
+    if run.sampler == "vllm-local":
+        of_servers = {key: NO_SAMPLER[key] for key in ("sampler_url", "sampler_on_failure")}
+        _require_defaults(run, of_servers, "with sampler=vllm-local, which is no server")
+    elif run.sampler_url is None:
         raise ValueError(
             f"sampler_url must be given for sampler={run.sampler}, got null; try sampler_url=http://127.0.0.1:8000"
         )
 
 
+def _require_defaults(run: RunConfig, keys: Mapping[str, Any], why: str, remedy: str = "") -> None:
+    """A ValueError unless each of `keys` has its default."""
+    for key, default in keys.items():
+        if (value := getattr(run, key)) != default:
+            raise ValueError(f"{key} must be {'null' if default is None else default} {why}, got {value}{remedy}")
+
+
 def refuse_language(run: RunConfig, algo: str) -> None:
     """A ValueError where keys of language models stand beside an algorithm that trains none."""
-    for key in ("model", "tokenizer", "reward", "reward_weights", "conversation", *_SAMPLER):
-        if (value := getattr(run, key)) is not None:
-            raise ValueError(f"{key} must be null with algo={algo}, which trains no language model, got {value}")
+    keys = dict.fromkeys(("model", "tokenizer", "reward", "reward_weights", "conversation")) | NO_SAMPLER
+    _require_defaults(run, keys, f"with algo={algo}, which trains no language model")
     if run.eval.dataset is not None:
         raise ValueError(
             f"eval.dataset must be null with algo={algo}, which is evaluated on env, got {run.eval.dataset}"

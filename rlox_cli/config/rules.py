@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint, one_line
-from rlox.config import BufferConfig, DatasetConfig, OffPolicyConfig, RunConfig, nearest, tuned_pairs
+from rlox.config import (
+    BufferConfig,
+    DatasetConfig,
+    MmapBufferConfig,
+    OffPolicyConfig,
+    RayConfig,
+    RemoteConfig,
+    RunConfig,
+    nearest,
+    tuned_pairs,
+)
 from rlox.offline.dataset import check_source
 from rlox_cli.config.imports import import_modules, resolve_reward
 from rlox_cli.config.language import check_language, refuse_language
@@ -32,6 +43,9 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
         With the key, the rule and the value.
     """
     _check_known(run)
+    _check_distributed(run, algo)
+    _check_ray(run)
+    _check_remote(run)
     if run.language:
         import_modules(run.imports)
         check_language(run, algo)
@@ -80,6 +94,22 @@ def _check_known(config: Any, at: str = "") -> None:
         _check_known(value, f"{at}{name}.")
 
 
+def _check_distributed(run: RunConfig, algo: str) -> None:
+    if run.distributed is None:
+        return
+    if not resolve(ALGORITHMS[algo].cls).data_parallel:
+        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.cls).data_parallel]
+        raise ValueError(f"distributed must be null with algo={algo}, got {run.distributed}; try {', '.join(able)}")
+    for key, value, meant in (
+        ("backend", run.backend == "native" and "native", "auto or torch"),
+        ("sampler", run.sampler, "null"),
+        ("env.backend", run.env.backend == "envpool" and "envpool", "auto or gymnasium"),
+        ("buffer", isinstance(run.buffer, MmapBufferConfig) and "mmap", "uniform or prioritized"),
+    ):
+        if value:
+            raise ValueError(f"{key} must be {meant} with distributed={run.distributed}, got {value}")
+
+
 def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
     if not isinstance(run.algo, OffPolicyConfig):
         if run.buffer is not None:
@@ -99,6 +129,33 @@ def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
             f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "
             f"got {run.algo.learning_starts}"
         )
+
+
+def _check_remote(run: RunConfig) -> None:
+    if run.remote.addresses or getattr(run.algo, "worker_addresses", None):
+        if find_spec("grpc") is None:
+            raise ValueError(
+                'remote.addresses needs grpcio, which is not installed; try: pip install "rlox-cli[distributed]"'
+            )
+        return
+    for name, usual in vars(RemoteConfig()).items():
+        if (value := getattr(run.remote, name)) != usual:
+            raise ValueError(
+                f"remote.{name} must be left out where no worker is named, got {value}; try "
+                "remote.addresses=[host:port] (`rlox worker --env ID` starts one)"
+            )
+
+
+def _check_ray(run: RunConfig) -> None:
+    if getattr(run.algo, "actors", None) == "ray":
+        if find_spec("ray") is None:
+            raise ValueError('algo.actors=ray needs Ray, which is not installed; try: pip install "rlox-cli[ray]"')
+        return
+    for name, usual in vars(RayConfig()).items():
+        if (value := getattr(run.ray, name)) != usual:
+            raise ValueError(
+                f"ray.{name} must be left out unless actors run on Ray, got {value}; try algo=impala algo.actors=ray"
+            )
 
 
 def _check_dataset(run: RunConfig, algo: str) -> None:
@@ -122,6 +179,7 @@ def _check_dataset(run: RunConfig, algo: str) -> None:
             ("compile", run.compile, "false"),
             ("env.reward_fn", run.env.reward_fn, "null"),
             ("env.workers", run.env.workers, "0"),
+            ("remote.addresses", run.remote.addresses, "[]"),
             ("env.backend", run.env.backend != "auto" and run.env.backend, "auto"),
         ):
             if value:

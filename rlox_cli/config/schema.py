@@ -6,6 +6,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -16,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.buffers import buffer_config_class
-from rlox.config import RunConfig
+from rlox.config import RayResources, RunConfig
 from rlox_cli.config.language import is_function
 from rlox_cli.config.ranges import OptunaConfig
 from rlox_cli.config.shipped import shipped
 from rlox_cli.config.sources import AlgorithmSource, BufferSource, DatasetSource, GymEnvSource, RowsSource
+from rlox_cli.terminal.errors import UsageError
 
 CONFIG_MODULE = "rlox_cli.conf"
 CONFIG_NAME = "config"
@@ -32,7 +34,9 @@ SECTION_OF = {
     "EnvConfig": "env.",
     "DatasetConfig": "dataset.",
     "EvalConfig": "eval.",
+    "RemoteConfig": "remote.",
     "CheckpointConfig": "checkpoint.",
+    "RayConfig": "ray.",
     "MlflowConfig": "logger.mlflow.",
     "WandbConfig": "logger.wandb.",
     "TensorboardConfig": "logger.tensorboard.",
@@ -50,6 +54,18 @@ class SweeperConfig:
     max_batch_size: int | None = None  # jobs that are handed to the launcher at once; null: all
     retries: int = 2  # how often in a row a job that died may be tried again without having come further
     plot: bool = True  # draw the learning curves when all is done
+
+
+@dataclass
+class RayLauncherConfig(RayResources):
+    """The jobs of a sweep on Ray: rlox train -m hydra/launcher=ray …"""
+
+    _target_: str = "rlox_cli.sweep.ray.RayLauncher"
+    n_jobs: int = -1  # jobs at once at most; -1: as many as the CPUs, GPUs and resources allow
+
+    def rules(self):
+        yield from super().rules()
+        yield "n_jobs", self.n_jobs == -1 or self.n_jobs >= 1, "be -1 or >= 1"
 
 
 class OwnFolderFirst(SearchPathPlugin):
@@ -74,6 +90,7 @@ def register() -> None:
         _store("buffer", f"{name}_schema", buffer_config_class(name))
     _store("hydra/sweeper", "rlox", SweeperConfig)
     _store("hydra/sweeper", "optuna_schema", OptunaConfig)
+    _store("hydra/launcher", "ray_schema", RayLauncherConfig)
     Plugins.instance().register(GymEnvSource)
     Plugins.instance().register(AlgorithmSource)
     Plugins.instance().register(BufferSource)
@@ -90,6 +107,28 @@ def _store(group: str, name: str, kind: type) -> None:
     if _STORED.get((group, name)) is not kind:
         ConfigStore.instance().store(name, kind, group or None)
         _STORED[group, name] = kind
+
+
+def ray_settings(cfg: DictConfig) -> RayLauncherConfig | None:
+    """The settings of hydra/launcher=ray in a composed configuration; None for another launcher.
+
+    Raises
+    ------
+    UsageError
+        For a value that breaks a rule, and beside a sweeper that starts its launcher by itself.
+    ImportError
+        Where Ray is not installed, with the remedy.
+    """
+    if cfg.hydra.launcher.get("_target_") != RayLauncherConfig._target_:
+        return None
+    if cfg.hydra.runtime.choices["hydra/sweeper"] not in ("basic", "rlox", "optuna"):
+        raise UsageError("hydra/launcher=ray must stand beside hydra/sweeper=rlox or optuna; leave one of them out")
+    if find_spec("ray") is None:
+        raise ImportError('hydra/launcher=ray needs Ray, which is not installed; try: pip install "rlox-cli[ray]"')
+    try:
+        return RayLauncherConfig.from_kwargs("hydra.launcher", **OmegaConf.to_container(cfg.hydra.launcher))
+    except (ValueError, TypeError) as e:
+        raise UsageError(str(e).replace("RayLauncherConfig: ", "hydra.launcher.")) from e
 
 
 def run_name(algo: str, env: str, seed: int) -> str:

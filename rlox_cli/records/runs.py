@@ -27,8 +27,8 @@ LANGUAGE = tuple(
     tracker_name(name) for name in ("mean_reward", "accuracy", "kl", "entropy", "completion_length", "clip_fraction")
 )
 _COLLECT, _UPDATE = "time/collect_s", "time/update_s"
-# What makes no other experiment of a run: its seed, where it is logged, how often it is saved.
-_BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time")
+# What makes no other experiment of a run: its seed, where it is logged, how often it is saved, on which cluster it ran.
+_BESIDE = ("seed", "logger", "checkpoint", "reference", "max_time", "ray", "remote")
 _MOST_LISTED = 4
 PATH = "path"  # --by path: the runs of each PATH that was typed
 

@@ -26,6 +26,8 @@ _SECTIONS = {
     "dataset": configs.DatasetConfig,
     "eval": configs.EvalConfig,
     "checkpoint": configs.CheckpointConfig,
+    "ray": configs.RayConfig,
+    "remote": configs.RemoteConfig,
     "logger.mlflow": configs.MlflowConfig,
     "logger.wandb": configs.WandbConfig,
     "logger.tensorboard": configs.TensorboardConfig,
@@ -76,7 +78,12 @@ def _table(cls: type, prefix: str, tuned_values: dict[str, Any] | None = None) -
     hints, meaning = typing.get_type_hints(cls), comments(cls)
     for item in fields(cls):
         default = _default(item)
-        if is_dataclass(default) or item.name in _CHOSEN or hints[item.name] is configs.LoggerConfig:
+        if (
+            item.name.startswith("_")
+            or is_dataclass(default)
+            or item.name in _CHOSEN
+            or hints[item.name] is configs.LoggerConfig
+        ):
             continue
         kind = hints[item.name]
         kind_name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
@@ -114,6 +121,11 @@ def show_keys(topics: list[str]) -> None:
 
             console.print(f"{topic}: {inspect.getdoc(OptunaConfig)}")
             print_table(console, _table(OptunaConfig, f"{topic}."))
+        elif topic == "hydra.launcher":
+            from rlox_cli.config.schema import RayLauncherConfig
+
+            console.print(f"{topic}: {inspect.getdoc(RayLauncherConfig)}")
+            print_table(console, _table(RayLauncherConfig, f"{topic}."))
         elif topic.startswith("dataset="):
             console.print(topic, markup=False)
             print_dataset(open_dataset(topic[8:]), console)

@@ -39,7 +39,7 @@ def build(config: RunConfig, algo: str, folder: Path, console: Console | None = 
         algorithm = _on_dataset(cls, config)
     else:
         env, arguments = config.env, _arguments(config, folder)
-        algorithm = cls(env.id, env.n_envs, config.seed, env_kwargs=env.kwargs, **arguments)
+        algorithm = cls(env.id, n_envs=env.n_envs, seed=config.seed, env_kwargs=env.kwargs, **arguments)
     try:
         if config.init_from is not None:
             with _notes("init_from:", console or Console(stderr=True)):
@@ -67,7 +67,9 @@ def restored(config: RunConfig, algo: str, checkpoint: Path, console: Console, t
     with _notes("from_checkpoint:", console):
         arguments = _offline_arguments(config) if config.offline else _arguments(config, checkpoint.parent.parent)
         algorithm = cls.from_checkpoint(checkpoint, env_id=config.env.id if trusted else None, **arguments)
-    if not config.offline and (note := algorithm.collector.restore_note()) is not None:
+    # Before the first step there is nothing to be lost.
+    acted = not config.offline and algorithm.counters.env_steps > 0
+    if acted and (note := algorithm.collector.restore_note()) is not None:
         console.print(note, soft_wrap=True, markup=False)
     return algorithm
 
@@ -143,8 +145,10 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "env_wrappers": config.env.wrappers,
         "env_workers": config.env.workers,
         "env_backend": config.env.backend,
+        **({"remote": config.remote} if config.remote.addresses else {}),
         "reward_fn": resolve_reward(config.env.reward_fn, config.imports),
         **_memory(config.buffer, folder),
         **({} if config.dataset is None else {"dataset": open_dataset(config.dataset)}),
+        **({"ray": config.ray} if getattr(config.algo, "actors", None) == "ray" else {}),
         "config": config.algo,
     }

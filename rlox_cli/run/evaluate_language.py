@@ -16,6 +16,7 @@ from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line, trained_for
 from rlox.config import RunConfig
 from rlox_cli.config.imports import import_modules, require_typed
+from rlox_cli.config.language import NO_SAMPLER
 from rlox_cli.config.saved import configuration
 from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.language import restore_language
@@ -160,4 +161,4 @@ def _run(path: Path, header: dict[str, Any], imports: list[str]) -> RunConfig:
     import_modules(imports)
     config, _ = configuration(run, imports, path)
     # Here the model samples itself: a server may be gone, or another training's by now.
-    return replace(config, **dict.fromkeys(("sampler", "sampler_url", "sampler_folder", "sampler_tolerance")))
+    return replace(config, **NO_SAMPLER)

@@ -1,16 +1,25 @@
-"""The function that Hydra runs, in this process or in a launcher's; importable by name, since launchers pickle it."""
+"""What a job is in this process: the function that Hydra, or a launcher, runs, and runs by the ranks of torchrun.
+
+Launchers pickle the first by its name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.console import Console
 
+from rlox.config import RunConfig
+from rlox.distributed.ranks import Group, join
 from rlox_cli.config.imports import import_modules
 from rlox_cli.config.schema import to_run_config
-from rlox_cli.run.runner import Outcome, run
+from rlox_cli.run.resume import prepare
+from rlox_cli.run.runner import Outcome, resume, run
 from rlox_cli.terminal.console import make_console
+from rlox_cli.terminal.errors import UsageError
 
 # What the jobs of this process have done: hydra.main itself returns nothing. `rlox train` makes the lists; where they
 # are None a launcher has carried the job into a process of its own, and failures are its to report.
@@ -33,3 +42,45 @@ def train(cfg: DictConfig) -> dict[str, float]:
     if OUTCOMES is not None:
         OUTCOMES.append(outcome)
     return outcome.final
+
+
+def together(config: RunConfig, algo: str, make_folder: Callable[[], Path], console: Console) -> Outcome | None:
+    """A new run by the ranks that torchrun has started, each of which calls this; its outcome, on rank 0 alone.
+
+    Where torchrun has started them again, the run of the attempt before goes on from its last checkpoint.
+    """
+    group = join(config.distributed_timeout_s)
+    with group.said():
+        name, again = group.kept("folder", lambda: str(make_folder()))
+        folder = Path(name)
+        if again and group.from_first((folder / "checkpoints" / "last.safetensors").is_file):
+            return _resumed(group, name, [], [], config.imports, console)
+        outcome = run(config, algo, folder, console, again=again or group.rank > 0)
+        group.leave()
+    return None if group.rank else outcome
+
+
+def resume_together(
+    name: str, flags: list[str], overrides: list[str], modules: list[str], timeout_s: float, console: Console
+) -> Outcome | None:
+    """Go on with the run `name` by the ranks that torchrun has started; as `together`."""
+    group = join(timeout_s)
+    with group.said():
+        import_modules(modules)
+        name, again = group.kept("run", lambda: name)
+        if again and Path(name).is_file():
+            name = str(Path(name).parent.parent)  # the attempt before has come further
+        return _resumed(group, name, flags, overrides, modules, console)
+
+
+def _resumed(
+    group: Group, name: str, flags: list[str], overrides: list[str], modules: list[str], console: Console
+) -> Outcome | None:
+    found = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
+    if found is not None and found.config.distributed is None:
+        raise UsageError(
+            f"distributed must be ddp where torchrun has started {group.size} processes, got null; add distributed=ddp"
+        )
+    outcome = None if found is None else resume(found, console)
+    group.leave()
+    return None if group.rank else outcome

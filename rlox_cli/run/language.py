@@ -55,7 +55,13 @@ def _sampler(config: RunConfig) -> dict[str, Any]:
     from rlox.llm.backends import create_backend
 
     server = {} if config.sampler_url is None else {"url": config.sampler_url, "token": os.environ.get(_SAMPLER_TOKEN)}
-    made = create_backend(config.sampler, folder=config.sampler_folder, tolerance=config.sampler_tolerance, **server)
+    made = create_backend(
+        config.sampler,
+        folder=config.sampler_folder,
+        tolerance=config.sampler_tolerance,
+        on_failure=config.sampler_on_failure,
+        **server,
+    )
     return {"sampler": made}
 
 

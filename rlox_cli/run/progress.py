@@ -17,6 +17,7 @@ from rlox.callbacks import Callback
 _LINE_EVERY_S = 10.0
 _BAR, _NARROW_BAR, _SHORTEST_BAR = 24, 8, 4  # columns
 _WIDE = 110  # columns from which on the bar is whole
+_MOST_ACTORS = 16  # that have a line
 _SMOOTHING = 0.9  # what each row keeps of the speed before it
 _LOSSES = (
     ("policy", "policy_loss"),
@@ -28,6 +29,7 @@ _LOSSES = (
     ("penalty", "cql_penalty"),
     ("accuracy", "accuracy"),
     ("kl", "kl"),
+    ("lag", "actors/lag_mean"),
     ("loss", "loss"),
 )
 
@@ -49,6 +51,7 @@ class ProgressCallback(Callback):
         self._shown_at = 0.0
         self._step = 0
         self._parts: list[str] = []
+        self._actors: list[str] = []  # a line each, of an algorithm that has actors
         self._evaluation = ""
         self._updates = 0
         self._learning = True  # until a row without an update
@@ -80,6 +83,7 @@ class ProgressCallback(Callback):
         if now - self._shown_at >= every or (self._live is not None and step >= self.total_steps):
             self._shown_at = now
             self._parts = self._state(metrics)
+            self._actors = _actor_lines(algorithm)
             if self._live is None:
                 parts = [f"{self.label}  {step:,}/{self.total_steps:,} {self.unit}", *self._parts, self._left(now)]
                 self.console.print("  ".join(filter(None, parts)), soft_wrap=True, markup=False)
@@ -139,7 +143,7 @@ class ProgressCallback(Callback):
         return [part for part in (self._speed(), played, self._evaluation, *losses) if part]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The live line: never more than one; what does not fit is left out from its end."""
+        """The live line, and one for each actor; what does not fit is left out from their ends."""
         width = options.max_width - 1  # a full line makes some terminals begin another one
         done = min(1.0, self._step / max(1, self.total_steps))
         bar = _BAR if width >= _WIDE else _NARROW_BAR
@@ -158,3 +162,13 @@ class ProgressCallback(Callback):
             yield ProgressBar(total=max(1, self.total_steps), completed=done * max(1, self.total_steps), width=bar)
             yield Text(" ", end="")
         yield Text(line, no_wrap=True, overflow="crop", end="")
+        for actor in self._actors:
+            yield Text(f"\n  {actor}", no_wrap=True, overflow="crop", end="")
+
+
+def _actor_lines(algorithm) -> list[str]:
+    """What each actor does, where there are such, and a terminal has room for them."""
+    collector = getattr(algorithm, "collector", None)
+    lines = [] if collector is None else collector.lines()
+    more = [f"and {len(lines) - _MOST_ACTORS} more"] if len(lines) > _MOST_ACTORS else []
+    return [*lines[:_MOST_ACTORS], *more]

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line, trained_for, versions
 from rlox.config import RunConfig
+from rlox.distributed.ranks import current, saved_ranks
 from rlox.tracking.record import FILE, Ledger, is_alive
 from rlox.tracking.store import read_config
 from rlox_cli.config.compose import composed
@@ -118,9 +119,17 @@ def prepare(
     others = [f"{name} {was} -> {now.get(name)}" for name, was in _versions(checkpoint) if now.get(name) != was]
     if others:
         console.print(f"made by other versions, so that last bits may differ: {', '.join(others)}", soft_wrap=True)
-    if config.buffer is not None and "memory" not in checkpoint.header:
+    if (n_saved := saved_ranks(checkpoint.header)) != (ranks := current().size):
+        who = f"{n_saved} ranks" if n_saved > 1 else "1 rank"
         console.print(
-            f"{path.name} holds no replay memory: it starts empty, and the restored policy fills it with "
+            f"saved by {who}, resumed by {ranks}: weights, optimisers, statistics and counters go on, and so do native "
+            "environments; what is drawn from now on differs",
+            soft_wrap=True,
+        )
+    if config.buffer is not None and ("memory" not in checkpoint.header or n_saved != ranks):
+        lacks = "holds no replay memory" if n_saved == ranks else "holds the replay memory of other ranks"
+        console.print(
+            f"{path.name} {lacks}: it starts empty, and the restored policy fills it with "
             f"{config.algo.learning_starts:,} steps before the first update",
             soft_wrap=True,
         )

@@ -29,6 +29,7 @@ from rlox.callbacks import (
 from rlox.callbacks.loggers import RecordLogger
 from rlox.checkpoint import load_checkpoint, versions
 from rlox.config import RunConfig
+from rlox.distributed.ranks import RankLost, current
 from rlox.envs.failures import failure_of
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
@@ -195,6 +196,8 @@ def _carry_out(
     more: Sequence[Stopper] = (),
 ) -> Outcome:
     """The training itself, from its beginning or from where the checkpoint left it that `algorithm` was made of."""
+    if algorithm.ranks.rank:
+        return _follow(algorithm, config, folder, console, changed if resumed else None)
     plain = resolved(config, algo)
     # The path that ran, so that this file gives the same run elsewhere.
     plain["backend"] = algorithm.backend
@@ -210,6 +213,8 @@ def _carry_out(
     if not resumed:
         _write_config(folder, plain)
     line = "stopping after this update, with everything saved; Ctrl-C once more stops at once"
+    if getattr(algorithm, "collector", None) is not None:
+        algorithm.collector.notify = lambda text: console.print(text, soft_wrap=True, markup=False)
     stop = StopOnSignal(Signals(lambda text: _say(text, console), line, stop_flag), stop_flag)
     timing = TimingCallback()
     play = config.eval
@@ -261,7 +266,7 @@ def _carry_out(
         except StopAtOnce as e:
             # Without an end in its record the run counts as killed: it goes on from its last checkpoint.
             last = (folder / "checkpoints" / "last.safetensors").is_file()
-            go_on = f". Go on: {resume_command(folder)}" if last else ""
+            go_on = f". Go on: {_go_on(folder)}" if last else ""
             console.print(f"stopped at once. {_last_good(folder)}{go_on}", soft_wrap=True, markup=False)
             raise Stopped(e.signal_number) from None
         except BaseException as e:
@@ -271,6 +276,8 @@ def _carry_out(
                 record.end(algorithm.counters.steps, "failed", summary(e), may_pass(e), kept)
             found = failure_of(e)
             found.running, found.saved = True, _last_good(folder)
+            if isinstance(e, RankLost):
+                found.saved += f". Go on: {_go_on(folder)}"
             raise
         finally:
             evaluations.close()
@@ -287,7 +294,7 @@ def _carry_out(
     best = checkpoints.best if evaluations.evaluations else None
     if stop.signal_number:
         console.print(
-            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: {resume_command(folder)}",
+            f"stopped at {unit[:-1]} {steps:,}; everything up to it is saved. Go on: {_go_on(folder)}",
             soft_wrap=True,
         )
         _describe(folder, config, best is not None, console)
@@ -305,6 +312,36 @@ def _carry_out(
     played = f"; beside it {evaluations.beside_s:.1f} s of evaluations" if evaluations.beside_s else ""
     console.print(f"  {'time':<12} {shares}{played}", soft_wrap=True)
     return Outcome(folder, steps, seconds, final, best)
+
+
+def _follow(
+    algorithm: Any, config: RunConfig, folder: Path, console: Console, changed: Mapping[str, Any] | None
+) -> Outcome:
+    """The part that another rank than the first has in a training: what evaluates, records and saves is rank 0's."""
+    stop = StopOnSignal(Signals(lambda text: None))
+    started = time.perf_counter()
+    try:
+        plan(algorithm, config, console, changed)
+        algorithm.callbacks.extend([stop])
+        with stop.signals:
+            algorithm.train()
+    except StopAtOnce as e:
+        raise Stopped(e.signal_number) from None
+    except Exception as e:
+        failure_of(e).running = True
+        raise
+    finally:
+        algorithm.close()
+    if stop.signal_number:
+        raise Stopped(stop.signal_number)
+    return Outcome(folder, algorithm.counters.steps, time.perf_counter() - started, {}, None)
+
+
+def _go_on(folder: Path) -> str:
+    """What to type to go on with this run."""
+    ranks = current()
+    start = f"torchrun --standalone --nproc-per-node={ranks.size} -m " if ranks.joined else ""
+    return start + resume_command(folder)
 
 
 def _score(config: RunConfig, value: float | None) -> str:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.console import Console
 
 from rlox.tracking.record import FILE as RECORD
 from rlox_cli.config.saved import configuration
+from rlox_cli.config.schema import ray_settings
 from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
 from rlox_cli.records.runs import unit_of
 from rlox_cli.run.resume import main as resume
@@ -154,9 +155,17 @@ class Launch:
             # Long texts, which launchers copy for every job.
             self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""
         self._callbacks = Callbacks(self._config)
-        self._launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(KnownJobs(), self._callbacks), task_function=train, config=self._config
-        )
+        context = {"hydra_context": HydraContext(KnownJobs(), self._callbacks), "task_function": train}
+        self._close: Callable[[], None] = lambda: None
+        if settings := ray_settings(config):
+            # Hydra starts plugins of its own package alone.
+            from rlox_cli.sweep.ray import RayLauncher
+
+            self._launcher = ray = RayLauncher(settings)
+            ray.setup(**context, config=self._config)
+            self._close = ray.close
+        else:
+            self._launcher = Plugins.instance().instantiate_launcher(**context, config=self._config)
         self._launched = self._barren = 0  # jobs, and launches in a row that failed before any job began
         self._tries: dict[str, tuple[int, int]] = {}  # id -> newest checkpoint at the last try, tries without a newer
         self._gone_on: set[str] = set()  # failed for good, and tried once more because that was asked for
@@ -189,6 +198,7 @@ class Launch:
             raise
         finally:
             _is_parent = False
+            self._close()
             self._callbacks.on_multirun_end(config=self._config, config_name=None)
             if not (flag.exists() and flag.read_text()):  # what still runs has to see it; the next start removes it
                 flag.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ _MACHINE = (OSError, MemoryError, ImportError)
 _REFUSED = (ValueError, TypeError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # Frames of these say nothing to who wrote an environment.
 _LIBRARIES = {
-    *("gymnasium", "numpy", "scipy", "torch", "ale_py", "envpool", "cloudpickle", "joblib", "optuna", "minari"),
+    *("gymnasium", "numpy", "scipy", "torch", "ale_py", "envpool", "cloudpickle", "joblib", "optuna", "minari", "ray"),
     *("hydra", "omegaconf", "antlr4", "typer", "click", "rich", "yaml", "safetensors", "pyarrow", "h5py"),
     *("mlflow", "wandb", "tensorboard", "matplotlib", "plotly", "sqlalchemy", "PIL", "imageio", "imageio_ffmpeg"),
 }

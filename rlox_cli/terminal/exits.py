@@ -37,5 +37,8 @@ def reported(verb: str) -> Iterator[None]:
         # Hydra and its plugins may end the process themselves; an environment must not.
         if os.environ.get("RLOX_TRACEBACK") == "1" or (isinstance(e, SystemExit) and not is_of_user(e)):
             raise
-        print(f"rlox {verb}: {account(e)}", file=sys.stderr)
+        rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        # A rank that only lost another one has nothing to say that rank 0 does not.
+        if not rank or type(e).__name__ != "RankLost":
+            print(f"rlox {verb}: {f'rank {rank}: ' if rank else ''}{account(e)}", file=sys.stderr)
         raise typer.Exit(exit_code(e)) from None

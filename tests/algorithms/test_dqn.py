@@ -418,30 +418,42 @@ PINNED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["native", "torch"])
-@pytest.mark.parametrize("kind", PINNED)
-def test_pinned_trajectory(kind, backend):
-    program = f"""
+@pytest.fixture(scope="module")
+def trajectories():
+    """By kind and backend; one process makes all, since its start takes longer than they do."""
+    program = """
 import json
 from rlox.algorithms import DQN
 from rlox.callbacks.loggers import LoggerCallback
-rows = []
 class Rows(LoggerCallback):
+    def __init__(self):
+        self.rows = []
     def log(self, step, metrics):
         if "loss/q" in metrics:
-            rows.append([metrics["loss/" + name] for name in ("q", "q_value", "td_error", "grad_norm")])
-rainbow = dict(dueling=True, n_step=3, prioritized=True) if {kind!r} == "rainbow" else dict(double_dqn=False)
+            self.rows.append([metrics["loss/" + name] for name in ("q", "q_value", "td_error", "grad_norm")])
+kinds = {"plain": dict(double_dqn=False), "rainbow": dict(dueling=True, n_step=3, prioritized=True)}
 settings = dict(hidden_sizes=[16, 16], batch_size=16, buffer_size=500, learning_starts=32, target_update_freq=16)
-DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=Rows(), backend={backend!r}, **rainbow,
-    **settings).train(64)
-print(json.dumps(rows))
+found = {}
+for kind, own in kinds.items():
+    for backend in ("native", "torch"):
+        log = Rows()
+        DQN("CartPole-v1", n_envs=4, seed=7, train_freq=8, learning_rate=1e-2, logger=log, backend=backend, **own,
+            **settings).train(64)
+        found[kind + " " + backend] = log.rows
+print(json.dumps(found))
 """
     level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
     )
-    np.testing.assert_allclose(json.loads(done.stdout), PINNED[kind], rtol=1e-4)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("kind", PINNED)
+def test_pinned_trajectory(kind, backend, trajectories):
+    np.testing.assert_allclose(trajectories[f"{kind} {backend}"], PINNED[kind], rtol=1e-4)
 
 
 def test_a_subclass_that_changes_the_sample_is_asked_for_each():

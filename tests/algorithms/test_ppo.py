@@ -75,26 +75,38 @@ PINNED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["native", "torch"])
-@pytest.mark.parametrize("env", PINNED)
-def test_pinned_trajectory(env, backend):
+@pytest.fixture(scope="module")
+def trajectories():
+    """By environment and backend; one process makes all, since its start takes longer than they do."""
     program = f"""
 import json
 from rlox.algorithms import PPO
 from rlox.callbacks.loggers import LoggerCallback
-rows = []
 class Rows(LoggerCallback):
+    def __init__(self):
+        self.rows = []
     def log(self, step, metrics):
-        rows.append([metrics["loss/value"], metrics["loss/entropy"], metrics["loss/grad_norm"]])
-PPO({env!r}, n_envs=4, seed=7, n_steps=32, batch_size=64, logger=Rows(), backend={backend!r}).train(640)
-print(json.dumps(rows))
+        self.rows.append([metrics["loss/value"], metrics["loss/entropy"], metrics["loss/grad_norm"]])
+found = {{}}
+for env in {[*PINNED]}:
+    for backend in ("native", "torch"):
+        log = Rows()
+        PPO(env, n_envs=4, seed=7, n_steps=32, batch_size=64, logger=log, backend=backend).train(640)
+        found[env + " " + backend] = log.rows
+print(json.dumps(found))
 """
     level = {"RLOX_CPU_LEVEL": "2"} if platform.machine() == "x86_64" and sys.platform == "linux" else {}
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **level}, capture_output=True, text=True, check=True
     )
-    np.testing.assert_allclose(json.loads(done.stdout), PINNED[env], rtol=1e-4)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("env", PINNED)
+def test_pinned_trajectory(env, backend, trajectories):
+    np.testing.assert_allclose(trajectories[f"{env} {backend}"], PINNED[env], rtol=1e-4)
 
 
 def test_the_last_update_of_a_linear_schedule_learns():

@@ -14,10 +14,10 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_vtrace.json").read_text())
 INF = float("inf")
 
 
-def oracle(log_rho, r, v, done, last, gamma, rho_bar, c_bar, cut, after):
+def oracle(log_rho, r, v, done, last, gamma, rho_bar, c_bar, cut, after, lam=1.0):
     """Equation 1 in float64, one step at a time."""
     ratio = np.exp(log_rho)
-    rho, c = np.minimum(ratio, rho_bar), np.minimum(ratio, c_bar)
+    rho, c = np.minimum(ratio, rho_bar), lam * np.minimum(ratio, c_bar)
     vs, pg, x, v_next, vs_next = np.zeros(len(r)), np.zeros(len(r)), 0.0, last, last
     for t in reversed(range(len(r))):
         if done[t] or cut[t]:
@@ -55,26 +55,34 @@ def test_recorded_values(case):
     c_bar=st.sampled_from([0.0, 0.5, 1.0, INF]),
     p=st.sampled_from([0.0, 0.1, 1.0]),
     with_cut=st.booleans(),
+    lam=st.sampled_from([0.0, 0.95, 1.0]),
 )
-def test_both_forms_agree_with_the_oracle(seed, n_steps, n, gamma, rho_bar, c_bar, p, with_cut):
+def test_both_forms_agree_with_the_oracle(seed, n_steps, n, gamma, rho_bar, c_bar, p, with_cut, lam):
     log_rho, r, v, done, cut, after, last = rollout(seed, n_steps, n, p)
     if not with_cut:
         cut[:] = False
     columns = [
-        oracle(*(x[:, i] for x in (log_rho, r, v, done)), last[i], gamma, rho_bar, c_bar, cut[:, i], after[:, i])
+        oracle(*(x[:, i] for x in (log_rho, r, v, done)), last[i], gamma, rho_bar, c_bar, cut[:, i], after[:, i], lam)
         for i in range(n)
     ]
     expected = np.array(columns).transpose(1, 2, 0)
     kw = {"truncated": cut, "next_values": after} if with_cut else {}
-    rows = compute_vtrace(log_rho, r, v, done, last, gamma, rho_bar, c_bar, **kw)
+    rows = compute_vtrace(log_rho, r, v, done, last, gamma, rho_bar, c_bar, gae_lambda=lam, **kw)
     np.testing.assert_allclose(rows, expected, rtol=1e-10, atol=1e-10)
     kw = {name: x[:, 0] for name, x in kw.items()}
     single = compute_vtrace(
-        *(x[:, 0] for x in (log_rho, r, v)), done[:, 0].astype(float), last[0], gamma, rho_bar, c_bar, **kw
+        *(x[:, 0] for x in (log_rho, r, v)),
+        done[:, 0].astype(float),
+        last[0],
+        gamma,
+        rho_bar,
+        c_bar,
+        gae_lambda=lam,
+        **kw,
     )
     np.testing.assert_allclose(single, expected[:, :, 0], rtol=1e-10, atol=1e-10)
     small = compute_vtrace(
-        log_rho[:, 0].astype("f4"), r[:, 0], v[:, 0], done[:, 0], last[0], gamma, rho_bar, c_bar, **kw
+        log_rho[:, 0].astype("f4"), r[:, 0], v[:, 0], done[:, 0], last[0], gamma, rho_bar, c_bar, gae_lambda=lam, **kw
     )
     assert small[1].dtype == np.float32
     scale = 1 + np.abs(expected[:, :, 0]).max(initial=0)

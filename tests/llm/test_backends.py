@@ -7,10 +7,12 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import forked
 import numpy as np
 import pytest
 import servers
@@ -22,7 +24,8 @@ from rlox.algorithms import DPO, GRPO, SFT, BestOfN, OnlineDPO
 from rlox.callbacks import Callback, CheckpointCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.config import DatasetConfig, GRPOConfig, RunConfig, SFTConfig
-from rlox.llm.backends import Backend, ServerLost, create_backend, served, wire
+from rlox.llm import client
+from rlox.llm.backends import Backend, ServerLost, create_backend, served
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Settings
 from rlox_cli.config.language import check_language
@@ -264,6 +267,12 @@ def test_a_tolerance_can_be_set():
     with servers.VLLM(toy.model(scale=2.0), stale=("embed_tokens",)) as fake:
         _, rows = trained(create_backend("vllm", url=fake.url, tolerance=100.0), 3)
         assert rows[-1]["sampler/probe_gap"] > 1e-3
+
+
+@pytest.mark.parametrize("kind", SYNCED)
+def test_sequences_may_fill_the_servers_context(kind):
+    with FAKES[kind](toy.model(scale=2.0)) as fake:
+        trained(create_backend(kind, url=fake.url), 1, dataset=[[3] * 62], batch_size=1)
 
 
 def test_log_probabilities_before_the_temperature_are_found():
@@ -695,12 +704,23 @@ URL = {"sampler_url": "http://127.0.0.1:1"}
     [
         (GRPOConfig(), URL, "sampler_url must be null without a sampler"),
         (GRPOConfig(), {"sampler_tolerance": 0.1}, "sampler_tolerance must be null without a sampler"),
+        (GRPOConfig(), {"sampler_on_failure": "wait"}, "sampler_on_failure must be stop without a sampler, got wait"),
         (
             GRPOConfig(),
             {"sampler": "tgi", **URL},
             "sampler must be one to train by, got tgi, which takes no new weights",
         ),
         (GRPOConfig(), {"sampler": "vllm-local", **URL}, "sampler_url must be null with sampler=vllm-local"),
+        (
+            GRPOConfig(),
+            {"sampler": "vllm-local", "sampler_on_failure": "wait"},
+            "sampler_on_failure must be stop with sampler=vllm-local",
+        ),
+        (
+            GRPOConfig(),
+            {"sampler": "vllm", **URL, "sampler_on_failure": "go on"},
+            "sampler_on_failure must be one of stop, wait, got 'go on'",
+        ),
         (GRPOConfig(), {"sampler": "vlm", **URL}, "sampler must be one of vllm, vllm-local, sglang, tgi, or null"),
         (GRPOConfig(), {"sampler": "vllm", "sampler_url": "localhost:1"}, "sampler_url must be a URL such as"),
         (GRPOConfig(), {"sampler": "vllm", **URL, "sampler_tolerance": 0.0}, "sampler_tolerance must be > 0"),
@@ -757,16 +777,42 @@ def test_a_server_that_dies_in_an_evaluation_leaves_a_run_that_goes_on(command, 
                 raise servers.Refused(503, {})
 
         fake.before = kill
-        monkeypatch.setattr(wire, "_LONGEST_PAUSE", 0.0)
+        monkeypatch.setattr(client, "_LONGEST_PAUSE", 0.0)
         words = ["sampler=vllm", f"sampler_url={fake.url}", "algo.sampler_correction=token_truncate"]
         code, _, err = command("train", *COPY, *words, "hydra.run.dir=run")
         assert code == 1
-        assert "the server must answer within" in err
+        assert f"VLLMBackend {fake.url}/v1/completions: the server must answer within 300 s" in " ".join(err.split())
         assert "Saved before that: run/checkpoints/last.safetensors" in " ".join(err.split())
         assert load_checkpoint("run/checkpoints/last.safetensors").header["counters"]["updates"] == 2
         fake.start()
-        code, _, err = command("train", "resume=run", "total_timesteps=3")
+        code, _, err = command("train", "resume=run", "total_timesteps=3", "sampler_on_failure=wait")
         assert not code, err
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_its_server_and_ends_as_if_nothing_had_happened(command):
+    with servers.VLLM(rlox.llm.toy.make_model()[0]) as fake:
+        words = [*COPY, "sampler=vllm", f"sampler_url={fake.url}", "algo.sampler_correction=token_truncate"]
+        assert not command("train", *words, "hydra.run.dir=whole")[0]
+
+        def kill(method, path, body):
+            if path == "/v1/completions" and fake.n_loads == 5:  # the second update of the second run
+                fake.before = None
+                fake.kill()
+                raise servers.Refused(503, {})
+
+        fake.before = kill
+        with open("err", "w") as err:
+            child = forked.Rlox("train", *words, "sampler_on_failure=wait", "hydra.run.dir=waited", stderr=err)
+            while "waiting up to 600 s until it is back" not in " ".join(Path("err").read_text().split()):
+                assert child.poll() is None, Path("err").read_text()
+                time.sleep(0.05)
+            fake.start()  # with the weights of the beginning
+            assert child.wait(60) == 0, Path("err").read_text()
+        assert fake.n_loads == 7  # the second update's weights twice
+    whole, waited = (load_checkpoint(f"{run}/checkpoints/last.safetensors").tensors for run in ("whole", "waited"))
+    for section in ("policy", "optimizer"):
+        assert all(np.array_equal(whole[section][name], waited[section][name]) for name in whole[section])
 
 
 # ---- vLLM in this process

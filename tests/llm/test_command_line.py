@@ -123,6 +123,23 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(command, here):
 
 
 @pytest.mark.slow
+def test_a_run_of_adapters_goes_on_with_its_own_model_alone(command, here):
+    (model, tok), (other, _) = (rlox.llm.toy.make_model(seed, hidden=16, layers=1) for seed in (0, 1))
+    for part in (model, tok):
+        part.save_pretrained("base")
+    words = ["algo=sft", "model=base", "dataset=sums.jsonl", "algo.lora_rank=2", *SMALL, "total_timesteps=2"]
+    done(command, "train", *words, "hydra.run.dir=run")
+    assert "reproduced exactly" in done(command, "eval", "run")
+    other.save_pretrained("base")
+    for said in (
+        refused(command, "resume=run", "total_timesteps=3"),
+        " ".join(command("eval", "run")[2].split()),
+    ):
+        assert "model must be the one that the adapters of" in said
+        assert "got one with other weights; pass that model or put it back, or start a new training on this" in said
+
+
+@pytest.mark.slow
 def test_four_commands_make_one_pipeline(command, here):
     toy = ["dataset=sums.jsonl", "total_timesteps=4", *SMALL]
     done(command, "train", "algo=sft", "model=rlox.llm.toy:make_model", *toy, "hydra.run.dir=sft")

@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import servers
 import torch
 from test_command_line import done
 from toy import PAD, tokenizer
 
 from rlox.algorithms import GRPO
 from rlox.llm import toy as shipped
+from rlox.llm.backends import create_backend
 from rlox.llm.conversations import converse
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
@@ -91,6 +93,8 @@ def test_turns_and_the_models_context_end_a_conversation():
     found, drawn = talk(Endless, [["2"]] * 9)
     assert found.turns[0] == len(drawn) == 3
     assert not found.ended[0]
+    # Positions behind the context are unknown to the model: what does not fit is left out.
+    assert len("1=") + len(found.ids[0]) == 64
 
 
 def test_a_chat_template_sets_the_answers():
@@ -140,6 +144,21 @@ def test_only_what_the_model_wrote_is_learned():
     assert all(len(ids) > n for ids, n in zip(batch.ids, batch.sequences.n_scored, strict=True) if n > 2)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_samples_conversations_up_to_its_own_context(kind):
+    fakes = {"vllm": servers.VLLM, "sglang": servers.SGLang}
+    with fakes[kind](shipped.make_model(0)[0], context=12) as fake:
+        algorithm = grid(group_size=2, sampler=create_backend(kind, url=fake.url))
+        # A prompt of three tokens; then a token and an answer of three in each turn.
+        assert algorithm.scored(4).returns.tolist() == grid(max_turns=3).scored(4).returns.tolist()
+        assert algorithm.train(2)["sampler_gap"] < 1e-5
+        assert fake.n_loads == 2
+        batch = algorithm.sample()
+        assert max(len(ids) + 3 for ids in batch.ids) == 12
+        np.testing.assert_allclose(algorithm.log_probs(batch.sequences).numpy(), batch.sampler_log_probs, atol=2e-6)
+        assert sum(path == "/v1/models" for _, path, _ in fake.seen) == 1  # asked once, however long it gets
+
+
 def test_a_run_goes_on_to_the_bit(tmp_path):
     whole, cut = grid(), grid()
     whole.train(4)
@@ -170,7 +189,10 @@ def test_the_command_line_names_the_environment(command):
         *("conversation=rlox.llm.toy:TextGridWorld", "eval.n_points=1", "eval.n_episodes=2", "algo.batch_size=2"),
     ]
     few = ["algo.max_new_tokens=1", "algo.max_turns=3", "algo.kl_coef=0", "hydra.run.dir=run"]
-    assert "grpo grid_rows seed 0: 2 updates" in done(command, "train", "algo=grpo", *words, *few)
+    with servers.VLLM(shipped.make_model()[0]) as fake:
+        sampled = ["sampler=vllm", f"sampler_url={fake.url}"]
+        assert "grpo grid_rows seed 0: 2 updates" in done(command, "train", "algo=grpo", *words, *few, *sampled)
+        assert fake.n_loads == 3  # two updates, and the evaluation at the end
     _, out, _ = command("eval", "run", "--json")
     assert json.loads(out)["n_episodes"] == 2
     code, _, err = command("train", "algo=online_dpo", *words)

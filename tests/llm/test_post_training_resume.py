@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlox.algorithms import DPO, GRPO, SFT, OnlineDPO, RewardModel
 from rlox.callbacks import Callback
-from rlox.checkpoint import load_checkpoint
+from rlox.checkpoint import load_checkpoint, save_checkpoint
+from rlox.llm import load_model
 from rlox.llm.tokens import Sequences
 
 N = 3
@@ -301,6 +302,31 @@ def test_adapters_find_the_folder_that_their_model_came_from(tmp_path):
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     sequences = Sequences([[2, 3]], [[4, 5, 6]])
     assert (SFT(merged).log_probs(sequences) - algorithm.log_probs(sequences)).abs().max() < 1e-5
+
+
+def test_adapters_go_on_with_the_model_that_they_were_trained_on_alone(tmp_path):
+    (tmp_path / "base").mkdir()
+    toy.model(scale=1.0).save_pretrained(tmp_path / "base")
+    file = tmp_path / "l.safetensors"
+    first = SFT(toy.model(scale=1.0), source=str(tmp_path / "base"), lora_rank=2)
+    first.save(file)
+    for cast in (torch.float32, torch.bfloat16):  # stored otherwise it is the same model
+        SFT.from_checkpoint(file, model=toy.model(scale=1.0).to(cast))
+    load_model(str(file))
+    other = toy.model(scale=1.0)
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight[3, 5] += 0.01
+    other.save_pretrained(tmp_path / "base")
+    said = r"model must be the one that the adapters of .*l.safetensors were trained on, got one with other weights"
+    with pytest.raises(ValueError, match=f"^SFT.from_checkpoint: {said}"):
+        SFT.from_checkpoint(file)
+    with pytest.raises(ValueError, match=f"^load_model: {said}"):
+        load_model(str(file))
+    SFT(other, lora_rank=2).init_from(file)  # as the message says
+    earlier = load_checkpoint(file)
+    assert earlier.header["model"].pop("base")  # as of a file from before it was written
+    save_checkpoint(file, earlier)
+    SFT.from_checkpoint(file)
 
 
 def test_weights_alone_start_another_training(tmp_path):

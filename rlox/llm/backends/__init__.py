@@ -13,7 +13,7 @@ _EXPORTS = {
     "KINDS": "rlox.llm.backends.create",
     "SGLangBackend": "rlox.llm.backends.sglang_server",
     "Served": "rlox.llm.backends.served",
-    "ServerLost": "rlox.llm.backends.wire",
+    "ServerLost": "rlox.llm.client",
     "TGIBackend": "rlox.llm.backends.tgi_server",
     "VLLMBackend": "rlox.llm.backends.vllm_server",
     "VLLMLocalBackend": "rlox.llm.backends.vllm_local",

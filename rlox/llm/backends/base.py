@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import os
 import shutil
 import tempfile
@@ -17,12 +16,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from rlox.config import choice, shown
+from rlox.config.run import ON_FAILURE
 from rlox.kernels.rng import Rng
+from rlox.llm.client import is_number, seconds
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.models.saved import save_pretrained, without_bars
 from rlox.llm.sampling import Completions, Settings
 
-ON_FAILURE = ("stop", "wait")
 _LEAST = -9998.0  # log-probability of a token that can be drawn: vLLM writes -9999 for minus infinity
 
 
@@ -67,6 +67,8 @@ class Backend:
         As `rlox.llm.backends.create_backend` calls it.
     capabilities : Capabilities
         What it can do.
+    context : int or None
+        Most tokens of a sequence, where the server has said so to `check`.
 
     Raises
     ------
@@ -91,6 +93,7 @@ class Backend:
         if tolerance is not None and not (is_number(tolerance) and 0 < tolerance < math.inf):
             raise ValueError(f"{where}: tolerance must be a number above 0, got {shown(tolerance)}")
         self.tolerance = tolerance
+        self.context: int | None = None
         self._folder = None if folder is None else Path(folder).absolute()
         self._own_folder: Path | None = None
         self._written = count()
@@ -229,17 +232,6 @@ class Backend:
                 "the stop ids of the request"
             )
         return ids
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def seconds(where: str, name: str, value: Any, least: float) -> float:
-    """`value` as a float; a ValueError unless it is a number of seconds."""
-    if not is_number(value) or not least <= value <= 1e6:
-        raise ValueError(f"{where}: {name} must be a number of seconds >= {least:g}, got {shown(value)}")
-    return float(value)
 
 
 def seed_of(seed: int, place: int) -> int:

@@ -16,7 +16,7 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import shown
 from rlox.kernels.rng import Rng
 from rlox.llm.backends.base import Backend
-from rlox.llm.backends.wire import ServerLost
+from rlox.llm.client import ServerLost
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.sampling import Completions, Settings
 from rlox.llm.tokens import Sequences
@@ -113,7 +113,15 @@ class Served:
         """
         if longest > self._checked:
             self.backend.check(sync=self._follows, longest=longest)
-            self._checked = longest
+            self._checked = max(longest, self.backend.context or 0)
+
+    def context(self) -> int | None:
+        """Most tokens of a sequence: the server's or the model's, whichever are fewer; None where neither says.
+
+        A server that was not asked yet is asked now; raises as `start`.
+        """
+        self.start(1)
+        return min((n for n in (self.backend.context, self._model.context) if n is not None), default=None)
 
     def complete(
         self, prompts: Sequence[Any], n: int, settings: Settings, seed: int, step: int, version: Hashable
@@ -192,7 +200,9 @@ class Served:
         sampled = _largest(ours, np.concatenate(drawn.log_probs))
         if not backend.capabilities.scoring:
             return sampled, False
-        whole = np.concatenate([ids, drawn.ids[0]])
+        # Behind what they score, servers draw one token more.
+        context = self.context()
+        whole = np.concatenate([ids, drawn.ids[0]])[: None if context is None else max(2, context - 1)]
         scored = _largest(self._log_probs(Sequences([whole[:1]], [whole[1:]]), 1.0), backend.score([whole])[0])
         return max(sampled, scored), scored <= self._tolerance
 

@@ -61,7 +61,8 @@ class VLLMLocalBackend(Backend):
 
     def check(self, sync: bool = False, longest: int = 0) -> None:
         most = self._settings.get("max_model_len")
-        if isinstance(most, int) and longest > most:
+        self.context = most if isinstance(most, int) else None
+        if self.context is not None and longest > self.context:
             raise ValueError(
                 f"{self.where}: max_model_len must hold prompt and completion of {longest} tokens, got {most}"
             )

@@ -17,7 +17,7 @@ from torch import nn
 
 from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.config import shown
-from rlox.llm.models.adapters import with_adapters
+from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
 from rlox.llm.models.language import LanguageModel
 
 _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
@@ -34,8 +34,9 @@ class Found(NamedTuple):
     source: str | None
 
 
-def description(model: LanguageModel, source: str | None, rewards: bool) -> dict[str, Any]:
-    """What a checkpoint's header says of a model, which may return `rewards` in place of tokens: JSON values."""
+def description(model: LanguageModel, base: str | None, source: str | None, rewards: bool) -> dict[str, Any]:
+    """What a checkpoint's header says of a model: JSON values. `base` is the fingerprint of what its adapters are
+    around; it may return `rewards` in place of tokens."""
     kind = type(model.base).__name__
     config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
     return {
@@ -44,6 +45,7 @@ def description(model: LanguageModel, source: str | None, rewards: bool) -> dict
         "eos": list(model.eos),
         "source": source,
         "adapters": hasattr(model.module, "disable_adapter"),
+        "base": base,
         "rewards": rewards,
     }
 
@@ -215,6 +217,7 @@ def _from_run(file: Path, where: str) -> Found:
     model = LanguageModel(found.module, found.tokenizer, found.eos, where)
     if saved.get("adapters"):
         model = with_adapters(model, config["lora_rank"], config["lora_alpha"], config["lora_targets"], 0)
+        require_base(saved, fingerprint(model.module), where, file)
     load_weights_(model.module, checkpoint.tensors["policy"], f"{where}: {file}")
     return Found(merged(model), found.tokenizer, found.eos, str(file.absolute()))
 

@@ -7,17 +7,11 @@ answers ``{"status": "ok"}``; what is refused is answered by ``{"error": "..."}`
 from __future__ import annotations
 
 import hmac
-import http.client
 import ipaddress
 import json
-import numbers
 import socket
 import socketserver
 import threading
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,29 +20,19 @@ import numpy as np
 
 from rlox.checkpoint import one_line
 from rlox.config import integer, require, shown
+from rlox.llm.client import Client, checked_token
 from rlox.llm.data import Text, check_text
 from rlox.llm.rewards.functions import as_scores, check_pairs, pair_excerpt
 
 MOST_BYTES = 64 << 20  # of one request
 MOST_ROWS = 65_536  # of one request
 
-_AGAIN = frozenset((429, 502, 503))  # statuses of a server that is busy, or starts
-_LONGEST_PAUSE = 30.0  # seconds between two tries
 _REMEDIES = {
     401: "pass token=, that of the server; on the command line the variable RLOX_REWARD_TOKEN holds it",
     404: "pass url=, that of RewardHTTPServer.url",
     413: "score fewer completions at a time",
     500: "the reward of the server has failed: mend it there",
 }
-
-
-def _check_token(where: str, token: Any) -> str | None:
-    """`token`, which must fit into a header."""
-    if token is not None and not (
-        isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
-    ):
-        raise ValueError(f"{where}: token must be a text of ASCII characters without spaces, got another")
-    return token
 
 
 def _is_loopback(host: str) -> bool:
@@ -218,7 +202,7 @@ class RewardHTTPServer:
         if not callable(getattr(reward, "score_batch", None)):
             raise TypeError(f"{where}: reward must have score_batch(prompts, completions), got {shown(reward)}")
         port = integer(where, "port", port, 0, 65_535)
-        token = _check_token(where, token)
+        token = checked_token(where, token)
         require(where, "host", host, str)
         if token is None and not _is_loopback(host):
             raise ValueError(
@@ -251,13 +235,6 @@ class RewardHTTPServer:
         self.close()
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A token goes to no other server than the one it was meant for."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class RemoteReward:
     """A reward that a `RewardHTTPServer` gives.
 
@@ -270,9 +247,9 @@ class RemoteReward:
     timeout : float
         Seconds to wait for the server to say something.
     retries : int
-        How often to ask again where no connection comes about or holds, or the server is busy (429, 502, 503).
+        How often to ask again where no connection comes about or holds, or the server is busy (429, 502, 503, 504).
     pause : float
-        Seconds before the first of these; each later one waits twice as long, at most 30 seconds.
+        Seconds before the first of these, at most; each later one waits twice as long, at most 30 seconds.
 
     Raises
     ------
@@ -281,18 +258,9 @@ class RemoteReward:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, retries: int = 3, pause: float = 0.5):
-        where = type(self).__name__
-        parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{where}: url must be such as 'http://127.0.0.1:8000', got {shown(url)}")
-        for name, number, least in (("timeout", timeout, 1e-3), ("pause", pause, 0)):
-            if isinstance(number, bool) or not isinstance(number, numbers.Real) or not least <= number <= 1e6:
-                raise ValueError(f"{where}: {name} must be a number of seconds >= {least}, got {shown(number)}")
-        self.url = url.rstrip("/")
-        self._where = f"{where} {self.url}"
-        self._token = _check_token(where, token)
-        self._timeout, self._pause = float(timeout), float(pause)
-        self._retries = integer(where, "retries", retries, 0)
+        self._client = Client(type(self).__name__, url, token, timeout, retries, pause, remedies=_REMEDIES)
+        self.url = self._client.url
+        self._where = f"{type(self).__name__} {self.url}"
 
     def score_batch(self, prompts: Sequence[Text], completions: Sequence[str]) -> np.ndarray:
         """(N,) float64, the server's scores.
@@ -307,11 +275,11 @@ class RemoteReward:
             If it answers anything but N finite numbers.
         """
         check_pairs(self._where, prompts, completions)
+        body = {"prompts": list(prompts), "completions": list(completions)}
         try:
-            body = json.dumps({"prompts": list(prompts), "completions": list(completions)}).encode()
-        except (TypeError, ValueError) as e:
+            answer = self._client.send("/score", body)
+        except TypeError as e:  # JSON has no such thing
             raise TypeError(f"{self._where}: prompts and completions must be texts or chats, got {one_line(e)}") from e
-        answer = self._ask(body)
         try:
             scores = json.loads(answer)["scores"]
         except (ValueError, TypeError, KeyError, RecursionError) as e:
@@ -323,40 +291,3 @@ class RemoteReward:
         return as_scores(what, scores, len(completions), lambda i: pair_excerpt(prompts[i], completions[i]))
 
     __call__ = score_batch
-
-    def _ask(self, body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(f"{self.url}/score", body, headers)
-        opener = urllib.request.build_opener(_NoRedirects)
-        pause = self._pause
-        for tries in range(self._retries + 1):
-            if tries:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            try:
-                with opener.open(request, timeout=self._timeout) as answer:
-                    return answer.read()
-            except urllib.error.HTTPError as e:
-                last: Exception = e
-                with e:
-                    if e.code not in _AGAIN:
-                        self._refused(e)
-            except (OSError, http.client.HTTPException) as e:
-                last = e
-        raise ConnectionError(
-            f"{self._where}: the server must answer, got {one_line(last)} {self._retries + 1} times; start it, or "
-            "raise timeout or retries"
-        ) from last
-
-    def _refused(self, e: urllib.error.HTTPError) -> None:
-        """Raise for an answer that would be the same again."""
-        try:
-            said = json.loads(e.read(1 << 16))["error"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, http.client.HTTPException):
-            said = e.reason
-        remedy = f"; {_REMEDIES[e.code]}" if e.code in _REMEDIES else ""
-        raise RuntimeError(
-            f"{self._where}: the server must accept the request, got {e.code} ({one_line(said)}){remedy}"
-        ) from e

@@ -1,0 +1,36 @@
+"""Workers (`rlox worker`) of this machine, for as long as a measurement takes."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def workers(env: str, n: int, *words: str) -> Iterator[list[str]]:
+    """Addresses of `n` workers with the environment; `words` are keys of it, as ``env.backend=gymnasium``."""
+    command = [sys.executable, "-m", "rlox", "worker", "--env", env, "--port", "0", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    started = [subprocess.Popen(command, **pipes) for _ in range(n)]
+    try:
+        yield [_address(process) for process in started]
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.communicate(timeout=60)
+
+
+def _address(process: subprocess.Popen) -> str:
+    if process.stdout is None:
+        raise ValueError("workers: the worker's stdout must be a pipe")
+    said = ""
+    for line in process.stdout:
+        said += line
+        for word in line.split():
+            host, _, port = word.partition(":")
+            if host == "127.0.0.1" and port.isdecimal():
+                return word
+    raise RuntimeError(f"workers: a worker must say its address, got {said!r}")

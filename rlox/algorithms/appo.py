@@ -1,0 +1,107 @@
+"""APPO: PPO's clipped loss (Schulman et al. 2017, arXiv:1707.06347) on V-trace advantages (Espeholt et al. 2018,
+arXiv:1802.01561), by actors that collect while the learner updates.
+
+The ratio that is clipped is to the policy that acted, some updates ago. Departures as in `rlox.algorithms.ppo`; there
+is no target network, as in Sample Factory (Petrenko et al. 2020, arXiv:2006.11751) and not in RLlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.config import APPOConfig, RayConfig
+from rlox.distributed import ActorCollector
+from rlox.nn.batch import RolloutBatch
+from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.schedules import scheduled
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class APPO(OnPolicyAlgorithm):
+    """Asynchronous PPO; arguments as `rlox.IMPALA` takes them, hyper-parameters of `rlox.config.APPOConfig`."""
+
+    name = "appo"
+    Config = APPOConfig
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_actors: int | None = None,
+        n_envs: int = 8,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        worker_addresses: Sequence[str] | None = None,
+        ray: RayConfig | None = None,
+        **arguments: Any,
+    ):
+        if n_actors is not None:
+            arguments["n_actors"] = n_actors
+        if worker_addresses:
+            arguments["worker_addresses"] = list(worker_addresses)
+            arguments.setdefault("actors", "grpc")
+        self.ray = ray
+        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+
+    def _make_collector(self, *args: Any, **kwargs: Any) -> Any:
+        return ActorCollector(*args, config=self.config, ray=self.ray, **kwargs)
+
+    def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        """`n_epochs` passes over the batch in minibatches; means over all minibatches, as tensors ()."""
+        import torch
+
+        from rlox.nn.losses import PPOLoss, normalized
+
+        c, progress = self.config, self.counters.progress
+        clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
+        if self.compile and c.clip_eps_schedule != "constant":
+            clip_eps = torch.tensor(clip_eps, device=self.device)  # a number would be compiled in, each one anew
+        loss_fn, compute = PPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf), self.compiled(PPOLoss.__call__)
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
+
+        history: list[dict[str, torch.Tensor]] = []
+        for _ in range(c.n_epochs):
+            for mb in batch.sample_minibatches(c.batch_size, rng=self.rng):
+                advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
+                loss, metrics = compute(
+                    loss_fn, self.policy, mb.obs, mb.actions, mb.log_probs, advantages, mb.returns, mb.values
+                )
+                if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
+                    break
+                metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+                history.append(metrics)
+            else:
+                continue
+            break
+
+        means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
+        means["explained_variance"] = batch.explained_variance()
+        return means
+
+    def update_native(self, batch: RolloutBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c, progress = self.config, self.counters.progress
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
+        columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")
+        return self.native.net.ppo(
+            *map(batch.array, columns),
+            self.rng,
+            n_epochs=c.n_epochs,
+            batch_size=c.batch_size,
+            learning_rate=self.optimizer.learning_rate,
+            clip_eps=scheduled(c.clip_eps, c.clip_eps_schedule, progress),
+            vf_coef=c.vf_coef,
+            ent_coef=c.ent_coef,
+            max_grad_norm=c.max_grad_norm,
+            clip_vf=c.clip_vf,
+            target_kl=c.target_kl,
+            normalize_advantages=c.normalize_advantages,
+        )

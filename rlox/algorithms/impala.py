@@ -1,0 +1,110 @@
+"""IMPALA: importance-weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561).
+
+Actors collect rollouts with weights that are some updates old; V-trace (`rlox.distributed.ActorCollector`) makes value
+targets and advantages of them with the learner's own values, and the update is one gradient step, as A2C's.
+
+Departures: losses are means over the batch, where the paper sums; the value loss has no factor 1/2; rewards are not
+clipped; time limits bootstrap and are no terminations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.config import IMPALAConfig, RayConfig
+from rlox.distributed import ActorCollector
+from rlox.nn.batch import RolloutBatch
+from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.schedules import scheduled
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class IMPALA(OnPolicyAlgorithm):
+    """IMPALA with actors in threads, in processes, on Ray or on other machines.
+
+    Parameters
+    ----------
+    env_id : str or callable
+        A native id, any gymnasium id, or a callable that returns a ``gymnasium.Env``.
+    n_actors : int, optional
+        Actors; 2 by default.
+    n_envs : int
+        Environments of each actor.
+    seed : int
+        Decides initial weights, environments and actions.
+    policy, logger, callbacks
+        As `rlox.PPO` takes them.
+    worker_addresses : list of str, optional
+        ``host:port`` of the workers (``rlox worker``) that the environments live on, shared among the actors;
+        short for ``actors="grpc"`` as well.
+    ray : RayConfig, optional
+        Where Ray is, and what an actor reserves there; for ``actors="ray"``.
+    **arguments
+        Further arguments of `rlox.PPO`, and any field of `rlox.config.IMPALAConfig`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown or ill-typed hyper-parameter, a value out of range, an unknown environment, an unfit policy.
+    """
+
+    name = "impala"
+    Config = IMPALAConfig
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_actors: int | None = None,
+        n_envs: int = 2,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        worker_addresses: Sequence[str] | None = None,
+        ray: RayConfig | None = None,
+        **arguments: Any,
+    ):
+        if n_actors is not None:
+            arguments["n_actors"] = n_actors
+        if worker_addresses:
+            arguments["worker_addresses"] = list(worker_addresses)
+            arguments.setdefault("actors", "grpc")
+        self.ray = ray
+        super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
+
+    def _make_collector(self, *args: Any, **kwargs: Any) -> Any:
+        return ActorCollector(*args, config=self.config, ray=self.ray, **kwargs)
+
+    def update(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        """One gradient step on the batch; metrics as tensors ()."""
+        from rlox.nn.losses import a2c_loss, normalized
+
+        c = self.config
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
+        advantages = normalized(batch.advantages) if c.normalize_advantages else batch.advantages
+        loss, metrics = self.compiled(a2c_loss)(
+            self.policy, batch.obs[:], batch.actions, advantages, batch.returns, batch.values, c.vf_coef, c.ent_coef
+        )
+        metrics["grad_norm"] = self.optimizer.step(loss, c.max_grad_norm)
+        metrics["explained_variance"] = batch.explained_variance()
+        return metrics
+
+    def update_native(self, batch: RolloutBatch) -> dict[str, float]:
+        """`update` in one call of the kernel; the same metrics."""
+        c = self.config
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
+        return self.native.net.a2c(
+            *map(batch.array, ("obs", "actions", "advantages", "returns", "values")),
+            learning_rate=self.optimizer.learning_rate,
+            vf_coef=c.vf_coef,
+            ent_coef=c.ent_coef,
+            max_grad_norm=c.max_grad_norm,
+            normalize_advantages=c.normalize_advantages,
+        )

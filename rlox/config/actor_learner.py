@@ -1,0 +1,115 @@
+"""Hyper-parameters of algorithms whose actors collect while the learner updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, Config, searched
+from rlox.config.on_policy import OnPolicyConfig, PPOConfig
+
+ACTOR_KINDS = ("threads", "processes", "ray", "grpc")
+ACTOR_ORDERS = ("auto", "fixed", "arrival")
+RAY_PLACEMENTS = ("spread", "pack")
+
+
+@dataclass
+class ActorLearnerConfig(OnPolicyConfig):
+    """What every actor-learner shares: the actors, and how their rollouts are weighed."""
+
+    actors: str = "threads"  # what actors run in: threads, processes, ray, or grpc (on the workers of worker_addresses)
+    n_actors: int = 2  # actors, each with env.n_envs environments of its own
+    worker_addresses: list[str] = field(default_factory=list)  # of actors=grpc, host:port each; or remote.addresses
+    rollouts_per_update: int = 1  # rollouts of n_steps in a batch
+    rollouts_ahead: int = 1  # rollouts that an actor may owe at once: 2 hides the way to another machine, and adds lag
+    actor_order: str = "auto"  # fixed: in turn, so that a seed decides the run; arrival; auto: fixed on this machine
+    actor_timeout: float = 120.0  # seconds until an actor that does not answer counts as lost
+    max_restarts: int = 10  # how often an actor may be lost
+    rho_bar: float = searched(1.0, "1.0,2.0")  # ratios of value targets and advantages are clipped to this; inf: off
+    c_bar: float = searched(1.0, "0.5,1.0")  # ratios of the trace are clipped to this
+    replay_rollouts: int = 0  # old rollouts in a batch, beside the new ones
+    replay_size: int = 100  # rollouts that are kept for that
+
+    def rules(self):
+        yield from super().rules()
+        yield "actors", self.actors in ACTOR_KINDS, f"be one of {', '.join(ACTOR_KINDS)}"
+        yield "n_actors", 1 <= self.n_actors <= 4096, "be in [1, 4096]"
+        yield "actor_order", self.actor_order in ACTOR_ORDERS, f"be one of {', '.join(ACTOR_ORDERS)}"
+        yield "rollouts_per_update", 1 <= self.rollouts_per_update <= 4096, "be in [1, 4096]"
+        yield "rollouts_ahead", 1 <= self.rollouts_ahead <= 16, "be in [1, 16]"
+        owed = self.n_actors * self.rollouts_ahead
+        yield "rollouts_per_update", self.rollouts_per_update <= owed, f"be at most n_actors * rollouts_ahead, {owed}"
+        yield "actor_timeout", 0 < self.actor_timeout < float("inf"), "be > 0 and finite"
+        yield "max_restarts", self.max_restarts >= 0, "be >= 0"
+        yield "rho_bar", self.rho_bar > 0, "be > 0"
+        yield "c_bar", self.c_bar >= 0, "be >= 0"
+        yield "replay_rollouts", 0 <= self.replay_rollouts <= 4096, "be in [0, 4096]"
+        yield "replay_size", 1 <= self.replay_size <= 100_000, "be in [1, 100000]"
+        addresses = len(self.worker_addresses)
+        yield "worker_addresses", self.actors == "grpc" or not addresses, "be empty unless actors=grpc"
+
+    @property
+    def local(self) -> bool:
+        """Whether the actors live and die with this process."""
+        return self.actors in ("threads", "processes")
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether rollouts are taken from the actors in turn, rather than from the first to answer."""
+        return self.local if self.actor_order == "auto" else self.actor_order == "fixed"
+
+
+@dataclass
+class IMPALAConfig(ActorLearnerConfig):
+    """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv:1802.01561)."""
+
+    n_steps: int = searched(32, "16,32,64,128")  # steps per environment in one rollout
+    learning_rate: float = searched(5e-4, LEARNING_RATES)  # step size of the optimiser at the start
+    gae_lambda: float = searched(1.0, TRACE_DECAYS)  # decay of the V-trace per step, in [0, 1]
+    max_grad_norm: float | None = searched(40.0, "0.5,1,10,40")  # global gradient norm is clipped to this; null: off
+    optimizer: str = searched("rmsprop", "adam,rmsprop")  # adam or rmsprop, both with eps 1e-5
+    normalize_advantages: bool = searched(False, "true,false")  # zero mean, unit variance in each batch
+
+
+@dataclass
+class APPOConfig(ActorLearnerConfig, PPOConfig):
+    """Asynchronous PPO: PPO's clipped loss on V-trace advantages, by actors that do not wait for the learner."""
+
+    n_steps: int = searched(32, "16,32,64,128")  # steps per environment in one rollout
+    n_epochs: int = searched(2, "1,2,4")  # passes over each batch
+
+
+@dataclass
+class RayResources(Config):
+    """Where Ray is, and what an actor or a job reserves there."""
+
+    address: str = "local"  # local: a Ray of its own, on this machine; HOST:PORT, ray://… or auto: a cluster
+    num_cpus: float = 1.0  # CPUs that each reserves
+    num_gpus: float = 0.0  # GPUs that each reserves; 0.5: two share one
+    resources: dict[str, float] = field(default_factory=dict)  # what else each reserves, by the cluster's own names
+    runtime_env: dict[str, Any] = field(default_factory=dict)  # Ray's runtime environment, for a cluster
+
+    def rules(self):
+        yield "address", bool(self.address), "not be empty"
+        yield "num_cpus", self.num_cpus >= 0, "be >= 0"
+        yield "num_gpus", self.num_gpus >= 0, "be >= 0"
+        numbers = self.resources.values()
+        sound = all(isinstance(number, (int, float)) and 0 < number < math.inf for number in numbers)
+        yield "resources", sound, "hold finite numbers > 0"
+
+
+@dataclass
+class RayConfig(RayResources):
+    """Actors on Ray (algo.actors=ray): where they are placed, and what each reserves."""
+
+    placement: str = "spread"  # spread actors over the nodes, or pack them onto as few as possible
+    learner_apart: bool = False  # keep actors off the learner's node
+    start_timeout: float = 120.0  # seconds that all actors have to start in
+
+    def rules(self):
+        yield from super().rules()
+        yield "placement", self.placement in RAY_PLACEMENTS, f"be one of {', '.join(RAY_PLACEMENTS)}"
+        reserves = self.num_cpus > 0 or self.num_gpus > 0 or self.resources
+        yield "num_cpus", bool(reserves), "be > 0 where an actor reserves nothing else"
+        yield "start_timeout", 0 < self.start_timeout < math.inf, "be > 0 and finite"

@@ -1,0 +1,126 @@
+"""One actor: environments and a policy, which bring rollouts with whatever weights they are given."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rlox.collectors import RolloutCollector
+from rlox.collectors.vec_normalize import VecNormalize
+from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
+from rlox.native import NativePolicy
+from rlox.nn.modules import load_weights_
+
+_RNG, _SUMS = "rng", "discounted_sums"  # in an actor's state
+
+
+class Actor:
+    """Collects rollouts; the same wherever it runs (thread, process, Ray, worker).
+
+    Parameters
+    ----------
+    plan : ActorPlan
+        What it is made of; its policy is changed.
+    index, start : int
+        Which actor it is, and how often it was started before.
+
+    Raises
+    ------
+    ValueError, TypeError, ImportError
+        As `rlox.collectors.RolloutCollector` does.
+    """
+
+    def __init__(self, plan: ActorPlan, index: int, start: int = 0):
+        c = plan.config
+        self.policy = plan.policy
+        self.n_steps = plan.n_steps
+        self.collector = RolloutCollector(
+            plan.env_id,
+            plan.n_envs,
+            plan.seed_of(index, plan.start + start),
+            reward_fn=plan.reward_fn,
+            env_kwargs=plan.env_kwargs,
+            env_wrappers=plan.env_wrappers,
+            env_workers=plan.env_workers,
+            env_backend=plan.env_backend,
+            remote=plan.remote,
+        )
+        if c.normalize_obs or c.normalize_rewards:
+            shape = self.collector.spec.obs_shape
+            self.collector.normalizer = VecNormalize(
+                plan.n_envs, shape, c.gamma, c.normalize_obs, c.normalize_rewards, c.clip_obs, c.clip_rewards
+            )
+
+    def rollout(self, weights: Weights) -> Trajectory:
+        """Collect one rollout with `weights`.
+
+        Raises
+        ------
+        Exception
+            See `rlox.collectors.RolloutCollector.collect`.
+        """
+        began = time.perf_counter()
+        if isinstance(self.policy, NativePolicy):
+            self.policy.load(weights.policy, "Actor.rollout: the policy")
+        else:
+            load_weights_(self.policy, weights.policy, "Actor.rollout: the policy")
+        normalizer = self.collector.normalizer
+        before = {}
+        if normalizer is not None:
+            normalizer.set_state({**normalizer.state(), **weights.normalization}, returns=False)
+            before = normalizer.state()
+        steps = self.collector.gather(self.policy, self.n_steps, whole=True)
+        log_probs = steps.acting.log_probs(steps.seen("cpu"), steps.flat_actions)
+        return Trajectory(
+            steps.obs,
+            steps.actions,
+            log_probs.reshape(steps.rewards.shape),
+            steps.rewards,
+            steps.terminated,
+            steps.truncated,
+            steps.limits,
+            steps.reached,
+            steps.episode_returns,
+            steps.episode_lengths,
+            weights.version,
+            time.perf_counter() - began,
+            {} if normalizer is None else normalizer.since(before),
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether `state` holds all that its rollouts depend on."""
+        return self.collector.restorable
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Snapshot of its environments, its generator and its discounted sums; empty before its first rollout."""
+        found = dict(self.collector.state() or {})
+        if not found:
+            return {}
+        rng = self.collector.rng.get_state()
+        found[_RNG] = np.array([rng["key"], rng["position"]], np.uint64)
+        if self.collector.normalizer is not None:
+            found[_SUMS] = self.collector.normalizer.returns.copy()
+        return found
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from what `state` returned.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If it is no state of such environments, or damaged.
+        """
+        if not state:
+            return
+        rest = dict(state)
+        self.collector.rng.set_state(dict(zip(("key", "position"), map(int, rest.pop(_RNG)), strict=True)))
+        returns = rest.pop(_SUMS, None)
+        if returns is not None and self.collector.normalizer is not None:
+            self.collector.normalizer.returns = returns.copy()
+        self.collector.set_state(rest)
+
+    def close(self) -> None:
+        """End its environments."""
+        self.collector.close()

@@ -1,0 +1,498 @@
+"""Rollouts from many actors as batches for one learner, whatever the actors run on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.collectors.base import Collector
+from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig
+from rlox.distributed.pools import make_pool
+from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
+from rlox.distributed.snapshots import snapshot
+from rlox.kernels.advantage.vtrace import compute_vtrace
+from rlox.native import NativePolicy
+from rlox.nn.batch import RolloutBatch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rlox.collectors.acting import ModuleJudge
+
+_LOOK_EVERY = 0.5  # seconds between two looks at whether an actor is late
+_RETRY_AFTER = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds until an actor that could not be restarted is tried again
+_MOST_SHOWN = 32  # actors with metrics of their own
+_TURN, _VERSION = "turn", "version"  # in the state
+
+
+class _Standing:
+    """What the learner knows of one actor."""
+
+    def __init__(self) -> None:
+        self.asked = 0  # rollouts that it owes
+        self.since = 0.0  # when it could begin the oldest of them
+        self.restarts = 0
+        self.down_since: float | None = None  # when it was lost, if it is not back
+        self.retry_at = 0.0
+        self.attempts = 0
+        self.lag = 0
+        self.steps_per_second = 0.0
+
+
+class ActorCollector(Collector):
+    """What `rlox.collectors.RolloutCollector` is for one process, by a pool of actors.
+
+    Each actor has its own environments and collects with the weights it was last given while the learner updates. A
+    batch is made of the oldest rollouts; its advantages and value targets are V-trace's (Espeholt et al. 2018,
+    arXiv:1802.01561), with the learner's own values. An actor owes at most ``rollouts_ahead`` rollouts, so that nothing
+    piles up: a slow learner makes the actors wait. Where the order of actors is fixed (`ActorLearnerConfig`), a seed
+    decides the run, however fast each actor is.
+
+    Parameters
+    ----------
+    env_id, seed, reward_fn, env_kwargs, env_wrappers, env_backend
+        As `rlox.collectors.RolloutCollector` takes them.
+    n_envs : int
+        Environments N of each actor.
+    env_workers : int
+        Processes that step the environments of one actor.
+    config : ActorLearnerConfig
+        How many actors there are, of which kind, and how their rollouts are weighed.
+    remote : RemoteConfig, optional
+        The workers that actors, or with another kind their environments, live on, and how these are reached.
+    ray : RayConfig, optional
+        Where Ray is, and what an actor reserves there; for ``actors="ray"``.
+    """
+
+    _where = "ActorCollector.collect"
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int,
+        seed: int,
+        *,
+        config: ActorLearnerConfig,
+        reward_fn: Any = None,
+        env_kwargs: dict[str, Any] | None = None,
+        env_wrappers: Iterable[Any] = (),
+        env_workers: int = 0,
+        env_backend: str = "auto",
+        remote: RemoteConfig | None = None,
+        ray: RayConfig | None = None,
+    ):
+        wrappers, remote = list(env_wrappers), _workers(config, remote)
+        # One environment says what it is like; the actors have those that are played.
+        first = None if remote is None else replace(remote, addresses=remote.addresses[:1])
+        super().__init__(env_id, 1, seed, reward_fn, env_kwargs, "cpu", wrappers, 0, env_backend, first)
+        if remote is not None:
+            self.env.close()  # one session less at the worker
+        self.n_envs = n_envs
+        self.normalizer = None
+        self._config = config
+        self._ray = ray
+        self._arguments = {
+            "env_id": env_id,
+            "n_envs": n_envs,
+            "seed": seed,
+            "reward_fn": reward_fn,
+            "env_kwargs": dict(env_kwargs or {}),
+            "env_wrappers": wrappers,
+            "env_workers": env_workers,
+            "env_backend": env_backend,
+            "remote": remote,
+        }
+        self._pool: ActorPool | None = None
+        self._standing = [_Standing() for _ in range(config.n_actors)]
+        self._answered: list[deque[Trajectory]] = [deque() for _ in range(config.n_actors)]  # held for `state`
+        self._replay: deque[Trajectory] = deque(maxlen=config.replay_size)
+        self._turn = 0  # the actor whose rollout is next, where their order is fixed
+        self._version = 0  # how many batches were made
+        self._saved: dict[str, np.ndarray] | None = None  # of a checkpoint, until the actors are there
+        self._waited = 0.0
+        self._numbers: dict[str, float] = {}
+
+    def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
+        """The next ``rollouts_per_update`` rollouts of T = `n_steps` steps, and as many old ones as the configuration
+        says.
+
+        Returns
+        -------
+        RolloutBatch
+            Row ``t * N + n`` of the N environments of all rollouts in it; ``log_probs`` are those of the policies that
+            acted, `advantages` and `returns` V-trace's. Its length is that of the new rollouts.
+
+        Raises
+        ------
+        TimeoutError
+            If an actor does not answer within ``actor_timeout`` and cannot be restarted.
+        RuntimeError
+            If an actor was lost more than ``max_restarts`` times.
+        Exception
+            What an actor's environments have raised.
+        """
+        c = self._config
+        pool = self._pool if self._pool is not None else self._start(policy, n_steps)
+        self._request(pool, policy)
+        began = time.perf_counter()
+        new = [self._take(pool, policy) for _ in range(c.rollouts_per_update)]
+        self._waited = time.perf_counter() - began
+        batch = self.estimate(policy, new, self._replayed())
+        if c.replay_rollouts:
+            self._replay.extend(new)
+        self.env_steps += batch.n_taken
+        self._version += 1
+        return batch
+
+    def metrics(self) -> dict[str, float]:
+        return self._numbers
+
+    def lines(self) -> list[str]:
+        """One line for each actor: what it does, and how far behind the learner it is."""
+        described = [f"actor {i}" for i in range(len(self._standing))]
+        if self._pool is not None:
+            described = [self._pool.describe(i) for i in range(len(self._standing))]
+        return [
+            f"{what}: {s.steps_per_second:,.0f} steps/s, lag {s.lag}, "
+            f"{s.restarts} restart{'' if s.restarts == 1 else 's'}{'' if s.down_since is None else ', lost'}"
+            for what, s in zip(described, self._standing, strict=True)
+        ]
+
+    # ---- actors
+
+    def _start(self, policy: nn.Module | NativePolicy, n_steps: int) -> ActorPool:
+        plan = ActorPlan(policy=policy, n_steps=n_steps, config=self._config, start=self.env_steps, **self._arguments)
+        pool = self._pool = make_pool(plan, self._config, self.spec, self._ray)
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            self._continue(pool, saved)
+        return pool
+
+    def _request(self, pool: ActorPool, policy: nn.Module | NativePolicy) -> None:
+        """Ask every actor for as many rollouts as it may owe; those that are back from a loss among them."""
+        self._retry(pool)
+        weights, now = None, time.monotonic()
+        for actor, standing in enumerate(self._standing):
+            while standing.down_since is None and standing.asked < self._config.rollouts_ahead:
+                if weights is None:
+                    weights = Weights(self._version, snapshot(policy), self._statistics())
+                if standing.asked == 0:
+                    standing.since = now
+                standing.asked += 1
+                pool.request(actor, weights)
+
+    def _statistics(self) -> dict[str, np.ndarray]:
+        if self.normalizer is None:
+            return {}
+        return {name: array for name, array in self.normalizer.state().items() if name != "returns"}
+
+    def _take(self, pool: ActorPool, policy: nn.Module | NativePolicy) -> Trajectory:
+        """The next rollout: of the actor whose turn it is, or of the first to answer."""
+        c = self._config
+        while True:
+            wanted = [self._turn] if c.in_turn else range(c.n_actors)
+            held = next((actor for actor in wanted if self._answered[actor]), None)
+            if held is not None:
+                trajectory = self._answered[held].popleft()
+            else:
+                ready = pool.ready(wanted, _LOOK_EVERY)
+                if not ready:
+                    self._look_for_late(pool)
+                    self._request(pool, policy)
+                    continue
+                held = ready[0]
+                try:
+                    trajectory = pool.result(held)
+                except ActorLost as e:
+                    self._lose(pool, held, e)
+                    self._request(pool, policy)
+                    continue
+            self._turn = (held + 1) % c.n_actors
+            self._note(held, trajectory)
+            return trajectory
+
+    def _note(self, actor: int, trajectory: Trajectory) -> None:
+        """Count a rollout that was taken, and what normalisation has seen in it."""
+        standing = self._standing[actor]
+        standing.asked -= 1
+        standing.since = time.monotonic()
+        standing.attempts = 0
+        standing.lag = self._version - trajectory.version
+        standing.steps_per_second = len(trajectory) / max(trajectory.seconds, 1e-9)
+        if self.normalizer is not None and trajectory.moments:
+            self.normalizer.merge(trajectory.moments)
+
+    def _look_for_late(self, pool: ActorPool) -> None:
+        now, most = time.monotonic(), self._config.actor_timeout
+        for actor, standing in enumerate(self._standing):
+            if standing.down_since is not None:
+                if now - standing.down_since > most:
+                    raise TimeoutError(
+                        f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; mend it, or raise "
+                        "algo.actor_timeout"
+                    )
+            elif standing.asked and now - standing.since > most and not pool.ready([actor], 0.0):
+                self._lose(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
+
+    def _lose(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
+        """Restart an actor that is gone, now or, where that fails, later."""
+        standing, c = self._standing[actor], self._config
+        standing.asked = 0
+        self._answered[actor].clear()
+        what = pool.describe(actor)
+        if standing.restarts >= c.max_restarts:
+            raise RuntimeError(
+                f"{self._where}: {what} was lost ({e}) after {standing.restarts} restarts, as many as "
+                "algo.max_restarts allows"
+            ) from e
+        standing.restarts += 1
+        standing.down_since = time.monotonic()
+        standing.retry_at = 0.0
+        self.notify(f"{what} was lost: {e}; its rollout is given up, and it starts anew with fresh episodes")
+        self._retry(pool)
+
+    def _retry(self, pool: ActorPool) -> None:
+        for actor, standing in enumerate(self._standing):
+            if standing.down_since is None or time.monotonic() < standing.retry_at:
+                continue
+            try:
+                pool.restart(actor)
+            except ActorLost:
+                wait = _RETRY_AFTER[min(standing.attempts, len(_RETRY_AFTER) - 1)]
+                standing.attempts += 1
+                standing.retry_at = time.monotonic() + wait
+                continue
+            standing.down_since = None
+
+    # ---- batches
+
+    def _replayed(self) -> list[Trajectory]:
+        """Old rollouts for the next batch, drawn with replacement."""
+        n = self._config.replay_rollouts if self._replay else 0
+        return [self._replay[int(self.rng.integers(len(self._replay)))] for _ in range(n)]
+
+    def estimate(self, policy: Any, new: Sequence[Trajectory], old: Sequence[Trajectory] = ()) -> RolloutBatch:
+        """The batch of these rollouts side by side: `policy` says how likely their actions are, and what their states
+        are worth.
+
+        Parameters
+        ----------
+        policy : NativePolicy or nn.Module
+            The learner's.
+        new, old : sequence of Trajectory
+            Of T steps each; `old` ones count for no environment step and no episode.
+
+        Returns
+        -------
+        RolloutBatch
+            As `collect` has it.
+        """
+        c, rollouts = self._config, [*new, *old]
+        obs, actions, behaviour, rewards, terminated, truncated = (
+            _side_by_side([getattr(rollout, name) for rollout in rollouts])
+            for name in ("obs", "actions", "log_probs", "rewards", "terminated", "truncated")
+        )
+        n_steps, n = rewards.shape
+        limits, reached = _limits(rollouts)
+        after = np.concatenate([obs[-1], reached]) if len(limits) else obs[-1]
+        seen, taken = obs[:-1].reshape(-1, *obs.shape[2:]), actions.reshape(-1, *actions.shape[2:])
+        judge: Any = _NativeJudge(policy) if isinstance(policy, NativePolicy) else self._module_judge(policy)
+        place = judge.place
+        seen, taken, log_probs, values, after_values = judge(seen, taken, after)
+        next_values = np.zeros((n_steps, n), np.float32)
+        if len(limits):
+            next_values[limits[:, 0], limits[:, 1]] = after_values[n:]
+        log_ratios = _array(log_probs).reshape(n_steps, n) - behaviour
+        returns, advantages = compute_vtrace(
+            log_ratios,
+            rewards,
+            _array(values).reshape(n_steps, n),
+            terminated,
+            after_values[:n],
+            c.gamma,
+            c.rho_bar,
+            c.c_bar,
+            truncated=truncated,
+            next_values=next_values,
+            gae_lambda=c.gae_lambda,
+        )
+        self._count(rollouts, log_ratios)
+        return RolloutBatch(
+            obs=seen,
+            actions=taken,
+            log_probs=place(behaviour.reshape(-1)),
+            values=values,
+            advantages=place(advantages.reshape(-1)),
+            returns=place(returns.reshape(-1)),
+            rewards=place(rewards.reshape(-1)),
+            episode_returns=np.concatenate([rollout.episode_returns for rollout in new]),
+            episode_lengths=np.concatenate([rollout.episode_lengths for rollout in new]),
+            dones=place((terminated | truncated).reshape(-1)),
+            taken=sum(map(len, new)),
+        )
+
+    def _module_judge(self, policy: nn.Module) -> ModuleJudge:
+        from rlox.collectors.acting import ModuleJudge
+
+        return ModuleJudge(policy, self.device)
+
+    def _count(self, rollouts: Sequence[Trajectory], log_ratios: np.ndarray) -> None:
+        """The metrics of a batch."""
+        lags = np.array([self._version - rollout.version for rollout in rollouts])
+        with np.errstate(over="ignore"):
+            ratios = np.exp(log_ratios)
+        standing = self._standing
+        self._numbers = {
+            "actors/lag_mean": float(lags.mean()),
+            "actors/lag_max": float(lags.max()),
+            "actors/ratio_mean": float(ratios.mean()),
+            "actors/ratio_clipped": float((ratios > self._config.rho_bar).mean()),
+            "time/answers_waiting": float(self._waiting()),
+            "actors/restarts": float(sum(s.restarts for s in standing)),
+            "actors/lost": float(sum(s.down_since is not None for s in standing)),
+            "time/learner_waits_s": self._waited,
+        }
+        if len(standing) <= _MOST_SHOWN:
+            for i, s in enumerate(standing):
+                self._numbers[f"time/actor{i}_steps_per_second"] = s.steps_per_second
+                self._numbers[f"actors/{i}/lag"] = float(s.lag)
+                self._numbers[f"actors/{i}/restarts"] = float(s.restarts)
+
+    def _waiting(self) -> int:
+        """Actors whose rollouts wait for the learner."""
+        held = sum(1 for answers in self._answered if answers)
+        return held if self._pool is None else held + len(self._pool.ready(range(len(self._standing)), 0.0))
+
+    # ---- checkpoints
+
+    @property
+    def restorable(self) -> bool:
+        return self._config.local and super().restorable
+
+    def restore_note(self) -> str | None:
+        if self._config.local:
+            return super().restore_note()
+        return f"actors={self._config.actors} start with fresh episodes; everything else is exact"
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Snapshot of all actors, of the rollouts they owe (it waits for those) and of old ones that may be replayed;
+        None before they have started, or where they are not `restorable`."""
+        pool = self._pool
+        if pool is None:
+            return self._saved
+        if not self.restorable or not pool.exact:
+            return None
+        for actor, standing in enumerate(self._standing):
+            while len(self._answered[actor]) < standing.asked:
+                if not pool.ready([actor], self._config.actor_timeout):
+                    return None  # it is late, and will be restarted
+                try:
+                    self._answered[actor].append(pool.result(actor))
+                except ActorLost as e:
+                    self._lose(pool, actor, e)
+        found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
+        for actor in range(len(self._standing)):
+            for name, array in pool.state(actor).items():
+                found[f"actor{actor}/{name}"] = array
+            for k, trajectory in enumerate(self._answered[actor]):
+                found.update(_named(f"answer{actor}.{k}", trajectory))
+        for k, trajectory in enumerate(self._replay):
+            found.update(_named(f"replay{k}", trajectory))
+        return dict(sorted(found.items()))
+
+    def restore(self, state: dict[str, np.ndarray]) -> bool:
+        if not state:
+            self._lost = "the checkpoint holds no state of it"
+            return False
+        parts = _sections(state)
+        actors = {name for name in parts if name.startswith("actor")}
+        if _VERSION not in state or _TURN not in state:
+            raise ValueError(f"{type(self).__name__}.restore: the state must hold {_TURN} and {_VERSION}")
+        if not self.restorable or not actors <= {f"actor{i}" for i in range(len(self._standing))}:
+            self._lost = "the checkpoint's was made of other actors"
+            return False
+        for name, arrays in parts.items():
+            if not name.startswith("actor"):
+                Trajectory.of(arrays)
+        self._saved = dict(sorted(state.items()))
+        self._version, self._turn = int(state[_VERSION]), int(state[_TURN]) % len(self._standing)
+        return True
+
+    def _continue(self, pool: ActorPool, state: dict[str, np.ndarray]) -> None:
+        """Put the actors, and what they owe, where a checkpoint's were."""
+        parts = _sections(state)
+        for actor, standing in enumerate(self._standing):
+            pool.set_state(actor, parts.get(f"actor{actor}", {}))
+            while (arrays := parts.get(f"answer{actor}.{standing.asked}")) is not None:
+                self._answered[actor].append(Trajectory.of(arrays))
+                standing.asked += 1
+        k = 0
+        while (arrays := parts.get(f"replay{k}")) is not None:
+            self._replay.append(Trajectory.of(arrays))
+            k += 1
+
+    def close(self) -> None:
+        """End all actors."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+        super().close()
+
+
+def _workers(config: ActorLearnerConfig, remote: RemoteConfig | None) -> RemoteConfig | None:
+    """The workers that are to be used; None where there are none."""
+    if config.worker_addresses:
+        remote = replace(remote or RemoteConfig(), addresses=list(config.worker_addresses))
+    if config.actors == "grpc" and (remote is None or not remote.addresses):
+        raise ValueError("ActorCollector: worker_addresses must name the workers of actors=grpc, host:port, got none")
+    return remote if remote is not None and remote.addresses else None
+
+
+class _NativeJudge:
+    """What `rlox.collectors.acting.ModuleJudge` does, by a kernel."""
+
+    def __init__(self, policy: NativePolicy):
+        self._net = policy.net
+
+    def __call__(self, seen: np.ndarray, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+        return seen, actions, *self._net.log_probs(seen, actions), self._net.values(after)
+
+    def place(self, column: np.ndarray) -> np.ndarray:
+        return column
+
+
+def _array(column: Any) -> np.ndarray:
+    return column if isinstance(column, np.ndarray) else column.cpu().numpy()
+
+
+def _side_by_side(arrays: list[np.ndarray]) -> np.ndarray:
+    """(T, N, …) each, as one (T, sum of N, …)."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, 1)
+
+
+def _limits(rollouts: list[Trajectory]) -> tuple[np.ndarray, np.ndarray]:
+    """Step and environment of every truncation in the batch, and what it led to."""
+    first = np.cumsum([0, *(rollout.rewards.shape[1] for rollout in rollouts)])
+    at = [rollout.limits + np.array([0, start]) for rollout, start in zip(rollouts, first, strict=False)]
+    return np.concatenate(at), np.concatenate([rollout.reached for rollout in rollouts])
+
+
+def _named(section: str, trajectory: Trajectory) -> dict[str, np.ndarray]:
+    """Its arrays as a checkpoint has them: the same for the same run, however long it took."""
+    arrays = replace(trajectory, seconds=0.0).arrays()
+    return {f"{section}/{name}": array for name, array in arrays.items()}
+
+
+def _sections(state: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """Arrays named "section/name" by section."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in state.items():
+        section, slash, name = key.partition("/")
+        if slash:
+            found.setdefault(section, {})[name] = array
+    return found

@@ -1,0 +1,293 @@
+"""Actors on workers (`rlox worker`), reached over gRPC: weights go there, whole rollouts come back.
+
+The session ``actor`` (see `rlox.envs.remote.server`). Hello: fields ``n_envs n_steps seed``, ``config`` (the fields of
+`OnPolicyConfig`, which say what the policy is) and ``env`` (as `rlox.envs.remote.session` has it). Welcome: that
+session's. Then ``rollout``, with the field ``version`` and the arrays ``policy/NAME`` and ``normalization/NAME``, is
+answered by ``trajectory``, with the arrays of a `Trajectory`. The worker makes the policy itself: no code travels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rlox.collectors.vec_normalize import MOMENTS
+from rlox.config import OnPolicyConfig, RemoteConfig, integer
+from rlox.distributed.actor import Actor
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed.threads import ThreadActors
+from rlox.envs import EnvSpec
+from rlox.envs.remote.client import Connection, WorkerLost
+from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
+from rlox.envs.remote.session import EnvSessions
+from rlox.envs.remote.spaces import describe, read_spec, require_array
+from rlox.kernels.rng import Rng
+from rlox.kernels.stats import all_finite
+from rlox.native import NativePolicy, obstacle
+
+_MOST_WEIGHTS = LARGEST_MESSAGE // 4  # numbers of a policy that a worker makes
+_IMAGE_FEATURES = 4096  # numbers that a convolutional network leaves of an image, at most
+
+
+class ActorSessions:
+    """Makes the actors of a worker.
+
+    Parameters
+    ----------
+    envs : EnvSessions
+        The worker's environments.
+    most_envs : int
+        Environments of one actor, at most.
+    limit : int
+        Bytes of a message.
+    """
+
+    def __init__(self, envs: EnvSessions, most_envs: int = 1024, limit: int = LARGEST_MESSAGE):
+        self._envs, self._most_envs, self._limit = envs, most_envs, limit
+
+    def __call__(self, hello: Message) -> ActorSession:
+        asked, envs = hello.fields, self._envs
+        n_envs = integer("hello", "n_envs", asked.get("n_envs"), 1, self._most_envs)
+        n_steps = integer("hello", "n_steps", asked.get("n_steps"), 1, 2**20)
+        seed = integer("hello", "seed", asked.get("seed"), 0, 2**63 - 1)
+        envs.require(asked.get("env"))
+        config = OnPolicyConfig.from_dict(asked.get("config"))  # it says what is none
+        spec = envs.spec
+        if (size := _rollout_bytes(spec, n_steps, n_envs)) > self._limit:
+            raise ValueError(
+                f"hello: n_steps must be such that a rollout fits a message of {self._limit:,} bytes, got {n_steps} in "
+                f"{n_envs} environments, {size:,} bytes"
+            )
+        if (weights := _n_weights(spec, config)) > _MOST_WEIGHTS:
+            raise ValueError(f"hello: hidden_sizes must need at most {_MOST_WEIGHTS:,} weights, got {weights:,}")
+        if obstacle(spec, config, None) is None:
+            policy: Any = NativePolicy.make(spec, config, Rng(0))
+        else:
+            from rlox.nn.policies import make_policy
+
+            policy = make_policy(spec, config, Rng(0))
+        plan = ActorPlan(
+            envs.env,
+            n_envs,
+            n_steps,
+            seed,
+            policy,
+            config,
+            "sign" if asked.get("reward_fn") == "sign" else None,
+            envs.kwargs,
+            envs.wrappers,
+            min(envs.workers, n_envs),
+            envs.backend,
+        )
+        return ActorSession(plan, envs.about)
+
+
+class ActorSession:
+    """One actor of one learner."""
+
+    def __init__(self, plan: ActorPlan, welcome: Message):
+        self.welcome = welcome
+        self._actor = Actor(plan, 0)
+
+    def handle(self, message: Message) -> Message:
+        if message.kind != "rollout":
+            raise ProtocolError(f"a message must be rollout, got {message.kind[:40]!r}")
+        parts: dict[str, dict[str, np.ndarray]] = {"policy": {}, "normalization": {}}
+        for key, array in message.arrays.items():
+            section, _, name = key.partition("/")
+            if section not in parts:
+                raise ProtocolError(f"rollout: arrays must be of policy or normalization, got {key[:80]!r}")
+            parts[section][name] = array
+        version = integer("rollout", "version", message.fields.get("version"), 0, 2**63 - 1)
+        found = self._actor.rollout(Weights(version, **parts))
+        return Message("trajectory", {}, found.arrays())
+
+    def close(self) -> None:
+        self._actor.close()
+
+
+class _RemoteActor:
+    """An actor on a worker, as a thread of the learner drives it."""
+
+    exact = False
+
+    def __init__(self, plan: ActorPlan, index: int, start: int, spec: EnvSpec, remote: RemoteConfig, timeout: float):
+        self.address = address_of(remote, index, start)
+        self._expected = (spec, plan.n_steps, plan.n_envs)
+        self._timeout = timeout
+        named = {item.name: getattr(plan.config, item.name) for item in fields(OnPolicyConfig)}
+        hello = {
+            "n_envs": plan.n_envs,
+            "n_steps": plan.n_steps,
+            "seed": plan.seed_of(index, plan.start + start),
+            "config": named,
+            "env": describe(str(plan.env_id), plan.env_kwargs, plan.env_wrappers),
+            "reward_fn": plan.reward_fn,
+        }
+        try:
+            self._line = Connection(self.address, remote, "actor", hello)
+        except WorkerLost as e:
+            raise ActorLost(str(e)) from e
+        if (theirs := read_spec(self._line.welcome)) != spec:
+            self.close()
+            raise ValueError(f"worker {self.address} must have the learner's spaces, {spec}, got {theirs}")
+
+    def rollout(self, weights: Weights) -> Trajectory:
+        parts: Mapping[str, Mapping[str, np.ndarray]] = {
+            "policy": weights.policy,
+            "normalization": weights.normalization,
+        }
+        arrays = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
+        try:
+            answer = self._line.call("rollout", {"version": weights.version}, arrays, self._timeout)
+            return _checked(answer, *self._expected, weights.version)
+        except WorkerLost as e:
+            raise ActorLost(str(e)) from e
+        except ProtocolError as e:
+            self.close()
+            raise ActorLost(f"worker {self.address} sent what is no rollout: {e}") from e
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        pass
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class GrpcActors(ThreadActors):
+    """`n_actors` actors on workers (see `rlox.distributed.ActorPool`), spread evenly over their addresses.
+
+    An actor whose worker is lost starts anew on the next address, and so on in turn.
+
+    Parameters
+    ----------
+    plan : ActorPlan
+        Its policy must be the one that its configuration asks for, its environment that of the workers.
+    n_actors : int
+        Actors, each a session at a worker.
+    spec : EnvSpec
+        Of the environments.
+    remote : RemoteConfig
+        Addresses and security.
+    timeout : float
+        Seconds that a rollout may take.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a policy or a reward function that would have to travel as code; for a worker that refuses.
+    ActorLost
+        If a worker cannot be reached.
+    """
+
+    def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, remote: RemoteConfig, timeout: float):
+        _require_no_code(plan, spec)
+        self._make = partial(_RemoteActor, plan, spec=spec, remote=remote, timeout=timeout)
+        self._remote = remote
+        self._starts = [0] * n_actors
+        self._begin([partial(self._make, i, 0) for i in range(n_actors)])
+
+    def restart(self, actor: int) -> None:
+        self._seats[actor].actor.close()  # so that the thread's call ends
+        self._starts[actor] += 1
+        self._replace(actor, self._make(actor, self._starts[actor]))
+
+    def describe(self, actor: int) -> str:
+        start = self._starts[actor] if actor < len(self._starts) else 0
+        return f"actor {actor} (on worker {address_of(self._remote, actor, start)})"
+
+
+def address_of(remote: RemoteConfig, actor: int, start: int) -> str:
+    """The worker of an actor that was started `start` times before."""
+    return remote.addresses[(actor + start) % len(remote.addresses)]
+
+
+def _require_no_code(plan: ActorPlan, spec: EnvSpec) -> None:
+    where = "GrpcActors"
+    if callable(plan.reward_fn) or plan.reward_fn not in (None, "sign"):
+        raise TypeError(
+            f"{where}: reward_fn must be sign or null, got a function, which would have to travel as code; put it "
+            "into the workers' environment as a wrapper, or play their environments with remote.addresses"
+        )
+    if not isinstance(plan.env_id, str):
+        raise TypeError(f"{where}: env_id must be the id of the workers' environment, got {plan.env_id!r}")
+    from rlox.nn import policies
+
+    known = (policies.DiscretePolicy, policies.MultiDiscretePolicy, policies.ContinuousPolicy)
+    if not isinstance(plan.policy, NativePolicy) and type(plan.policy) not in known:
+        raise TypeError(
+            f"{where}: policy must be one of rlox's own, got {type(plan.policy).__name__}, which would have to travel "
+            "as code; play the workers' environments with remote.addresses"
+        )
+
+
+def _rollout_bytes(spec: EnvSpec, n_steps: int, n_envs: int) -> int:
+    """Bytes of the largest message of a rollout, about: every step may be a truncation."""
+    obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize
+    return 4096 + (n_steps + 1) * n_envs * (2 * obs + 8 * math.prod(spec.action_shape) + 64)
+
+
+def _n_weights(spec: EnvSpec, config: OnPolicyConfig) -> int:
+    """How many weights the default policy has, about and at most."""
+    n_outputs = spec.n_actions or spec.act_dim or sum(spec.n_choices or ())
+    widths = [_IMAGE_FEATURES if spec.image else spec.obs_dim, *config.hidden_sizes, n_outputs]
+    return 2 * sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
+
+
+def _checked(message: Message, spec: EnvSpec, n_steps: int, n_envs: int, version: int) -> Trajectory:
+    """The rollout that a worker has sent.
+
+    Raises
+    ------
+    ProtocolError
+        If it is none that this learner has asked for.
+    """
+    steps, n_limits = (n_steps, n_envs), len(message.arrays.get("limits", ()))
+    n_ended = len(message.arrays.get("episode_returns", ()))
+    wanted: dict[str, tuple[tuple[int, ...], Any]] = {
+        "obs": ((n_steps + 1, n_envs, *spec.obs_shape), spec.obs_dtype),
+        "actions": ((*steps, *spec.action_shape), spec.action_dtype),
+        "log_probs": (steps, np.float32),
+        "rewards": (steps, np.float32),
+        "terminated": (steps, np.bool_),
+        "truncated": (steps, np.bool_),
+        "limits": ((n_limits, 2), np.int64),
+        "reached": ((n_limits, *spec.obs_shape), spec.obs_dtype),
+        "episode_returns": ((n_ended,), np.float64),
+        "episode_lengths": ((n_ended,), np.int64),
+        "version": ((), np.int64),
+        "seconds": ((), np.float64),
+    }
+    shapes = {"obs": spec.obs_shape, "return": ()}
+    moments = {f"moments/{key}_{part}": () if part == "count" else shapes[key] for key in shapes for part in MOMENTS}
+    arrays = {name: array for name, array in message.arrays.items() if not name.startswith("moments/")}
+    if message.kind != "trajectory" or set(arrays) != set(wanted):
+        raise ProtocolError(f"it must be a trajectory of {sorted(wanted)}, got {message.kind[:40]!r}")
+    for name, (shape, dtype) in wanted.items():
+        require_array(message, name, shape, dtype)
+    for name, array in message.arrays.items():
+        if name.startswith("moments/") and (
+            name not in moments or (array.shape, array.dtype) != (moments[name], float)
+        ):
+            raise ProtocolError(f"{name[:80]} must be one of {sorted(moments)}, got {array.dtype} {array.shape}")
+    numbers = [array for array in message.arrays.values() if array.dtype.kind == "f"]
+    if not all(np.isfinite(array).all() if array.ndim == 0 else all_finite(array) for array in numbers):
+        raise ProtocolError("its numbers must be finite")
+    at = arrays["limits"]
+    if n_limits and not ((at >= 0).all() and (at < steps).all()):
+        raise ProtocolError(f"limits must be steps and environments of a rollout {steps}")
+    top = spec.n_actions if spec.n_choices is None else np.array(spec.n_choices)
+    if top is not None and not ((arrays["actions"] >= 0).all() and (arrays["actions"] < top).all()):
+        raise ProtocolError("actions must be those of the environment")
+    if int(arrays["version"]) != version:
+        raise ProtocolError(f"version must be {version}, got {arrays['version']}")
+    return Trajectory.of(message.arrays)

@@ -1,0 +1,367 @@
+"""Actors in processes of this machine: weights and rollouts lie in memory that both sides share."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from rlox.distributed.actor import Actor
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed.snapshots import own_policy, snapshot
+from rlox.envs import EnvSpec, env_name
+from rlox.envs.parallel_env import (
+    framed,
+    nameless_file,
+    packed,
+    raise_packed,
+    receive,
+    registered_spec,
+    start_child,
+    stop_children,
+    watch_parent,
+)
+from rlox.envs.registry import worker_imports
+
+_CLOSE_WITHIN = 2.0  # seconds that an actor has to end its rollout when the pool is closed
+_ANSWER_WITHIN = 120.0  # seconds for what is no rollout: to start, to save its state, to take one up
+_SLACK = 1 << 16  # bytes that pickled weights may grow by
+_HELLO, _ROLLOUT, _STATE, _SET_STATE, _FAILED = "hello", "rollout", "state", "set_state", "failed"
+
+
+class _Child:
+    """One actor's process, as the learner sees it."""
+
+    def __init__(self, process: subprocess.Popen, sock: socket.socket, memory: mmap.mmap, layout: _Layout):
+        self.process = process
+        self.sock = sock
+        self.layout = layout
+        self.memory = memory
+        self.unread = bytearray()
+        self.asked = 0  # rollouts since it was started; request k lies in slot k modulo their number
+        self.answers: deque[Trajectory | BaseException] = deque()
+        self.others: deque[tuple[str, Any]] = deque()  # answers to what is no request for a rollout
+        self.gone: str | None = None  # how it ended
+
+
+class _Layout:
+    """Where weights and rollouts lie in an actor's shared memory."""
+
+    def __init__(self, spec: EnvSpec, n_steps: int, n_envs: int, weights: int, slots: int):
+        steps = (n_steps, n_envs)
+        self.slots = slots
+        self.weights = weights
+        self.columns: list[tuple[str, tuple[int, ...], Any, int]] = []
+        at = 0
+        for name, shape, dtype in (
+            ("obs", (n_steps + 1, n_envs, *spec.obs_shape), spec.obs_dtype),
+            ("actions", (*steps, *spec.action_shape), spec.action_dtype),
+            ("log_probs", steps, np.float32),
+            ("rewards", steps, np.float32),
+            ("terminated", steps, np.bool_),
+            ("truncated", steps, np.bool_),
+        ):
+            self.columns.append((name, shape, dtype, at))
+            at += _up(math.prod(shape) * np.dtype(dtype).itemsize)
+        self._rollout = at
+        self.size = slots * (at + _up(weights))
+
+    def arrays(self, memory: mmap.mmap, slot: int) -> dict[str, np.ndarray]:
+        """Views of the rollout in `slot`."""
+        start = slot * self._rollout
+        return {name: np.ndarray(shape, dtype, memory, start + at) for name, shape, dtype, at in self.columns}
+
+    def weights_at(self, slot: int) -> int:
+        """Where the weights of request `slot` lie."""
+        return self.slots * self._rollout + slot * _up(self.weights)
+
+
+def _up(size: int) -> int:
+    return (size + 63) // 64 * 64
+
+
+class ProcessActors:
+    """`n_actors` actors in processes of their own (see `rlox.distributed.ActorPool`).
+
+    They are plain interpreters with one thread each, which end with the process that made them, whatever ends that
+    one, and leave Ctrl-C and SIGTERM to it.
+
+    Parameters
+    ----------
+    plan : ActorPlan
+        Cloudpickle must be able to send it.
+    n_actors : int
+        Processes.
+    spec : EnvSpec
+        Of its environments.
+    ahead : int
+        Requests that an actor may have at once.
+
+    Raises
+    ------
+    TypeError
+        If the plan cannot be sent.
+    ActorLost
+        If a process ends before it has begun.
+    Exception
+        What making the environments has raised in a process.
+    """
+
+    def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, ahead: int = 1):
+        self.n_actors = n_actors
+        plan = own_policy(plan)
+        moments = {"obs": np.zeros((3, *spec.obs_shape)), "return": np.zeros(3)}
+        size = len(pickle.dumps(Weights(0, snapshot(plan.policy), moments), protocol=5)) + _SLACK
+        self._layout = _Layout(spec, plan.n_steps, plan.n_envs, size, ahead)
+        self._order = _order(plan, self._layout)
+        self._starts = [0] * n_actors
+        self._children: list[_Child] = []
+        self._arrived: list[int] = []  # the actors of all answers that lie ready, and of the dead, as they came
+        self._exact = True
+        # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
+        self._finalizer = weakref.finalize(self, stop_children, self._children, os.getpid(), _CLOSE_WITHIN)
+        try:
+            for actor in range(n_actors):
+                self._children.append(self._started(actor))
+            for actor in range(n_actors):
+                self._exact &= self._greeted(actor)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def exact(self) -> bool:
+        return self._exact
+
+    def request(self, actor: int, weights: Weights) -> None:
+        child = self._children[actor]
+        slot = child.asked % self._layout.slots
+        data = pickle.dumps(weights, protocol=5)
+        if len(data) > self._layout.weights:
+            raise ValueError(
+                f"ProcessActors.request: weights must fit the {self._layout.weights:,} bytes of those it was made "
+                f"with, got {len(data):,}"
+            )
+        at = self._layout.weights_at(slot)
+        child.memory[at : at + len(data)] = data
+        child.asked += 1
+        self._send(child, (_ROLLOUT, slot))
+
+    def ready(self, actors: Collection[int], timeout: float) -> list[int]:
+        end = time.monotonic() + timeout
+        while True:
+            left = max(0.0, end - time.monotonic())
+            found = [actor for actor in actors if self._children[actor].answers or self._children[actor].gone]
+            self._read(0.0 if found else left)
+            found = [actor for actor in actors if self._children[actor].answers or self._children[actor].gone]
+            if found or left <= 0:
+                # The one that is done first has the most answers, or else the lowest number.
+                return found
+
+    def result(self, actor: int) -> Trajectory:
+        child = self._children[actor]
+        if not child.answers:
+            raise ActorLost("it was asked for nothing" if child.gone is None else child.gone)
+        answer = child.answers.popleft()
+        self._arrived.remove(actor)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def restart(self, actor: int) -> None:
+        stop_children([self._children[actor]], os.getpid(), 0.0)
+        self._arrived = [other for other in self._arrived if other != actor]
+        self._starts[actor] += 1
+        self._children[actor] = self._started(actor)
+        self._greeted(actor)
+
+    def state(self, actor: int) -> dict[str, np.ndarray]:
+        self._send(self._children[actor], (_STATE,))
+        return self._other(actor, _STATE)
+
+    def set_state(self, actor: int, state: dict[str, np.ndarray]) -> None:
+        self._send(self._children[actor], (_SET_STATE, state))
+        self._other(actor, _SET_STATE)
+
+    def describe(self, actor: int) -> str:
+        pid = f", pid {self._children[actor].process.pid}" if actor < len(self._children) else ""
+        return f"actor {actor} (a process{pid})"
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _started(self, actor: int) -> _Child:
+        with nameless_file() as file:
+            os.ftruncate(file.fileno(), self._layout.size)
+            memory = mmap.mmap(file.fileno(), self._layout.size)
+            process, sock = start_child("rlox.distributed.processes", "serve", file)
+        child = _Child(process, sock, memory, self._layout)
+        with contextlib.suppress(OSError):  # one that is gone is noticed when its answer is awaited
+            sock.sendall(framed(self._order) + framed(struct.pack("<QQ", actor, self._starts[actor])))
+        return child
+
+    def _greeted(self, actor: int) -> bool:
+        """Wait until the actor has made its environments; whether its state can be saved."""
+        return self._other(actor, _HELLO)
+
+    def _send(self, child: _Child, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            child.sock.sendall(framed(pickle.dumps(message)))
+
+    def _other(self, actor: int, kind: str) -> Any:
+        """The answer to what is no request for a rollout."""
+        child, end = self._children[actor], time.monotonic() + _ANSWER_WITHIN
+        while not child.others:
+            failed = child.answers[-1] if child.answers else None
+            if isinstance(failed, BaseException):
+                raise failed
+            if child.gone is not None:
+                raise ActorLost(child.gone)
+            if time.monotonic() > end:
+                raise ActorLost(f"{self.describe(actor)} has not answered for {_ANSWER_WITHIN:g} s")
+            self._read(0.5)
+        got, value = child.others.popleft()
+        if got != kind:
+            raise ActorLost(f"{self.describe(actor)} has answered {got} to {kind}")
+        return value
+
+    def _read(self, timeout: float) -> None:
+        """Take in what has come, waiting up to `timeout` seconds for something."""
+        alive = {child.sock.fileno(): (actor, child) for actor, child in enumerate(self._children) if not child.gone}
+        # Unlike select.select it takes descriptors of any number.
+        poll = select.poll()
+        for descriptor in alive:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(math.ceil(1000 * timeout)):
+            actor, child = alive[descriptor]
+            try:
+                part = child.sock.recv(1 << 20)
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                child.gone = self._death_of(actor)
+                self._arrived.append(actor)
+                continue
+            child.unread += part
+            self._parse(actor, child)
+
+    def _parse(self, actor: int, child: _Child) -> None:
+        while len(child.unread) >= 8:
+            (size,) = struct.unpack_from("<Q", child.unread)
+            if len(child.unread) < 8 + size:
+                return
+            kind, value = pickle.loads(child.unread[8 : 8 + size])
+            del child.unread[: 8 + size]
+            if kind == _ROLLOUT:
+                slot, rest = value
+                views = self._layout.arrays(child.memory, slot)
+                child.answers.append(Trajectory(**{name: view.copy() for name, view in views.items()}, **rest))
+                self._arrived.append(actor)
+            elif kind == _FAILED:
+                try:
+                    raise_packed(*value)
+                except Exception as e:
+                    child.answers.append(e)
+                    self._arrived.append(actor)
+            else:
+                child.others.append((kind, value))
+
+    def _death_of(self, actor: int) -> str:
+        process = self._children[actor].process
+        try:
+            code = process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        hint = "; the system may have run out of memory: try fewer actors" if code == -signal.SIGKILL else ""
+        return f"it died ({how}){hint}"
+
+
+def _order(plan: ActorPlan, layout: _Layout) -> bytes:
+    """What a process makes its actor of."""
+    import cloudpickle
+
+    registered = registered_spec(plan.env_id) if isinstance(plan.env_id, str) else None
+    try:
+        # What it names can be unpickled once the modules are imported.
+        return cloudpickle.dumps((worker_imports, cloudpickle.dumps((plan, layout, registered))))
+    except Exception as e:
+        raise TypeError(
+            f"ProcessActors: {env_name(plan.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle "
+            f"can send them to another process: {e}; pass an id, or take actors=threads"
+        ) from e
+
+
+def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
+    """The main function of an actor's process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the learner decides when to end, and its end is seen
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
+    sock = socket.socket(fileno=sock_fd)
+    actor = None
+    try:
+        try:
+            imports, made = pickle.loads(receive(sock))
+            index, start = struct.unpack("<QQ", receive(sock))
+            for name in imports:
+                import_module(name)
+            plan, layout, registered = pickle.loads(made)
+            if registered is not None:
+                import gymnasium
+
+                gymnasium.registry.setdefault(registered.id, registered)
+            actor = Actor(plan, index, start)
+            memory = mmap.mmap(memory_fd, layout.size)
+        except EOFError:
+            raise
+        except Exception as e:
+            sock.sendall(framed(pickle.dumps((_FAILED, pickle.loads(packed(e))))))
+            receive(sock)  # until the learner lets go
+            return
+        sock.sendall(framed(pickle.dumps((_HELLO, actor.exact))))
+        while True:
+            sock.sendall(_answer(actor, layout, memory, pickle.loads(receive(sock))))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the learner no longer waits
+    finally:
+        if actor is not None:
+            actor.close()
+
+
+def _answer(actor: Actor, layout: _Layout, memory: mmap.mmap, message: tuple[Any, ...]) -> bytes:
+    kind = message[0]
+    try:
+        if kind == _ROLLOUT:
+            slot, at = message[1], layout.weights_at(message[1])
+            found = actor.rollout(pickle.loads(memoryview(memory)[at : at + layout.weights]))
+            views = layout.arrays(memory, slot)
+            for name, view in views.items():
+                view[...] = getattr(found, name)
+            names = [name for name in Trajectory.__dataclass_fields__ if name not in views]
+            value: Any = (slot, {name: getattr(found, name) for name in names})
+        elif kind == _STATE:
+            value = actor.state()
+        else:
+            actor.set_state(message[1])
+            value = None
+    except Exception as e:
+        kind, value = _FAILED, pickle.loads(packed(e))
+    return framed(pickle.dumps((kind, value)))

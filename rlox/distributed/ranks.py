@@ -1,0 +1,609 @@
+"""Data parallelism: what the ranks of one training tell each other.
+
+Each process that ``torchrun`` starts is a rank. It steps its own share of the environments, or reads its own share of a
+batch's rows, and differentiates a loss that is a mean over them; gradients are averaged, so that all ranks take the
+same step. Rank 0 alone evaluates, records and saves; the others wait for it meanwhile, and answer where a checkpoint
+needs what is theirs.
+
+PyTorch is imported where ranks join: a process that is alone needs none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from rlox.checkpoint import Checkpoint
+from rlox.kernels.rng import Rng
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlox.collectors.vec_normalize import VecNormalize
+
+_T = TypeVar("_T")
+
+# What torchrun gives each process.
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# The rank that evaluates and saves takes its time; one that has died is noticed by its connection.
+_PATIENT = timedelta(days=30)
+_SHARED = 1 << 32  # first stream of the ranks' own generators
+# Sections of a checkpoint that each rank has of its own.
+OWN = ("environment", "generators", "reference_log_probs", "memory")
+
+
+class RankLost(RuntimeError):
+    """Another rank has failed, or was killed."""
+
+
+class Ranks:
+    """One process alone, which is also what all ranks have in common.
+
+    Attributes
+    ----------
+    rank, size : int
+        This one's number, and how many there are.
+    joined : bool
+        Whether this is a rank of a data-parallel training.
+    total : callable or None
+        Sums a tensor over all ranks; None in a process that is alone.
+    """
+
+    rank, size = 0, 1
+    joined = False
+    total: Callable[[torch.Tensor], torch.Tensor] | None = None
+    _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the checkpoint that was gathered last
+    _gathering: Any = nullcontext()  # held while files may be there that no checkpoint names yet
+
+    # ---- shares
+
+    def share(self, where: str, name: str, n: int) -> int:
+        """This rank's part of `n`; a ValueError where the ranks cannot have equal ones."""
+        if n % self.size:
+            raise ValueError(
+                f"{where}: {name} must be a multiple of the {self.size} ranks, got {n}; try "
+                f"{-(-n // self.size) * self.size}"
+            )
+        return n // self.size
+
+    def mine(self, rows: np.ndarray) -> np.ndarray:
+        """This rank's part of `rows` (B, …) that all ranks know."""
+        n = len(rows) // self.size
+        return rows[self.rank * n : (self.rank + 1) * n]
+
+    def rng(self, seed: int, stream: int) -> Rng:
+        """The rank's own generator; of rank 0 the one that a process alone has."""
+        return Rng(seed, stream)
+
+    def take_part(self, collector: Any) -> None:
+        """Make `collector` step its share of the environments of all ranks, with that share's actions."""
+
+    # ---- what is agreed on
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """The mean over the ranks of a tensor."""
+        return value
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so on any rank."""
+        return value
+
+    def metrics(self, values: dict[str, float]) -> dict[str, float]:
+        """The mean of each metric over the ranks that have it."""
+        return values
+
+    def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (E,) and lengths (E,) of the episodes that ended on all ranks, rank after rank."""
+        return returns, lengths
+
+    def all_rows(self, values: np.ndarray) -> np.ndarray:
+        """`values` (B, …) of all ranks, rank after rank; each has as many."""
+        return values
+
+    def merge(self, normalizer: VecNormalize | Any) -> None:
+        """Give all ranks the statistics of what all of them have seen."""
+
+    def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
+        """Call a hook of the callbacks where it counts; every rank gets that answer."""
+        return getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
+
+    # ---- checkpoints
+
+    def whole(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
+        """`checkpoint` with what the other ranks have of their own; their memories go below `folder`."""
+        return checkpoint
+
+    def tidy(self, header: dict[str, Any], folder: Path) -> None:
+        """Remove the files below `folder`, of the other ranks' memories, that a checkpoint which is on disk now does
+        not name, nor one that is to follow it."""
+        with self._gathering:
+            named = _named(header, folder) | self._named
+            for path in set(folder.glob("rank*/*.safetensors")) - named:
+                path.unlink(missing_ok=True)
+
+    def own(self, checkpoint: Checkpoint, seed: int) -> Checkpoint:
+        """`checkpoint` as this rank is to take it up."""
+        saved = _saved_ranks(checkpoint)
+        if len(saved) + 1 == self.size:
+            return checkpoint if self.size == 1 else self._same(checkpoint, saved[self.rank - 1] if self.rank else {})
+        return self._other(checkpoint, seed)
+
+    def _same(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> Checkpoint:
+        """Of a checkpoint of as many ranks, this one's."""
+        header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
+        if self.rank:
+            own = tensors[f"rank{self.rank}"]
+            for section in OWN:
+                start = f"{section}/"
+                tensors[section] = {
+                    name.removeprefix(start): array for name, array in own.items() if name.startswith(start)
+                }
+            header["generators"] = {**header["generators"], **saved["generators"]}
+            header.pop("memory", None)
+            if "memory" in saved:
+                header["memory"] = saved["memory"]
+        return self._rows(Checkpoint(header, tensors, checkpoint.folder), checkpoint)
+
+    def _other(self, checkpoint: Checkpoint, seed: int) -> Checkpoint:
+        """Of a checkpoint of another number of ranks: what is the same for all, and new generators."""
+        header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
+        header.pop("memory", None)
+        # Another segment of the run is to draw other numbers than the one before it.
+        mixed = Rng(Rng(seed, _SHARED - 1).key, header["counters"]["updates"]).key
+        header["generators"] = {
+            name: state if name in ("action", "prompts") else self.rng(mixed, number).get_state()
+            for number, (name, state) in enumerate(sorted(header["generators"].items()))
+        }
+        return self._rows(Checkpoint(header, tensors, checkpoint.folder), checkpoint)
+
+    def _rows(self, mine: Checkpoint, whole: Checkpoint) -> Checkpoint:
+        """`mine` with this rank's part of what a checkpoint holds of all environments together."""
+        environment, tensors = whole.tensors["environment"], mine.tensors
+        if "keys" in environment:  # native ones, one column each
+            n = environment["keys"].shape[-1] // self.size
+            rows = slice(self.rank * n, (self.rank + 1) * n)
+            tensors["environment"] = {name: np.ascontiguousarray(x[..., rows]) for name, x in environment.items()}
+        elif len(_saved_ranks(whole)) + 1 != self.size:
+            tensors["environment"] = {}
+        if "action_noise" in whole.tensors:
+            tensors["action_noise"] = {name: self.mine(x) for name, x in whole.tensors["action_noise"].items()}
+        if "returns" in (normalization := whole.tensors.get("normalization", {})):
+            tensors["normalization"] = {**normalization, "returns": self.mine(normalization["returns"])}
+        return mine
+
+    # ---- a training
+
+    def average(self, algorithm: Any) -> None:
+        """Have each step of the optimisers of `algorithm` follow the gradients of all ranks."""
+
+    @contextmanager
+    def training(self, algorithm: Any) -> Iterator[None]:
+        """Around a training."""
+        yield
+
+
+def _saved_ranks(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """What a header holds of ranks 1, 2, …"""
+    saved = checkpoint.header.get("ranks", [])
+    if not isinstance(saved, list) or not all(isinstance(one, dict) and "generators" in one for one in saved):
+        raise ValueError("ranks must be a list with the generators of each rank but the first")
+    return saved
+
+
+def saved_ranks(header: dict[str, Any]) -> int:
+    """How many ranks a checkpoint's header is of."""
+    saved = header.get("ranks")
+    return 1 + len(saved) if isinstance(saved, list) else 1
+
+
+ALONE = Ranks()
+_current: Ranks = ALONE
+
+
+def current() -> Ranks:
+    """What this process is: `ALONE`, or the rank that `join` has made it."""
+    return _current
+
+
+def started() -> bool:
+    """Whether ``torchrun``, or what sets the same variables, has started this process."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def join(timeout_s: float = 300.0) -> Group:
+    """Make this process a rank; algorithms that are made from then on are trained by all ranks together.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a rank waits for the others in a step that all take together.
+
+    Raises
+    ------
+    RuntimeError
+        If ``torchrun`` has not started this process, or the ranks do not find each other.
+    """
+    global _current
+    if not started():
+        raise RuntimeError(
+            "ranks.join: torchrun must start the processes, but the variables that it sets are not there "
+            f"({', '.join(name for name in _VARIABLES if name not in os.environ)}); "
+            "try: torchrun --standalone --nproc-per-node=2 …"
+        )
+    _current = group = Group(timeout_s)
+    return group
+
+
+class Group(Ranks):
+    """One of several ranks, as `join` makes it.
+
+    Attributes
+    ----------
+    attempt : int
+        How often ``torchrun`` has started the ranks anew.
+    """
+
+    joined = True
+
+    def __init__(self, timeout_s: float):
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        timeout = timedelta(seconds=timeout_s)
+        # The agent's store outlives an attempt, and with it the addresses of ranks that are gone: each attempt has its
+        # own part of it (https://github.com/pytorch/pytorch/issues/135712).
+        kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        backend = "gloo"
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            backend = "cpu:gloo,cuda:nccl"
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        try:
+            self._store = dist.TCPStore(host, port, self.size, self.rank == 0 and not kept, timeout)
+            mine = dist.PrefixStore(f"rlox{self.attempt}", self._store)
+            dist.init_process_group(backend, store=mine, rank=self.rank, world_size=self.size, timeout=timeout)
+            self._patient = dist.new_group(backend="gloo", timeout=_PATIENT)
+        except RuntimeError as e:
+            raise RuntimeError(
+                f"ranks.join: all {self.size} ranks must meet at {host}:{port} within {timeout_s:g} s, but rank "
+                f"{self.rank} could not: {e}"
+            ) from e
+        self._failures = dist.PrefixStore("failures", mine)
+        self._dist, self._torch = dist, torch
+        self._leads = False  # whether the others wait for this one's orders
+        self._merged: dict[str, np.ndarray] = {}  # statistics as they were merged last
+        self._gathering = threading.Lock()
+        self._named = set()
+        self.total = self._sum
+
+    # ---- shares
+
+    def rng(self, seed: int, stream: int) -> Rng:
+        return Rng(Rng(seed, stream).key, _SHARED + self.rank) if self.rank else Rng(seed, stream)
+
+    def take_part(self, collector: Any) -> None:
+        n, first = collector.n_envs, self.rank * collector.n_envs
+        if collector.native:
+            state = collector.env.get_state()
+            state["keys"][:] = [Rng(collector.env.seed, first + i).key for i in range(n)]
+            collector.env.set_state(state)
+        else:
+            collector.env.first, collector.env.n_joint = first, n * self.size
+        collector.rng = SharedRng(collector.rng, first, n * self.size, collector.noise_axis)
+
+    # ---- what is agreed on
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Around what all ranks do together: where one is gone, a `RankLost` that says what it said."""
+        try:
+            yield
+        except RuntimeError as e:
+            said = self._failure()
+            lost = said or (
+                "another rank has ended without a word (it was killed, or its machine is gone), or did not answer in "
+                "time"
+            )
+            raise RankLost(f"rank {self.rank} cannot go on: {lost}") from (None if said else e)
+
+    def _failure(self) -> str | None:
+        """What the rank that failed first has said."""
+        with suppress(RuntimeError):
+            if self._failures.check(["first"]):
+                return self._failures.get("first").decode()
+        return None
+
+    def tell(self, error: BaseException) -> None:
+        """Let the other ranks know why this one ends."""
+        if isinstance(error, RankLost):
+            return
+        text = " ".join(str(error).split()) or type(error).__name__
+        with suppress(RuntimeError):
+            self._failures.compare_set("first", "", f"rank {self.rank} failed with {type(error).__name__}: {text}")
+
+    def _sum(self, value: torch.Tensor) -> torch.Tensor:
+        found = value.detach().clone()
+        with self._together():
+            self._dist.all_reduce(found)
+        return found
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        return self._sum(value) / self.size
+
+    def reduce(self, grad: torch.Tensor) -> None:
+        """Replace a gradient by its mean over the ranks."""
+        with self._together():
+            self._dist.all_reduce(grad)
+        grad /= self.size
+
+    def any(self, value: bool) -> bool:
+        return bool(self._sum(self._torch.tensor(int(value))) > 0)
+
+    def _gather(self, values: np.ndarray) -> list[np.ndarray]:
+        """`values` of every rank, in the same shape on each."""
+        mine = self._torch.from_numpy(np.ascontiguousarray(values))
+        found = [self._torch.empty_like(mine) for _ in range(self.size)]
+        with self._together():
+            self._dist.all_gather(found, mine)
+        return [one.numpy() for one in found]
+
+    def all_objects(self, thing: _T) -> list[_T]:
+        """`thing` of every rank."""
+        found: list[Any] = [None] * self.size
+        with self._together():
+            self._dist.all_gather_object(found, thing)
+        return found
+
+    def metrics(self, values: dict[str, float]) -> dict[str, float]:
+        found = self.all_objects(values)
+        names = dict.fromkeys(name for one in found for name in one)
+        columns = {name: [one[name] for one in found if name in one] for name in names}
+        return {name: sum(column) / len(column) for name, column in columns.items()}
+
+    def episodes(self, returns: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        counts = [int(one[0]) for one in self._gather(np.array([len(returns)], np.int64))]
+        most = max(counts)
+        if not most:
+            return returns, lengths
+        mine = np.zeros((2, most))
+        mine[0, : len(returns)], mine[1, : len(lengths)] = returns, lengths
+        parts = [one[:, :n] for one, n in zip(self._gather(mine), counts, strict=True)]
+        joint = np.concatenate(parts, axis=1)
+        return joint[0], joint[1].astype(np.int64)
+
+    def all_rows(self, values: np.ndarray) -> np.ndarray:
+        return np.concatenate(self._gather(values))
+
+    def merge(self, normalizer: VecNormalize | Any) -> None:
+        if normalizer is None:
+            return
+        news = normalizer.since(self._merged)
+        rows = self._gather(np.concatenate([np.ravel(part) for part in news.values()]))
+        ends = np.cumsum([np.size(part) for part in news.values()])[:-1]
+        # From what all had in common, in the same order on each: so all come to the same bits.
+        normalizer.set_state(self._merged, returns=False)
+        for row in rows:
+            parts = zip(news.items(), np.split(row, ends), strict=True)
+            normalizer.merge({name: part.reshape(np.shape(like)) for (name, like), part in parts})
+        self._merged = normalizer.state()
+
+    # ---- orders
+
+    def lead(self, algorithm: Any, hook: str, **info: Any) -> Any:
+        """Rank 0 calls the hook; the others call their own callbacks' and then do what rank 0 asks for."""
+        if self.rank:
+            getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
+            while True:
+                order, given = self._order(None)
+                if order == "end":
+                    return given
+                self._send(self._part(algorithm, given))
+        self._leads = True
+        try:
+            answer = getattr(algorithm.callbacks, hook)(algorithm=algorithm, **info)
+        finally:
+            self._leads = False
+        self._order(("end", answer))
+        return answer
+
+    def _order(self, order: tuple[str, Any] | None) -> tuple[str, Any]:
+        """What rank 0 says."""
+        return self.from_first(lambda: order)
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What rank 0 makes; the others wait for it."""
+        box = [make() if self.rank == 0 else None]
+        with self._together():
+            self._dist.broadcast_object_list(box, src=0, group=self._patient)
+        return box[0]
+
+    def _send(self, part: Any) -> list[Any]:
+        """What the ranks send to rank 0, by rank; on the others nothing."""
+        found: list[Any] = [None] * self.size
+        with self._together():
+            self._dist.gather_object(part, found if self.rank == 0 else None, dst=0, group=self._patient)
+        return found
+
+    # ---- checkpoints
+
+    @staticmethod
+    def _part(algorithm: Any, folder: Path | None) -> Checkpoint:
+        """What a checkpoint holds of this rank alone."""
+        header: dict[str, Any] = {"generators": algorithm.generators()}
+        tensors = algorithm.own_state()
+        if folder is not None:
+            header["memory"], tensors["memory"] = algorithm.remember(folder)
+        return Checkpoint(header, tensors)
+
+    def whole(self, checkpoint: Checkpoint, folder: Path | None = None) -> Checkpoint:
+        header, tensors = {**checkpoint.header}, {**checkpoint.tensors}
+        if not self._leads:
+            # Nobody is asked: what goes on elsewhere starts afresh from such a file.
+            return Checkpoint(header, {**tensors, "environment": {}})
+        with self._gathering:
+            self._order(("state", folder))
+            parts: list[Checkpoint] = self._send(None)[1:]
+            header["ranks"] = [part.header for part in parts]
+            if folder is not None:
+                self._named = _named(header, memory_folder(folder))
+        for number, part in enumerate(parts, 1):
+            tensors[f"rank{number}"] = {
+                f"{section}/{name}": array
+                for section in OWN
+                for name, array in part.tensors.get(section, {}).items()
+                if not (section == "environment" and "keys" in part.tensors[section])
+            }
+        environment = checkpoint.tensors.get("environment", {})
+        if "keys" in environment:
+            every = [environment, *(part.tensors["environment"] for part in parts)]
+            tensors["environment"] = {name: np.concatenate([one[name] for one in every], -1) for name in environment}
+        if noise := checkpoint.tensors.get("action_noise"):
+            every = [noise, *(part.tensors["action_noise"] for part in parts)]
+            tensors["action_noise"] = {name: np.concatenate([one[name] for one in every]) for name in noise}
+        normalization = checkpoint.tensors["normalization"]
+        if "returns" in normalization:
+            returns = [normalization["returns"], *(part.tensors["normalization"]["returns"] for part in parts)]
+            tensors["normalization"] = {**normalization, "returns": np.concatenate(returns)}
+        return Checkpoint(header, tensors)
+
+    # ---- a training
+
+    def average(self, algorithm: Any) -> None:
+        from rlox.nn.optimizers import FlatOptimizer
+
+        for optimizer in vars(algorithm).values():
+            if isinstance(optimizer, FlatOptimizer):
+                optimizer.reduce = self.reduce
+
+    @contextmanager
+    def training(self, algorithm: Any) -> Iterator[None]:
+        if algorithm.normalizer is not None:
+            self._merged = algorithm.normalizer.state()
+        try:
+            self._require_alike(algorithm, "start")
+            yield
+            self._require_alike(algorithm, "end")
+        except Exception as e:
+            self.tell(e)
+            raise
+
+    def _require_alike(self, algorithm: Any, when: str) -> None:
+        """A RuntimeError unless all ranks have the same weights."""
+        digest = hashlib.sha256()
+        for name, array in sorted(algorithm._weights().items()):
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        box: list[Any] = [None] * self.size
+        with self._together():
+            self._dist.all_gather_object(box, digest.hexdigest(), group=self._patient)
+        if len(set(box)) > 1:
+            raise RuntimeError(
+                f"{type(algorithm).__name__}.train: all ranks must {when} with the same weights, got "
+                f"{len(set(box))} different ones; give them all the same seed, and a model that does not draw its "
+                "weights from a generator without one"
+            )
+
+    def kept(self, name: str, make: Callable[[], str]) -> tuple[str, bool]:
+        """A text that rank 0 makes once for all attempts, and whether an earlier attempt has made it."""
+
+        def first() -> tuple[str, bool]:
+            key = f"rlox/{name}"
+            if self.attempt and self._store.check([key]):
+                return self._store.get(key).decode(), True
+            text = make()
+            self._store.set(key, text)
+            return text, False
+
+        return self.from_first(first)
+
+    @contextmanager
+    def said(self) -> Iterator[None]:
+        """Around what a rank does: the others hear of the exception that ends it."""
+        try:
+            yield
+        except Exception as e:
+            self.tell(e)
+            raise
+
+    def leave(self) -> None:
+        """Part from the other ranks, when all are done."""
+        global _current
+        _current = ALONE
+        with self._together():
+            self._dist.barrier(group=self._patient)
+        self._dist.destroy_process_group()
+
+
+def memory_folder(folder: Path, rank: int = 0) -> Path:
+    """Where a rank's replay memory lies beside a checkpoint in `folder`."""
+    memory = folder / "memory"
+    return memory / f"rank{rank}" if rank else memory
+
+
+def _named(header: dict[str, Any], folder: Path) -> set[Path]:
+    """The files below `folder` of the other ranks' memories that a header names."""
+    return {
+        folder / f"rank{number}" / file["name"]
+        for number, one in enumerate(header.get("ranks", []), 1)
+        for file in one.get("memory", {"files": ()})["files"]
+    }
+
+
+class SharedRng:
+    """A generator whose numbers are shared by all ranks: each draws them all, and takes those of its environments.
+
+    So what an environment's actions are drawn by does not depend on how many ranks there are.
+
+    Parameters
+    ----------
+    rng : Rng
+        In the same state on all ranks.
+    first, n_joint : int
+        This rank's first environment, and how many all ranks have.
+    axis : int
+        The axis of what is drawn that has a place for each environment.
+    """
+
+    def __init__(self, rng: Rng, first: int, n_joint: int, axis: int):
+        self._rng, self._first, self._n, self._axis = rng, first, n_joint, axis
+
+    @property
+    def key(self) -> int:
+        return self._rng.key
+
+    def get_state(self) -> dict[str, int]:
+        return self._rng.get_state()
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self._rng.set_state(state)
+
+    def _share(self, draw: Callable[..., np.ndarray], size: Any, out: np.ndarray | None) -> np.ndarray:
+        shape = [*(out.shape if out is not None else (size,) if isinstance(size, int) else size)]
+        n, shape[self._axis] = shape[self._axis], self._n
+        joint = draw(tuple(shape))
+        mine = joint.take(range(self._first, self._first + n), self._axis)
+        if out is None:
+            return mine
+        out[...] = mine
+        return out
+
+    def uniform(self, size: Any = None, out: np.ndarray | None = None, dtype: Any = np.float32) -> np.ndarray:
+        return self._share(lambda shape: self._rng.uniform(shape, dtype=dtype), size, out)
+
+    def normal(self, size: Any = None, out: np.ndarray | None = None, dtype: Any = np.float32) -> np.ndarray:
+        return self._share(lambda shape: self._rng.normal(shape, dtype=dtype), size, out)
+
+    def gumbel(self, size: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        return self._share(lambda shape: self._rng.gumbel(shape), size, out)
+
+    def integers(self, high: int, size: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        return self._share(lambda shape: self._rng.integers(high, shape), size, out)

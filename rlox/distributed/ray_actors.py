@@ -1,0 +1,381 @@
+"""Actors on Ray: on this machine, or on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from rlox.config import RayConfig, RayResources
+from rlox.distributed.actor import Actor
+from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
+from rlox.distributed.snapshots import own_policy
+from rlox.envs import env_name
+from rlox.envs.parallel_env import packed, raise_packed, registered_spec
+from rlox.envs.registry import worker_imports
+
+_ANSWER_WITHIN = 120.0  # seconds for what is no rollout: to save a state, to take one up
+_LISTENS_WITHIN = 10.0  # seconds for a connection to the head of a cluster
+_NODE = "ray.io/node-id"  # Ray's label of a node
+
+
+class _Host:
+    """An actor as Ray runs it: in a process of its own, which answers calls one after the other."""
+
+    def __init__(self, order: bytes, index: int, start: int, cwd: str):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner decides when to end
+        if os.path.isdir(cwd):
+            os.chdir(cwd)
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        self._where = f"node {ray.util.get_node_ip_address()} ({node[:8]}), pid {os.getpid()}"
+        self._order, self._index, self._start = order, index, start
+        self._actor: Actor | None = None
+
+    def begin(self) -> tuple[bool, Any]:
+        """Make the environments; whether their state can be saved, and where this is."""
+        return self._answered(lambda: (self._made().exact, self._where))
+
+    def rollout(self, weights: Weights) -> tuple[bool, Any]:
+        # Ray's store is read-only, and statistics are written to.
+        normalization = {name: array.copy() for name, array in weights.normalization.items()}
+        own = replace(weights, normalization=normalization)
+        return self._answered(lambda: (self._made().rollout(own).arrays(), self._where))
+
+    def state(self) -> tuple[bool, Any]:
+        return self._answered(lambda: self._made().state())
+
+    def set_state(self, state: dict[str, np.ndarray]) -> tuple[bool, Any]:
+        own = {name: array.copy() for name, array in state.items()}
+        return self._answered(lambda: self._made().set_state(own))
+
+    def _made(self) -> Actor:
+        if self._actor is None:
+            imports, made = pickle.loads(self._order)
+            for name in imports:
+                import_module(name)
+            plan, registered = pickle.loads(made)
+            if registered is not None:
+                import gymnasium
+
+                gymnasium.registry.setdefault(registered.id, registered)
+            self._actor = Actor(plan, self._index, self._start)
+        return self._actor
+
+    def _answered(self, call: Any) -> tuple[bool, Any]:
+        """What `call` returns, or what it has raised with the frames of the user's code."""
+        try:
+            return True, call()
+        except Exception as e:
+            return False, packed(e)
+
+
+class RayActors:
+    """`n_actors` actors on Ray (see `rlox.distributed.ActorPool`).
+
+    Weights go into Ray's object store once, however many actors are asked to act with them. Ray itself neither restarts
+    an actor nor repeats a rollout: `restart` does, with another seed, so that no rollout is learned from twice. A
+    process that is connected to Ray already keeps its connection; what this object has not started it does not end.
+
+    Parameters
+    ----------
+    plan : ActorPlan
+        Cloudpickle must be able to send it.
+    n_actors : int
+        Actors.
+    settings : RayConfig, optional
+        Where Ray is, where actors are placed, and what each reserves.
+
+    Raises
+    ------
+    ImportError
+        If Ray is not installed.
+    ConnectionError
+        If there is no Ray at the address.
+    TypeError
+        If the plan cannot be sent.
+    TimeoutError
+        If not all actors have started within ``start_timeout``: the message says what the cluster lacks.
+    ActorLost
+        If an actor dies before it has begun.
+    Exception
+        What making the environments has raised in an actor.
+    """
+
+    def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):
+        self.n_actors = n_actors
+        self._settings = settings or RayConfig()
+        order = _order(own_policy(plan))
+        started = connect(self._settings, "RayActors: ray.address", math.ceil(n_actors * self._settings.num_cpus))
+        import ray
+
+        self._ray = ray
+        self._starts = [0] * n_actors
+        self._where = [""] * n_actors
+        # Futures, which Ray's own thread fulfils: a signal's exception would not come out of `ray.wait` as what it is.
+        self._asked: list[deque[Future]] = [deque() for _ in range(n_actors)]  # of rollouts, the oldest first
+        self._answered: queue.SimpleQueue[tuple[int, Future]] = queue.SimpleQueue()
+        self._come: list[int] = []  # of answers, as they came
+        self._starting: dict[int, Future] = {}  # by actor, of what it says when it has begun
+        self._weights: tuple[Weights | None, Any] = (None, None)
+        self._hosts: list[Any] = []
+        self._group: list[Any] = []
+        # Also at the interpreter's end. It holds no reference to this object, which can therefore be collected.
+        self._finalizer = weakref.finalize(self, _end, self._hosts, self._group, started)
+        try:
+            self._plan = ray.put(order)
+            self._host = ray.remote(max_restarts=0, max_task_retries=0)(_Host)
+            self._group.append(self._reserved())
+            for actor in range(n_actors):
+                self._hosts.append(self._started(actor))
+            self.exact = self._begun()
+        except BaseException:
+            self.close()
+            raise
+
+    def request(self, actor: int, weights: Weights) -> None:
+        if self._weights[0] is not weights:
+            self._weights = (weights, self._ray.put(weights))
+        future, answered = self._hosts[actor].rollout.remote(self._weights[1]).future(), self._answered
+        self._asked[actor].append(future)
+        future.add_done_callback(lambda done: answered.put((actor, done)))
+
+    def ready(self, actors: Collection[int], timeout: float) -> list[int]:
+        end = time.monotonic() + timeout
+        while True:
+            while not self._answered.empty():
+                self._take(*self._answered.get())
+            found = [i for i in dict.fromkeys(self._come) if i in actors and self._asked[i][0].done()]
+            left = end - time.monotonic()
+            if found or left <= 0:
+                return found
+            with contextlib.suppress(queue.Empty):
+                self._take(*self._answered.get(timeout=left))
+
+    def _take(self, actor: int, answer: Future) -> None:
+        if any(answer is asked for asked in self._asked[actor]):  # or it is of an actor that was restarted since
+            self._come.append(actor)
+
+    def result(self, actor: int) -> Trajectory:
+        self._come.remove(actor)
+        arrays, self._where[actor] = self._value(self._asked[actor].popleft())
+        # Copies: arrays in Ray's store are read-only, and stay in it for as long as they are referred to.
+        return Trajectory.of({name: np.array(array) for name, array in arrays.items()})
+
+    def restart(self, actor: int) -> None:
+        if actor not in self._starting:
+            self._ray.kill(self._hosts[actor], no_restart=True)
+            self._asked[actor].clear()
+            self._come = [other for other in self._come if other != actor]
+            self._starts[actor] += 1
+            self._where[actor] = ""
+            self._hosts[actor] = self._started(actor)
+            self._starting[actor] = self._hosts[actor].begin.remote().future()
+        # The others' rollouts need not wait for it, which may take long where its node is gone.
+        if not self._starting[actor].done():
+            raise ActorLost("it is starting")
+        _, self._where[actor] = self._value(self._starting.pop(actor))
+
+    def state(self, actor: int) -> dict[str, np.ndarray]:
+        found = self._value(self._hosts[actor].state.remote().future())
+        return {name: np.array(array) for name, array in found.items()}
+
+    def set_state(self, actor: int, state: dict[str, np.ndarray]) -> None:
+        self._value(self._hosts[actor].set_state.remote(state).future())
+
+    def describe(self, actor: int) -> str:
+        return f"actor {actor} (Ray{self._where[actor] and f', {self._where[actor]}'})"
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _started(self, actor: int) -> Any:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        s = self._settings
+        return self._host.options(
+            num_cpus=s.num_cpus,
+            num_gpus=s.num_gpus,
+            resources=s.resources,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group[0], actor),
+        ).remote(self._plan, actor, self._starts[actor], os.getcwd())
+
+    def _reserved(self) -> Any:
+        """A place for each actor; they come to be when the cluster has room."""
+        s = self._settings
+        wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
+        bundle = {name: number for name, number in wanted.items() if number}
+        apart: dict[str, Any] = {}
+        if s.learner_apart:
+            here = self._ray.get_runtime_context().get_node_id()
+            apart["bundle_label_selector"] = [{_NODE: f"!{here}"}] * self.n_actors
+        return self._ray.util.placement_group(
+            [dict(bundle) for _ in range(self.n_actors)], s.placement.upper(), **apart
+        )
+
+    def _begun(self) -> bool:
+        """Wait until all actors have made their environments; whether the states of all can be saved."""
+        calls = [host.begin.remote().future() for host in self._hosts]
+        if wait(calls, self._settings.start_timeout).not_done:
+            raise TimeoutError(
+                f"RayActors: {self.n_actors} actors must start within ray.start_timeout "
+                f"({self._settings.start_timeout:g} s), and have not: {self._lacking()}"
+            )
+        exact = []
+        for actor, call in enumerate(calls):
+            is_exact, self._where[actor] = self._value(call)
+            exact.append(is_exact)
+        return all(exact)
+
+    def _lacking(self) -> str:
+        """What the cluster has, beside what the actors need."""
+        s = self._settings
+        wanted = {"CPU": s.num_cpus, "GPU": s.num_gpus, **s.resources}
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        if s.learner_apart:
+            here = self._ray.get_runtime_context().get_node_id()
+            nodes = [node for node in nodes if node["NodeID"] != here]
+        parts = []
+        for name, number in wanted.items():
+            if number:
+                total = sum(node["Resources"].get(name, 0.0) for node in nodes)
+                parts.append(f"{name} {number:g} each, of {total:g}")
+        apart = " apart from the learner's" if s.learner_apart else ""
+        return (
+            f"{self.n_actors} actors reserve {', '.join(parts)} on {len(nodes)} nodes{apart}; try fewer actors "
+            "(algo.n_actors), less for each (ray.num_cpus), or more nodes"
+        )
+
+    def _value(self, answer: Future) -> Any:
+        """What an actor has answered; raises what it has raised."""
+        errors = self._ray.exceptions
+        if not wait([answer], _ANSWER_WITHIN).done:
+            raise ActorLost(f"it has not answered for {_ANSWER_WITHIN:g} s")
+        try:
+            sound, value = answer.result()
+        except errors.RayTaskError as e:
+            raise e.cause from e
+        except errors.ActorUnavailableError as e:
+            raise ActorLost("Ray cannot reach its process") from e
+        except errors.RayError as e:
+            raise ActorLost(first_sentence(e)) from e
+        if not sound:
+            raise_packed(*pickle.loads(value))
+        return value
+
+
+def connect(settings: RayResources, where: str, n_cpus: int | None, **options: Any) -> bool:
+    """Connect this process to Ray, unless it is; returns whether that is new, and so for the caller to end.
+
+    Parameters
+    ----------
+    settings : RayResources
+        Its address, and the runtime environment.
+    where : str
+        What starts the message of an error.
+    n_cpus : int or None
+        CPUs that a Ray on this machine alone has at least; None: as many as there are.
+    **options
+        Further arguments of ``ray.init`` for that one.
+
+    Raises
+    ------
+    ImportError
+        If Ray is not installed.
+    ConnectionError
+        If there is no Ray at the address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray's 30 are too few where others want the CPU
+    try:
+        import ray
+    except ModuleNotFoundError as e:
+        if e.name != "ray":
+            raise
+        raise ImportError(f'{where}: Ray is not installed; try: pip install "rlox-cli[ray]"') from e
+    if ray.is_initialized():
+        return False
+    given: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
+    if settings.address == "local":
+        given |= {"include_dashboard": False, **options}
+        if n_cpus is not None:
+            given["num_cpus"] = max(n_cpus, os.cpu_count() or 1)
+    else:
+        _require_listener(settings.address, where)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=settings.address, log_to_driver=False, logging_level=logging.ERROR, **given)
+    except Exception as e:
+        reason = " ".join(str(e).split())
+        raise ConnectionError(f"{where}={settings.address}: Ray does not answer: {reason}") from e
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process before anything is saved
+    return True
+
+
+def _require_listener(address: str, where: str) -> None:
+    """Raise a ConnectionError where nothing listens at HOST:PORT: Ray itself would look for more than a minute."""
+    host, _, port = address.partition("://")[2 if "://" in address else 0].rpartition(":")
+    if not (host and port.isdigit()):
+        return  # such as auto, which Ray answers at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LISTENS_WITHIN).close()
+    except OSError as e:
+        raise ConnectionError(f"{where}={address}: no Ray listens there ({e}); `ray status` says where one is") from e
+
+
+def first_sentence(e: BaseException) -> str:
+    """What an error of Ray's says: why an actor is dead, or what comes before where the logs are."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("The actor is dead because")), lines[0] if lines else "")
+    return told.split(". ")[0].rstrip(".") or type(e).__name__
+
+
+def _order(plan: ActorPlan) -> bytes:
+    """What an actor is made of, pickled."""
+    import cloudpickle
+
+    registered = registered_spec(plan.env_id) if isinstance(plan.env_id, str) else None
+    try:
+        # What it names can be unpickled once the modules are imported.
+        return cloudpickle.dumps((worker_imports, cloudpickle.dumps((plan, registered))))
+    except Exception as e:
+        raise TypeError(
+            f"RayActors: {env_name(plan.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle can "
+            f"send them to another process: {e}; pass an id, or take actors=threads"
+        ) from e
+
+
+def _end(hosts: list[Any], group: list[Any], started: bool) -> None:
+    """End all actors, and the Ray that was started for them."""
+    import ray
+
+    if ray.is_initialized():
+        for host in hosts:
+            ray.kill(host, no_restart=True)
+        for reserved in group:
+            ray.util.remove_placement_group(reserved)
+        if started:
+            ray.shutdown()
+    hosts.clear()
+    group.clear()

@@ -1,0 +1,161 @@
+"""Actors that threads of this process drive: here, where native environments and perceptrons step without holding
+Python's lock, or on other machines (`rlox.distributed.grpc_actors`)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from rlox.distributed.actor import Actor
+from rlox.distributed.protocol import ActorPlan, Trajectory, Weights
+from rlox.distributed.snapshots import own_policy
+
+_JOIN_WITHIN = 2.0  # seconds that a thread has to end its rollout when the pool is closed
+
+
+class Driven(Protocol):
+    """What a thread drives: `rlox.distributed.Actor`, or one that stands for it."""
+
+    @property
+    def exact(self) -> bool: ...
+
+    def rollout(self, weights: Weights) -> Trajectory: ...
+
+    def state(self) -> dict[str, np.ndarray]: ...
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Seat:
+    """An actor, its thread, and what goes between that and the learner."""
+
+    def __init__(self, actor: Driven, index: int, answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]]):
+        self.actor = actor
+        self.index = index
+        self.requests: queue.SimpleQueue[Weights | None] = queue.SimpleQueue()
+        self.answers = answers
+        self.over = False  # whether requests that lie there are given up
+        self.given: deque[Trajectory | BaseException] = deque()
+        self.thread = threading.Thread(target=self.serve, name=f"rlox actor {index}", daemon=True)
+        self.thread.start()
+
+    def serve(self) -> None:
+        """Answer requests until one is None; a thread that was given up may be in its last rollout then."""
+        while (weights := self.requests.get()) is not None and not self.over:
+            try:
+                self.answers.put((self, self.actor.rollout(weights)))
+            except BaseException as e:
+                self.answers.put((self, e))
+
+
+class ThreadActors:
+    """`n_actors` actors in threads (see `rlox.distributed.ActorPool`).
+
+    A thread whose environment hangs cannot be ended: it is given up, and ends with the process.
+
+    Parameters
+    ----------
+    plan : ActorPlan
+        What they are made of.
+    n_actors : int
+        Actors.
+
+    Raises
+    ------
+    ValueError, TypeError, ImportError
+        As `rlox.collectors.RolloutCollector` does.
+    """
+
+    def __init__(self, plan: ActorPlan, n_actors: int):
+        self._begin([partial(Actor, own_policy(plan), i) for i in range(n_actors)])
+
+    def _begin(self, makers: Sequence[Callable[[], Driven]]) -> None:
+        """Make all actors, then start their threads."""
+        self.n_actors = len(makers)
+        self._answers: queue.SimpleQueue[tuple[_Seat, Trajectory | BaseException]] = queue.SimpleQueue()
+        self._arrived: list[int] = []  # the actors of all answers that lie ready, as they came
+        self._seats: list[_Seat] = []
+        actors: list[Driven] = []
+        try:
+            for make in makers:
+                actors.append(make())
+        except BaseException:
+            for actor in actors:
+                actor.close()
+            raise
+        self._seats = [_Seat(actor, i, self._answers) for i, actor in enumerate(actors)]
+
+    @property
+    def exact(self) -> bool:
+        return all(seat.actor.exact for seat in self._seats)
+
+    def request(self, actor: int, weights: Weights) -> None:
+        self._seats[actor].requests.put(weights)
+
+    def ready(self, actors: Collection[int], timeout: float) -> list[int]:
+        end = time.monotonic() + timeout
+        while True:
+            while not self._answers.empty():
+                self._take(*self._answers.get())
+            found = [actor for actor in self._arrived if actor in actors]
+            left = end - time.monotonic()
+            if found or left <= 0:
+                return list(dict.fromkeys(found))
+            try:
+                self._take(*self._answers.get(timeout=left))
+            except queue.Empty:
+                return []
+
+    def _take(self, seat: _Seat, answer: Trajectory | BaseException) -> None:
+        if self._seats[seat.index] is seat:  # and not one that was given up
+            seat.given.append(answer)
+            self._arrived.append(seat.index)
+
+    def result(self, actor: int) -> Trajectory:
+        answer = self._seats[actor].given.popleft()
+        self._arrived.remove(actor)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def restart(self, actor: int) -> None:
+        raise TimeoutError(
+            f"{self.describe(actor)} does not answer, and a thread cannot be ended; mend its environment, raise "
+            "algo.actor_timeout, or take algo.actors=processes"
+        )
+
+    def _replace(self, actor: int, made: Driven) -> None:
+        """Put another actor in the seat of one that is lost."""
+        old = self._seats[actor]
+        old.requests.put(None)
+        self._arrived = [other for other in self._arrived if other != actor]
+        self._seats[actor] = _Seat(made, actor, self._answers)
+
+    def state(self, actor: int) -> dict[str, np.ndarray]:
+        return self._seats[actor].actor.state()
+
+    def set_state(self, actor: int, state: dict[str, np.ndarray]) -> None:
+        self._seats[actor].actor.set_state(state)
+
+    def describe(self, actor: int) -> str:
+        return f"actor {actor} (a thread)"
+
+    def close(self) -> None:
+        for seat in self._seats:
+            seat.over = True
+            seat.requests.put(None)
+        end = time.monotonic() + _JOIN_WITHIN
+        for seat in self._seats:
+            seat.thread.join(max(0.0, end - time.monotonic()))
+            if not seat.thread.is_alive():  # it may be stepping them
+                seat.actor.close()
+        self._seats = []

@@ -1,0 +1,359 @@
+"""Environments on other machines, with the arrays of every other vector environment."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.config import integer
+from rlox.config.remote import RemoteConfig
+from rlox.envs import state as env_state
+from rlox.envs.gym_vec_env import ForeignVecEnv
+from rlox.envs.remote.client import Connection, WorkerLost, WorkerRefused
+from rlox.envs.remote.codec import Message, ProtocolError
+from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, read_spec, require_array
+from rlox.kernels.rng import Rng
+
+_LONGEST_WAIT = 2.0  # seconds between two rounds of attempts to reach a worker
+_T = TypeVar("_T")
+
+
+@dataclass(eq=False)
+class _Share:
+    """The rows that one worker plays."""
+
+    rows: slice
+    line: Connection
+    home: str  # the address it began at
+    lost_at: float | None = None  # since when it has not answered
+    n_replaced: int = 0  # how often it has got another connection since then
+
+    @property
+    def n(self) -> int:
+        return self.rows.stop - self.rows.start
+
+
+class RemoteEnvPool(ForeignVecEnv):
+    """N environments that workers (`rlox worker`) play; the same seed plays as in `VecEnv` or `GymVecEnv`.
+
+    Each worker has an equal share. A step is sent to all of them before the first answer is awaited. When a worker is
+    lost, its share begins fresh episodes at the same worker, as soon as that is back, or at another one of `addresses`;
+    for the step that was lost it says ``truncated``, with reward 0 and what was last observed as ``final_obs``, so that
+    a learner takes it for a time limit and not for a failure. A `RuntimeWarning` says so each time.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        host:port of each worker; in place of `remote.addresses`.
+    env_id : str, optional
+        What the workers must serve; None: whatever they do.
+    n_envs, seed : int
+        Number of environments N, at least one for each worker, and what decides their randomness.
+    remote : RemoteConfig, optional
+        Security, time limits and, where `addresses` is None, the addresses.
+    kwargs, wrappers
+        What the workers' environments must be made with, where `env_id` is given.
+
+    Attributes
+    ----------
+    n_lost : int
+        Episodes that were cut because their worker was lost.
+
+    Raises
+    ------
+    WorkerLost
+        If a worker cannot be reached at first, or a lost one is not replaced within `remote.reconnect_s`.
+    WorkerRefused
+        If one refuses this learner, or is of another version or environment.
+    WorkerFailed
+        If an environment raises, with its frames there.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str] | None = None,
+        env_id: str | None = None,
+        n_envs: int = 1,
+        seed: int = 0,
+        remote: RemoteConfig | None = None,
+        kwargs: dict[str, Any] | None = None,
+        wrappers: Sequence[Any] = (),
+    ):
+        where = "RemoteEnvPool"
+        n_envs = integer(where, "n_envs", n_envs, 1, MOST_ENVS)
+        super().__init__(env_id, n_envs, seed)
+        remote = remote or RemoteConfig()
+        self._remote = replace(remote, addresses=remote.addresses if addresses is None else list(addresses))
+        self._addresses = self._remote.addresses
+        if not 1 <= len(self._addresses) <= n_envs:
+            raise ValueError(
+                f"{where}: addresses must be between 1 and n_envs ({n_envs}), got {len(self._addresses)}; start "
+                "workers with `rlox worker --env ID`"
+            )
+        self.n_lost = self._n_losses = 0
+        self._asked = None if env_id is None else describe(env_id, kwargs, wrappers)
+        ends = [n_envs * i // len(self._addresses) for i in range(len(self._addresses) + 1)]
+        rows = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self._shares: list[_Share] = []
+        self._open = True
+        with ThreadPoolExecutor(min(16, len(rows))) as pool:
+            made = [
+                pool.submit(self._connect, address, own.stop - own.start, self._remote)
+                for address, own in zip(self._addresses, rows, strict=True)
+            ]
+        try:
+            for own, address, future in zip(rows, self._addresses, made, strict=True):
+                self._shares.append(_Share(own, future.result(), address))
+        except BaseException:
+            for future in made:
+                if future.exception() is None:
+                    future.result().close()
+            raise
+        first = self._shares[0].line
+        self.spec = self._understood(first)
+        self._served = first.welcome.fields.get("env")
+        if env_id is None:
+            self.env_id = str(self._served.get("id") if isinstance(self._served, dict) else None)[:200]
+        try:
+            for share in self._shares:
+                self._require_same(share.line)
+        except BaseException:
+            self.close()
+            raise
+        native = first.welcome.fields.get("restorable") is True
+        self.why_not = None if native else "it is no native one, and on another machine"
+        self._stacks = [[f"native {self.env_id}"]] * n_envs
+        self._last: np.ndarray = np.zeros((n_envs, *self.spec.obs_shape), self.spec.obs_dtype)
+        self._returns, self._lengths = np.zeros(n_envs), np.zeros(n_envs, np.int64)
+
+    def _connect(self, address: str, n: int, remote: RemoteConfig) -> Connection:
+        return Connection(address, remote, "env", {"n_envs": n, "env": self._asked})
+
+    def _understood(self, line: Connection) -> Any:
+        try:
+            return read_spec(line.welcome)
+        except ProtocolError as e:
+            self.close()
+            raise WorkerRefused(line.address, f"it does not say what its environment is: {e}") from e
+
+    def _require_same(self, line: Connection) -> None:
+        """A WorkerRefused unless a worker serves what the others do, and what it did before."""
+        theirs = line.welcome.fields.get("env")
+        try:
+            same = theirs == self._served and read_spec(line.welcome) == self.spec
+        except ProtocolError:
+            same = False
+        if not same:
+            line.close()
+            name = theirs.get("id") if isinstance(theirs, dict) else theirs
+            raise WorkerRefused(
+                line.address,
+                f"all workers must serve {self.env_id}, with the same arguments, wrappers and spaces, as long as the "
+                f"run lasts, got {str(name)[:80]}; start it again with --env {self.env_id}",
+            )
+
+    def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
+        self._require_open()
+        given = np.array([NO_SEED if seed is None else seed for seed in seeds], np.int64)
+        fields = {"seed": self._seed if seeds[0] is not None else None}
+
+        def ask(share: _Share) -> None:
+            share.line.send("reset", {**fields, "first": self.first + share.rows.start}, {"seeds": given[share.rows]})
+
+        for share, answer in zip(self._shares, self._all(ask, self._read_reset), strict=True):
+            obs[share.rows] = self._begun(share) if isinstance(answer, WorkerLost) else answer
+        self._last[...] = obs
+        self._returns[:], self._lengths[:] = 0.0, 0
+
+    def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        self._require_open()
+        answers = self._all(
+            lambda share: share.line.send("step", None, {"actions": actions[share.rows]}), self._read_step
+        )
+        for share, answer in zip(self._shares, answers, strict=True):
+            rows = share.rows
+            found = self._cut(share) if isinstance(answer, WorkerLost) else answer
+            ended = found["terminated"] | found["truncated"]
+            for key in out.keys() & found.keys() - {"final_obs"}:
+                out[key][rows] = found[key]
+            if "final_obs" in out:
+                out["final_obs"][rows] = found["obs"]
+                out["final_obs"][rows][ended] = found["final_obs"]
+            self._last[rows] = found["obs"]
+            self._returns[rows] = np.where(ended, 0.0, found["episode_return"])
+            self._lengths[rows] = np.where(ended, 0, found["episode_length"])
+
+    def _all(self, ask: Callable[[_Share], None], read: Callable[[_Share, Message], _T]) -> list[_T | WorkerLost]:
+        """Ask every worker, then read what each answers; in place of an answer the reason why there is none."""
+        lost: dict[int, WorkerLost] = {}
+        for i, share in enumerate(self._shares):
+            try:
+                ask(share)
+            except WorkerLost as e:
+                lost[i] = e
+        answers: list[_T | WorkerLost] = []
+        for i, share in enumerate(self._shares):
+            if i not in lost:
+                try:
+                    answers.append(read(share, share.line.receive()))
+                    share.lost_at, share.n_replaced = None, 0
+                    continue
+                except WorkerLost as e:
+                    lost[i] = e
+                except ProtocolError as e:
+                    share.line.close()
+                    lost[i] = WorkerLost(share.line.address, f"sent what is no answer: {e}")
+            self._replace(share, lost[i])
+            answers.append(lost[i])
+        return answers
+
+    def _read_reset(self, share: _Share, message: Message) -> np.ndarray:
+        return require_array(message, "obs", (share.n, *self.spec.obs_shape), self.spec.obs_dtype)
+
+    def _read_step(self, share: _Share, message: Message) -> dict[str, np.ndarray]:
+        n, spec = share.n, self.spec
+        found = {
+            "obs": require_array(message, "obs", (n, *spec.obs_shape), spec.obs_dtype),
+            "rewards": require_array(message, "rewards", (n,), np.float64),
+            "terminated": require_array(message, "terminated", (n,), np.bool_),
+            "truncated": require_array(message, "truncated", (n,), np.bool_),
+            "episode_return": require_array(message, "episode_return", (n,), np.float64),
+            "episode_length": require_array(message, "episode_length", (n,), np.int64),
+        }
+        ended = int(np.count_nonzero(found["terminated"] | found["truncated"]))
+        found["final_obs"] = require_array(message, "final_obs", (ended, *spec.obs_shape), spec.obs_dtype)
+        return found
+
+    def _cut(self, share: _Share) -> dict[str, np.ndarray]:
+        """A step that was lost with its worker: every episode of it is cut as by a time limit, and fresh ones begin."""
+        rows, n = share.rows, share.n
+        reached, returns, lengths = self._last[rows].copy(), self._returns[rows].copy(), self._lengths[rows] + 1
+        return {
+            "obs": self._begun(share),
+            "rewards": np.zeros(n),
+            "terminated": np.zeros(n, np.bool_),
+            "truncated": np.ones(n, np.bool_),
+            "final_obs": reached,
+            "episode_return": returns,
+            "episode_length": lengths,
+        }
+
+    def _begun(self, share: _Share) -> np.ndarray:
+        """Fresh episodes of a share whose worker was lost, with seeds of their own."""
+        while True:
+            seed = int(Rng(self._seed, Stream.FOREIGN_ENVS).integers(2**62, self._n_losses + 1)[-1])
+            seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, self.n_envs)[share.rows]
+            fields = {"seed": seed, "first": self.first + share.rows.start}
+            try:
+                return self._read_reset(share, share.line.call("reset", fields, {"seeds": seeds}))
+            except WorkerLost as e:
+                self._replace(share, e)
+            except ProtocolError as e:
+                share.line.close()
+                self._replace(share, WorkerLost(share.line.address, f"sent what is no answer: {e}"))
+
+    def _replace(self, share: _Share, reason: WorkerLost) -> None:
+        """Give a share another connection: to the worker it had, or any other one.
+
+        Raises
+        ------
+        WorkerLost
+            If none is found within `reconnect_s` since it last answered.
+        WorkerRefused
+            If all that can be reached refuse.
+        """
+        share.line.close()
+        self._n_losses += 1
+        if share.lost_at is None:
+            share.lost_at = time.monotonic()
+        end, wait = share.lost_at + self._remote.reconnect_s, 0.1
+        candidates = [reason.address, *(a for a in dict.fromkeys(self._addresses) if a != reason.address)]
+        if (again := share.n_replaced) > 0:
+            # One that takes the share and then fails it must not be asked at once, nor first.
+            candidates = [*candidates[1:], candidates[0]]
+            time.sleep(min(0.1 * 2 ** min(again, 5), _LONGEST_WAIT, max(0.0, end - time.monotonic())))
+        last: WorkerLost = reason
+        while time.monotonic() < end:
+            refusals = []
+            for address in candidates:
+                left = max(1.0, end - time.monotonic())
+                try:
+                    line = self._connect(address, share.n, replace(self._remote, timeout_s=min(left, self._timeout)))
+                    self._require_same(line)
+                except WorkerRefused as e:
+                    refusals.append(e)
+                    continue
+                except WorkerLost as e:
+                    last = e
+                    continue
+                line.timeout_s = self._remote.timeout_s
+                share.line, share.n_replaced = line, share.n_replaced + 1
+                if share.n_replaced > 1:
+                    return  # it was said, and its episodes were counted
+                self.n_lost += share.n
+                first, final = share.rows.start, share.rows.stop - 1
+                refused = "".join(f"; {e}" for e in refusals)
+                warnings.warn(
+                    f"RemoteEnvPool: {reason}{refused}; environments {first} to {final} go on at {address} with fresh "
+                    f"episodes, those that ran are cut as truncated ({self.n_lost:,} so far)",
+                    RuntimeWarning,
+                    stacklevel=6,
+                )
+                return
+            if len(refusals) == len(candidates):
+                raise refusals[0] from reason
+            time.sleep(min(wait, max(0.0, end - time.monotonic())))
+            wait = min(2 * wait, _LONGEST_WAIT)
+        raise WorkerLost(
+            reason.address,
+            f"{reason.reason}; none of {', '.join(candidates)} took over its environments within "
+            f"{self._remote.reconnect_s:g} s (remote.reconnect_s); last: {last}",
+        ) from reason
+
+    @property
+    def _timeout(self) -> float:
+        """Seconds for the handshake with a worker that replaces another: one that hangs must not use up all time."""
+        return min(self._remote.timeout_s, 5.0)
+
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        self._require_open()
+        nodes, data = [], bytearray()
+        try:
+            for share in self._shares:
+                share.line.send("get_state")
+            for share in self._shares:
+                arrays = share.line.receive().arrays
+                for i in range(share.n):
+                    nodes.append(env_state.encode({name: array[..., i] for name, array in arrays.items()}, data))
+        except (WorkerLost, ProtocolError, IndexError):
+            return None  # it is replaced with the next step
+        return nodes, bytes(data)
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._require_open()
+        try:
+            for share in self._shares:
+                own = states[share.rows]
+                arrays = {name: np.stack([np.asarray(state[name]) for state in own], -1) for name in own[0]}
+                share.line.call("set_state", None, arrays)
+        except (AttributeError, KeyError, TypeError, ProtocolError) as e:
+            raise ValueError(f"RemoteEnvPool.set_state: it is no state of {self.env_id}: {e}") from e
+        for i, state in enumerate(states):
+            self._returns[i], self._lengths[i] = float(state["returns"]), int(state["steps"])
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise RuntimeError(f"RemoteEnvPool: {self.env_id} is closed; make another one")
+
+    def _close(self) -> None:
+        self._open = False
+        for share in self._shares:
+            share.line.close()

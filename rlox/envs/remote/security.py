@@ -1,0 +1,177 @@
+"""Who may speak with a worker, and over what: TLS, the token, and a proof of it that nobody can use again.
+
+The token itself never travels. Every stream brings the time, a random number and their HMAC-SHA256 under the token; a
+worker takes each proof once, within `WINDOW_S` of its own clock, and none from before it started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rlox.config.remote import RemoteConfig
+
+WINDOW_S = 120.0  # how far the clocks of two machines may differ
+PROOF = "rlox-proof"  # the header that carries it
+_MOST_PROOFS = 100_000  # remembered at once; only who has the token can add one
+_MOST_TOKEN = 4096  # bytes
+_MOST_PEM = 2**20
+
+OPEN_TO_ALL = (
+    "without TLS, anyone on the network between the two machines can read observations, actions and rewards, change "
+    "them unseen, and pose as either side"
+)
+
+
+def grpc_module() -> Any:
+    """gRPC, with its own lines switched off where nobody has asked for them.
+
+    Raises
+    ------
+    ImportError
+        Where it is not installed.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        import grpc
+    except ImportError as e:
+        raise ImportError(
+            'remote: other machines are reached by grpcio, which is not installed; pip install "rlox-cli[distributed]"'
+        ) from e
+    return grpc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only be reached from this machine."""
+    host = host.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read(where: str, name: str, path: str, most: int, secret: bool) -> bytes:
+    try:
+        data = Path(path).read_bytes()[: most + 1]
+        mode = os.stat(path).st_mode
+    except OSError as e:
+        raise ValueError(f"{where}: {name} must be a file that can be read, got {path}: {e.strerror}") from e
+    if not data.strip() or len(data) > most:
+        raise ValueError(f"{where}: {name} must hold between 1 and {most:,} bytes, got {len(data):,} in {path}")
+    if secret and mode & 0o077:
+        warnings.warn(
+            f"{where}: {name} {path} can be read by other users of this machine; chmod 600 {path}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return data
+
+
+def read_token(where: str, path: str) -> bytes:
+    """The token in a file, without the white space around it.
+
+    Raises
+    ------
+    ValueError
+        For a file that cannot be read, or holds none.
+    """
+    return _read(where, "token_file", path, _MOST_TOKEN, secret=True).strip()
+
+
+def read_pem(where: str, name: str, path: str) -> bytes:
+    """A certificate, or a private key, in PEM.
+
+    Raises
+    ------
+    ValueError
+        For a file that cannot be read, or holds another thing.
+    """
+    data = _read(where, name, path, _MOST_PEM, secret="key" in name)
+    if b"-----BEGIN " not in data:
+        raise ValueError(f"{where}: {name} must be in PEM form (-----BEGIN …), got {path}")
+    return data
+
+
+def make_proof(token: bytes) -> str:
+    """What shows once, and now, that one has the token."""
+    said = f"{int(time.time() * 1000)}.{secrets.token_hex(16)}"
+    return f"{said}.{_signature(token, said)}"
+
+
+def _signature(token: bytes, said: str) -> str:
+    return hmac.new(token, f"rlox worker {said}".encode(), hashlib.sha256).hexdigest()
+
+
+class Proofs:
+    """The proofs that a worker has taken, of the token that it was started with.
+
+    Parameters
+    ----------
+    token : bytes, optional
+        None: everyone may come in.
+    """
+
+    def __init__(self, token: bytes | None):
+        self._token = token
+        self._seen: dict[str, float] = {}  # what has been used, and until when it is remembered
+        self._lock = threading.Lock()
+        self._started = time.time()
+
+    def refusal(self, proof: str | None) -> tuple[bool, str] | None:
+        """Why `proof` does not let one in, and whether a new one may soon; None where it does, this once."""
+        if self._token is None:
+            return None
+        if proof is None:
+            return False, "a token is needed; set remote.token_file to a file that holds the worker's"
+        said, _, signature = proof.rpartition(".")
+        if not hmac.compare_digest(_signature(self._token, said).encode(), signature.encode()):
+            return False, "the token is not the worker's; compare the two token files"
+        at, now = int(said.partition(".")[0]) / 1000, time.time()  # whoever signed it has the token
+        if abs(now - at) > WINDOW_S:
+            return False, f"the clocks of the two machines differ by {abs(now - at):.0f} s; set them right"
+        if at < self._started:
+            return True, "the proof of the token is older than this worker"
+        with self._lock:
+            if said in self._seen:
+                return False, "the proof of the token was used before"
+            if len(self._seen) >= _MOST_PROOFS:
+                self._seen = {key: end for key, end in self._seen.items() if end > now}
+            if len(self._seen) >= _MOST_PROOFS:
+                return True, "too many handshakes"
+            self._seen[said] = now + 2 * WINDOW_S
+        return None
+
+
+def client_credentials(grpc: Any, remote: RemoteConfig) -> Any:
+    """gRPC's credentials of a learner; None for plain text.
+
+    Raises
+    ------
+    ValueError
+        For a file that is none, or plain text to another machine that was not asked for.
+    """
+    if remote.ca is None:
+        for address in remote.addresses:
+            if is_loopback(address.rpartition(":")[0]):
+                continue
+            if not remote.insecure:
+                raise ValueError(
+                    f"RemoteConfig: ca must be set for a worker on another machine, got null for {address}; name the "
+                    f"certificate of who signed the worker's, or set insecure=true: {OPEN_TO_ALL}"
+                )
+            warnings.warn(f"remote.insecure: {address}: {OPEN_TO_ALL}", RuntimeWarning, stacklevel=3)
+        return None
+    where = "RemoteConfig"
+    key = None if remote.key is None else read_pem(where, "key", remote.key)
+    cert = None if remote.cert is None else read_pem(where, "cert", remote.cert)
+    return grpc.ssl_channel_credentials(read_pem(where, "ca", remote.ca), key, cert)

@@ -1,0 +1,398 @@
+"""The server of `rlox worker`: streams of messages, each a session of its own.
+
+What a stream says (messages of `rlox.envs.remote.codec`, one service with one method, `METHOD`):
+
+1. The client's metadata carries a proof of the token, which is looked at before anything is read.
+2. The client sends ``hello``: fields ``protocol``, ``rlox`` (its version), ``session`` (a kind of session, a key of the
+   server's table) and what that kind takes.
+3. The server answers ``welcome``: fields ``protocol``, ``rlox``, ``time`` (its clock, seconds since 1970), ``idle_s``
+   (seconds of silence that end the session), and what the session's own `Session.welcome` holds. Or ``refused`` with
+   the ``reason``, and whether that may change ``soon``, and ends the stream.
+4. The client sends a message of the session's, the server answers by one, and so on. ``heartbeat`` says that the
+   client is still there and has no answer. ``failed`` (fields ``message what frames trace``) answers in place of what
+   the session could not do, and ends the stream; ``draining`` answers where the server is being shut down.
+
+Another kind of session joins by the table::
+
+    class Doubled:                                     # a Session
+        def __init__(self, hello: Message): self.welcome = Message("welcome", {"base": 2})
+        def handle(self, message): return Message("doubled", {}, {"x": 2 * message.arrays["x"]})
+        def close(self): pass
+
+    server = Server({"double": Doubled}, "127.0.0.1", 0).start()
+    line = Connection(f"127.0.0.1:{server.port}", RemoteConfig(), "double", {})
+    line.call("x", {}, {"x": np.arange(3)}, timeout=1.0)
+
+A constructor that raises ValueError, TypeError or ImportError refuses the client with that message. All calls to one
+session come from one thread, and those to several from several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlox import __version__
+from rlox.envs.failures import failure_of, frames_of
+from rlox.envs.remote.codec import LARGEST_MESSAGE, VERSION, Message, ProtocolError, decode, encode
+from rlox.envs.remote.security import OPEN_TO_ALL, PROOF, Proofs, grpc_module, is_loopback, read_pem, read_token
+
+METHOD = "/rlox.Worker/Session"
+_SPARE = 8  # streams beyond the sessions: handshakes, and who only asks how a worker is
+_HELLO_S = 10.0  # that a client has for its first message
+_LOOK_S = 0.25
+_CALM_S = 10.0  # in which at most so many refusals are logged, each with its line
+_MOST_LINES = 20
+_LONGEST_TEXT = 4000  # of a message or traceback that is sent
+_MOST_FRAMES = 20
+
+
+class Session(Protocol):
+    """What answers one client, from its hello to its end."""
+
+    welcome: Message  # whose fields and arrays the server's welcome carries
+
+    def handle(self, message: Message) -> Message:
+        """The answer to a message; what it raises ends the session."""
+        ...
+
+    def close(self) -> None:
+        """Let everything go; called once, whatever ended the session."""
+        ...
+
+
+@dataclass(eq=False)
+class _Stream:
+    context: Any
+    peer: str
+    expires: float  # when it is given up, unless something comes; infinite while the session works
+    waiting: bool = True  # for a message, not for the client to take one
+    session: bool = False
+    welcome: bool = False  # whether it has been let in
+    why: str = ""
+
+
+class Server:
+    """Serves sessions until it is stopped.
+
+    Parameters
+    ----------
+    sessions : mapping
+        By kind what makes a `Session` of a client's hello.
+    host : str
+        The address to listen at.
+    port : int
+        0: one that is free.
+    token_file : str, optional
+        The file with the token that clients need.
+    tls_cert, tls_key : str, optional
+        The server's certificate chain and private key, PEM.
+    tls_ca : str, optional
+        The certificate of who must have signed the clients' own.
+    insecure : bool
+        Whether it may be reached from other machines without TLS, or by everyone who reaches it.
+    max_sessions : int
+        Sessions at a time.
+    max_message : int
+        Bytes of a message, both ways.
+    idle_s : float
+        Seconds without a message or a heartbeat, or in which a client does not take its answer, that end a session.
+    log : callable, optional
+        Given a line for everything that happens.
+
+    Raises
+    ------
+    ValueError
+        For files that are none, an address that cannot be had, or one that is open to others without `insecure`.
+    ImportError
+        Where gRPC is not installed.
+    """
+
+    def __init__(
+        self,
+        sessions: Mapping[str, Callable[[Message], Session]],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token_file: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        tls_ca: str | None = None,
+        insecure: bool = False,
+        max_sessions: int = 8,
+        max_message: int = LARGEST_MESSAGE,
+        idle_s: float = 60.0,
+        log: Callable[[str], None] | None = None,
+    ):
+        where = "Server"
+        if (tls_cert is None) != (tls_key is None) or (tls_ca is not None and tls_cert is None):
+            raise ValueError(f"{where}: tls_cert, tls_key (and tls_ca) must stand together, got {tls_cert}, {tls_key}")
+        open_to_all = tls_ca is None and token_file is None
+        if not is_loopback(host) and not insecure and (tls_cert is None or open_to_all):
+            what = OPEN_TO_ALL if tls_cert is None else "without a token or tls_ca, whoever reaches the port is served"
+            raise ValueError(
+                f"{where}: host must be this machine's own (127.0.0.1) without TLS and a token, got {host}: {what}; "
+                "give a certificate and a token, or insecure"
+            )
+        token = None if token_file is None else read_token(where, token_file)
+        pair = ca = None
+        if tls_cert is not None and tls_key is not None:
+            pair = (read_pem(where, "tls_key", tls_key), read_pem(where, "tls_cert", tls_cert))
+            ca = None if tls_ca is None else read_pem(where, "tls_ca", tls_ca)
+        self._proofs = Proofs(token)
+        self._kinds = dict(sessions)
+        self._grpc = grpc = grpc_module()
+        self._max_sessions, self._limit, self._idle_s = max_sessions, max_message, idle_s
+        self._say = log or (lambda line: None)
+        self._streams: set[_Stream] = set()
+        self._lock = threading.Lock()
+        self._draining, self._stopped = False, threading.Event()
+        self._refusals = (0.0, 0)  # since when, and how many
+        self.served = 0  # sessions so far
+        n = max_sessions + _SPARE
+        options = {
+            "grpc.max_send_message_length": max_message,
+            "grpc.max_receive_message_length": max_message,
+            "grpc.max_metadata_size": 8192,
+            "grpc.absolute_max_metadata_size": 16384,
+            "grpc.max_concurrent_streams": n,
+            "grpc.max_allowed_incoming_connections": 64 + n,
+            "grpc.server_handshake_timeout_ms": 5000,
+            "grpc.max_connection_idle_ms": 60_000,
+            "grpc.keepalive_time_ms": 20_000,
+            "grpc.keepalive_timeout_ms": 20_000,
+            "grpc.http2.min_ping_interval_without_data_ms": 5000,
+            "grpc.so_reuseport": 0,
+        }
+        self._pool = ThreadPoolExecutor(n, "rlox-session")
+        self._server = grpc.server(self._pool, options=[*options.items()], maximum_concurrent_rpcs=n)
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        service, name = METHOD[1:].split("/")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+        at = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        try:
+            if pair is None:
+                self.port = self._server.add_insecure_port(at)
+            else:
+                credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+                self.port = self._server.add_secure_port(at, credentials)
+        except RuntimeError as e:
+            raise ValueError(f"{where}: host and port must be free to listen at, got {at}: {e}") from e
+        if not self.port:
+            raise ValueError(f"{where}: host and port must be free to listen at, got {at}; try another port")
+        self.host = host
+        self.security = _security(pair is not None, ca is not None, token is not None)
+        self._watcher = threading.Thread(target=self._watch, name="rlox-watch", daemon=True)
+
+    def start(self) -> Server:
+        """Serve from now on."""
+        self._server.start()
+        self._watcher.start()
+        return self
+
+    @property
+    def n_sessions(self) -> int:
+        """Sessions that are running."""
+        with self._lock:
+            return sum(stream.session for stream in self._streams)
+
+    def drain(self) -> None:
+        """Take no more sessions; those that run end with their next message, which is not answered any more."""
+        self._draining = True
+        with self._lock:
+            for stream in self._streams:
+                stream.expires = min(stream.expires, time.monotonic() + 5.0)
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End: drain, wait at most `grace_s` seconds for what is running, and let go of the port."""
+        self.drain()
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and self._streams:
+            time.sleep(0.05)
+        self._stopped.set()
+        self._server.stop(0.5).wait()
+        self._pool.shutdown(wait=False)
+        if self._watcher.is_alive():
+            self._watcher.join()
+
+    def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """One stream, in a thread of its own."""
+        stream = _Stream(context, context.peer(), time.monotonic() + _HELLO_S)
+        self._admit(stream)
+        session = None
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            try:
+                hello = decode(next(requests), self._limit)
+                session = self._made(hello, stream)
+            except StopIteration:
+                return
+            except (ValueError, TypeError, ImportError, MemoryError) as e:
+                self._refused(stream.peer, str(e))
+                yield encode("refused", {"reason": str(e)[:_LONGEST_TEXT], "soon": isinstance(e, FullError)})
+                return
+            stream.welcome, welcome = True, session.welcome
+            own = {"protocol": VERSION, "rlox": __version__, "time": time.time(), "idle_s": self._idle_s}
+            answer = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
+            while True:
+                stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
+                yield answer
+                found, last = self._next(stream, session, requests)
+                if found is None:
+                    return
+                answer = found
+                if last:
+                    stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
+                    yield answer
+                    return
+        except self._grpc.RpcError:
+            stream.why = stream.why or (
+                f"the stream broke off: the other side is gone, or sent more than {self._limit // 2**20} MiB at once"
+            )
+        except ProtocolError as e:
+            stream.why = f"what came is no message: {e}"
+        finally:
+            if session is not None:
+                with contextlib.suppress(Exception):
+                    session.close()
+            with self._lock:
+                self._streams.discard(stream)
+            if stream.session:
+                self._say(f"{stream.peer}: session ended{f' ({stream.why})' if stream.why else ''}")
+            elif stream.why and not stream.welcome:
+                self._refused(stream.peer, stream.why)
+
+    def _next(self, stream: _Stream, session: Session, requests: Iterator[bytes]) -> tuple[bytes | None, bool]:
+        """The answer to the next message that wants one, and whether it is the last; None at the stream's end."""
+        while True:
+            stream.waiting = True
+            stream.expires = time.monotonic() + (min(5.0, self._idle_s) if self._draining else self._idle_s)
+            try:
+                data = next(requests)
+            except StopIteration:
+                return None, True
+            message = decode(data, self._limit)
+            if message.kind != "heartbeat":
+                break
+        if self._draining:
+            stream.why = "the worker is shutting down"
+            return encode("draining"), True
+        stream.expires = float("inf")
+        try:
+            found = session.handle(message)
+            return encode(found.kind, found.fields, found.arrays), False
+        except Exception as e:  # an environment's own code, or a message that does not fit
+            stream.why = f"failed with {type(e).__name__}: {str(e)[:500]}"
+            return encode("failed", _failure(e)), True
+
+    def _admit(self, stream: _Stream) -> None:
+        """Abort a stream that may not come in."""
+        codes, context = self._grpc.StatusCode, stream.context
+        proof = next((value for key, value in context.invocation_metadata() if key == PROOF), None)
+        refusal = self._proofs.refusal(proof if isinstance(proof, str) else None)
+        if refusal is not None:
+            soon, why = refusal
+            self._refused(stream.peer, why)
+            context.abort(codes.UNAVAILABLE if soon else codes.UNAUTHENTICATED, why)
+        if self._draining:
+            context.abort(codes.UNAVAILABLE, "the worker is shutting down")
+
+    def _made(self, hello: Message, stream: _Stream) -> Session:
+        """The session that a hello asks for."""
+        fields = hello.fields
+        if hello.kind != "hello":
+            raise ProtocolError(f"the first message must be hello, got {hello.kind!r}")
+        if (theirs := (fields.get("protocol"), fields.get("rlox"))) != (VERSION, __version__):
+            raise ValueError(
+                f"both ends must run the same rlox, got {str(theirs[1])[:40]} (protocol {str(theirs[0])[:10]}) there "
+                f"and {__version__} (protocol {VERSION}) at the worker; install one version on both"
+            )
+        kind = fields.get("session")
+        if kind == "look":
+            return _Look(self)
+        if kind not in self._kinds:
+            raise ValueError(f"session must be one of {', '.join(self._kinds)}, got {str(kind)[:40]!r}")
+        with self._lock:
+            if sum(other.session for other in self._streams) >= self._max_sessions:
+                raise FullError(f"the worker serves at most {self._max_sessions} sessions at a time (--max-sessions)")
+            stream.session = True
+        try:
+            stream.expires = float("inf")
+            session = self._kinds[kind](hello)
+        except BaseException:
+            stream.session = False
+            raise
+        self.served += 1
+        self._say(f"{stream.peer}: session {self.served} ({kind})")
+        return session
+
+    def _refused(self, peer: str, why: str) -> None:
+        """Log a refusal, but of a flood only the first lines."""
+        since, n = self._refusals
+        if (now := time.monotonic()) - since > _CALM_S:
+            if n > _MOST_LINES:
+                self._say(f"{n - _MOST_LINES:,} more were refused")
+            since, n = now, 0
+        self._refusals = since, n + 1
+        if n < _MOST_LINES:
+            self._say(f"{peer}: refused: {why[:500]}")
+
+    def _watch(self) -> None:
+        """End streams of whom nothing has been heard for too long."""
+        while not self._stopped.wait(_LOOK_S):
+            now = time.monotonic()
+            with self._lock:
+                late = [stream for stream in self._streams if stream.expires < now]
+            for stream in late:
+                what = "sent nothing" if stream.waiting else "did not take its answer"
+                stream.why = stream.why or ("the worker is shutting down" if self._draining else f"the client {what}")
+                stream.expires = float("inf")
+                stream.context.cancel()
+
+
+class FullError(ValueError):
+    """The worker has no place at the moment; the client may try again."""
+
+
+class _Look:
+    """The session of `rlox doctor`: what is served, and an answer to every message."""
+
+    def __init__(self, server: Server):
+        self.welcome = Message("welcome", {"sessions": server.n_sessions, "max_sessions": server._max_sessions})
+        for kind in server._kinds.values():
+            about = getattr(kind, "about", None)
+            if about is not None:
+                self.welcome.fields.update(about.fields)
+                self.welcome.arrays.update(about.arrays)
+
+    def handle(self, message: Message) -> Message:
+        return Message("here", {"time": time.time()})
+
+    def close(self) -> None:
+        pass
+
+
+def _failure(e: Exception) -> dict[str, Any]:
+    """What a client is told of an exception; text, and nothing that could run there."""
+    frames = [[str(value)[:300] for value in frame] for frame in frames_of(e.__traceback__)[-_MOST_FRAMES:]]
+    return {
+        "message": f"{type(e).__name__}: {e}"[:_LONGEST_TEXT],
+        "what": failure_of(e).what[:500],
+        "frames": frames,
+        "trace": "".join(traceback.format_exception(e))[-_LONGEST_TEXT:],
+    }
+
+
+def _security(tls: bool, clients: bool, token: bool) -> str:
+    """In words."""
+    if not tls:
+        return f"plain text, {'with a token' if token else 'no token'}"
+    who = [*(["clients' certificates"] if clients else []), *(["a token"] if token else [])]
+    return f"TLS, {' and '.join(who) or 'no token'}"

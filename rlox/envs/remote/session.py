@@ -1,0 +1,155 @@
+"""What a worker does with its environments: the session ``env``.
+
+Hello: fields ``n_envs`` and ``env`` (``{"id", "kwargs", "wrappers"}`` that the learner means, or null). Welcome: fields
+``env``, ``spec``, ``restorable`` and, for continuous actions, the arrays ``act_low`` and ``act_high``. Then:
+
+========= ========================================= ====================================================================
+message   with                                      answer
+========= ========================================= ====================================================================
+reset     fields ``seed`` (int or null), ``first``  ``obs`` (n, …)
+          (how many environments of the learner's
+          stand before these), array ``seeds`` (n,)
+          int64, -1 for none
+step      array ``actions`` (n, …)                  ``obs rewards terminated truncated episode_return episode_length``
+                                                    as `step_all` has them, and ``final_obs`` (k, …) of the k rows whose
+                                                    episode ended, in order
+get_state                                           the arrays of ``VecEnv.get_state``; of native environments
+set_state those arrays                              nothing
+========= ========================================= ====================================================================
+
+A native environment takes its keys from ``seed`` and its place among all the learner's, a foreign one its own of
+``seeds``; so the trajectories are those that the same environments would have beside the learner.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.config import integer
+from rlox.envs.gym_vec_env import step_arrays
+from rlox.envs.make import make_vec_env
+from rlox.envs.registry import is_native
+from rlox.envs.remote.codec import LARGEST_MESSAGE, Message, ProtocolError
+from rlox.envs.remote.spaces import MOST_ENVS, NO_SEED, describe, require_array, spec_message, step_bytes
+from rlox.envs.spec import spec_of
+
+
+class EnvSessions:
+    """Makes the sessions of a worker, each with environments of its own.
+
+    Parameters
+    ----------
+    env, kwargs, wrappers, workers, backend
+        As `rlox.envs.make_vec_env` takes them.
+    most_envs : int
+        Environments of one session, at most.
+    limit : int
+        Bytes of a message.
+
+    Attributes
+    ----------
+    about : Message
+        The fields and arrays that a welcome describes the environment by.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        kwargs: dict[str, Any] | None = None,
+        wrappers: Sequence[Any] = (),
+        workers: int = 0,
+        backend: str = "auto",
+        most_envs: int = 1024,
+        limit: int = LARGEST_MESSAGE,
+    ):
+        self.env, self.kwargs, self.wrappers = env, dict(kwargs or {}), list(wrappers)
+        self.workers, self.backend = workers, backend
+        self._most_envs, self._limit = most_envs, limit
+        self.native = backend == "auto" and not (kwargs or wrappers or workers) and is_native(env)
+        probe = self.make(1, 0)
+        self.spec = spec_of(probe)
+        if not self.native:
+            probe.close()
+        fields, bounds = spec_message(self.spec)
+        said = describe(env, self.kwargs, self.wrappers)
+        self.about = Message("env", {"env": said, "spec": fields, "restorable": self.native}, bounds)
+
+    def make(self, n: int, seed: int) -> Any:
+        """`n` environments."""
+        workers = min(self.workers, n)
+        return make_vec_env(self.env, n, seed, self.kwargs, self.wrappers, workers, self.backend)
+
+    def __call__(self, hello: Message) -> EnvSession:
+        fields = hello.fields
+        n = integer("hello", "n_envs", fields.get("n_envs"), 1, self._most_envs)
+        if step_bytes(self.spec, n) > self._limit:
+            most = self._limit // step_bytes(self.spec, 1)
+            raise ValueError(f"hello: n_envs must be such that a step fits a message, about {most}, got {n}")
+        self.require(fields.get("env"))
+        return EnvSession(self, n)
+
+    def require(self, asked: Any) -> None:
+        """A ValueError where a learner means another environment than this one."""
+        if asked is not None and asked != (own := self.about.fields["env"]):
+            raise ValueError(f"the worker's environment is {_short(own)}, and {_short(asked)} is wanted")
+
+
+def _short(asked: Any) -> str:
+    if not isinstance(asked, dict):
+        return str(asked)[:80]
+    more = ", ".join(f"{key}={json.dumps(asked[key])}" for key in ("kwargs", "wrappers") if asked.get(key))
+    return f"{asked.get('id')}{f' with {more}' if more else ''}"[:300]
+
+
+class EnvSession:
+    """N environments that one learner steps."""
+
+    def __init__(self, made: EnvSessions, n: int):
+        self.welcome, self._n, self._native = made.about, n, made.native
+        self._vec = made.make(n, 0)
+        self._out: dict[str, np.ndarray] = {key: np.empty(*like) for key, like in step_arrays(made.spec, n).items()}
+
+    def _rekey(self, seed: int, first: int) -> None:
+        """Take the keys of environments `first` to `first` + n of the learner's."""
+        from rlox.kernels.envs.vec_env import VecEnv
+
+        fresh = VecEnv(first + self._n, seed, self._vec.env_id).get_state()
+        own = {name: np.ascontiguousarray(array[..., first:]) for name, array in fresh.items()}
+        self._vec.set_state(own)
+
+    def handle(self, message: Message) -> Message:
+        if message.kind == "step":
+            actions = message.arrays.get("actions")
+            if actions is None:
+                raise ProtocolError("step: actions must be given")
+            out = self._vec.step_all(actions, self._out)
+            ended = np.flatnonzero(out["terminated"] | out["truncated"])
+            return Message("stepped", {}, {**out, "final_obs": out["final_obs"][ended]})
+        if message.kind == "reset":
+            return Message("reset", {}, {"obs": self._reset(message)})
+        if message.kind in ("get_state", "set_state") and not self._native:
+            raise ProtocolError(f"{message.kind}: the environments must be native")
+        if message.kind == "get_state":
+            return Message("state", {}, self._vec.get_state())
+        if message.kind == "set_state":
+            self._vec.set_state(message.arrays)
+            return Message("done")
+        raise ProtocolError(f"a message must be reset, step, get_state or set_state, got {message.kind[:40]!r}")
+
+    def _reset(self, message: Message) -> np.ndarray:
+        seeds = require_array(message, "seeds", (self._n,), np.int64)
+        seed = message.fields.get("seed")
+        if not self._native:
+            return self._vec.reset_each([None if s == NO_SEED else int(s) for s in seeds])
+        if seed is not None:
+            first = integer("reset", "first", message.fields.get("first"), 0, MOST_ENVS - self._n)
+            self._rekey(integer("reset", "seed", seed, 0, 2**64 - 1), first)
+        return self._vec.reset_all()
+
+    def close(self) -> None:
+        if not self._native:
+            self._vec.close()

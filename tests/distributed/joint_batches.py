@@ -1,0 +1,161 @@
+"""Run by torchrun: trains with two ranks, then alone on the joint batches, and prints how far the weights are apart."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import rlox
+from rlox.distributed.ranks import current, join
+from rlox.kernels.rng import Rng
+from rlox.llm import toy
+from rlox.nn.batch import RolloutBatch, TransitionBatch
+
+SMALL = {"hidden_sizes": [16], "seed": 3, "threads": 1}
+
+
+class JointRng:
+    """The numbers that the ranks' generators draw, one rank's behind the other's."""
+
+    def __init__(self, states):
+        self.each = [Rng(0) for _ in states]
+        for rng, state in zip(self.each, states, strict=True):
+            rng.set_state(state)
+
+    def normal(self, shape):
+        share = (*shape[:-2], shape[-2] // len(self.each), shape[-1])
+        return np.concatenate([rng.normal(share) for rng in self.each], -2)
+
+
+class JointRollout(RolloutBatch):
+    """Minibatches of the ranks' own, joined."""
+
+    def sample_minibatches(self, batch_size, shuffle=True, rng=None):
+        share = batch_size // len(self.parts)
+        each = [part.sample_minibatches(share, rng=own) for part, own in zip(self.parts, rng.each, strict=True)]
+        for found in zip(*each, strict=True):
+            yield joined(RolloutBatch, found)
+
+
+class StopAt(rlox.Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, *, step, **info):
+        return step < self.step
+
+
+def joined(kind, parts):
+    names = [name for name in kind.__dataclass_fields__ if isinstance(getattr(parts[0], name), torch.Tensor)]
+    return kind(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+
+def recording(cls):
+    """`cls`, which keeps what each of its updates was given, and its generator as it was before."""
+
+    class Recording(cls):
+        def __init__(self, *args, **kwargs):
+            self.seen = []
+            super().__init__(*args, **kwargs)
+
+        def update(self, batch):
+            self.seen.append((batch, self.rng.get_state()))
+            found = super().update(batch)
+            self.grad_norm = float(found["grad_norm"])
+            return found
+
+    return Recording
+
+
+def difference(one, other):
+    modules = [(one.policy, other.policy), *([(one.critics, other.critics)] if hasattr(one, "critics") else ())]
+    # Adam's steps do not depend on the scale of gradients.
+    assert math.isclose(one.grad_norm, other.grad_norm, rel_tol=1e-3), (one.grad_norm, other.grad_norm)
+    pairs = [pair for ours, theirs in modules for pair in zip(ours.parameters(), theirs.parameters(), strict=True)]
+    return max(float((ours - theirs).detach().abs().max()) for ours, theirs in pairs)
+
+
+def alone(cls, make, seen):
+    """`cls` in this process, after the updates that the ranks' batches together are."""
+    one = make(cls)
+    for parts in zip(*seen, strict=True):
+        batches, states = zip(*parts, strict=True)
+        one.rng = JointRng(states)
+        batch = joined(type(batches[0]), batches)
+        if isinstance(batch, RolloutBatch):
+            batch = JointRollout(**{name: getattr(batch, name) for name in batch.__dataclass_fields__})
+            batch.parts = batches
+        one.grad_norm = float(one.update(batch)["grad_norm"])
+        one.counters.updates += 1
+    return one
+
+
+def main():
+    group = join()
+    torch.set_num_threads(1)
+    rows = [{"prompt": f"{i}=", "chosen": str(i) * (1 + i % 3), "rejected": str(9 - i)} for i in range(10)]
+    replay = {
+        "batch_size": 32,
+        "learning_starts": 32,
+        "train_freq": 8,
+        "gradient_steps": 1,
+        "backend": "torch",
+        **SMALL,
+    }
+    makes = {
+        rlox.PPO: lambda cls: cls("CartPole-v1", 4, n_steps=32, batch_size=32, n_epochs=2, backend="torch", **SMALL),
+        rlox.SAC: lambda cls: cls("Pendulum-v1", 2, **replay),
+        rlox.TD3: lambda cls: cls("Pendulum-v1", 2, noise_correlation=0.5, **replay),
+        rlox.DQN: lambda cls: cls("CartPole-v1", 2, **replay),
+    }
+    normalised = rlox.PPO("CartPole-v1", 4, n_steps=32, normalize_obs=True, **SMALL)
+    normalised.train(3 * 128)
+    statistics = group.all_objects(normalised.normalizer.state())
+    trained = {}
+    for cls, make in makes.items():
+        agent = make(recording(cls))
+        agent.train(10 * 128 if cls is rlox.PPO else 24 + 10 * 8)
+        trained[cls] = agent, group.all_objects(agent.seen)
+
+    def language(cls, **arguments):
+        model, tokenizer = toy.make_model(hidden=16, layers=1)
+        agent = cls(model, tokenizer=tokenizer, batch_size=4, learning_rate=1e-3, seed=3, **arguments)
+        agent.grad_norm = agent.train(n_updates=10)["grad_norm"]
+        return agent
+
+    kinds = {
+        "dpo": lambda: language(rlox.DPO, dataset=rows),
+        "sft": lambda: language(rlox.SFT, dataset=[{"prompt": r["prompt"], "completion": r["chosen"]} for r in rows]),
+        "grpo": lambda: language(
+            rlox.GRPO, dataset=rows, group_size=4, max_new_tokens=3, loss_type="dapo", scale_rewards="batch",
+            reward_fn=lambda prompts, completions, **columns: [float(len(c) == 1) for c in completions],
+        ),
+    }  # fmt: skip
+    together = {name: make() for name, make in kinds.items()}
+    # Stopped by rank 0 alone, saved by it, and taken up by both.
+    stopped = language(rlox.DPO, dataset=rows, callbacks=[StopAt(6), rlox.CheckpointCallback("dpo")])
+    assert stopped.counters.updates == 6
+    again = rlox.DPO.from_checkpoint("dpo/last.safetensors", dataset=rows)
+    again.grad_norm = again.train()["grad_norm"]
+    assert again.counters.updates == 10
+    assert difference(again, together["dpo"]) == 0.0
+    rank = group.rank
+    group.leave()
+    assert not current().joined
+    if rank:
+        return
+    assert all(np.array_equal(statistics[0][name], x) for name, x in statistics[1].items() if name != "returns")
+    assert statistics[0]["obs_count"] == pytest.approx(4 * (3 * 32 + 1), abs=1e-3)  # every observation counted once
+    for cls, make in makes.items():
+        agent, seen = trained[cls]
+        assert agent.counters.updates == 10, agent.counters
+        assert isinstance(seen[0][0][0], (RolloutBatch, TransitionBatch))
+        print(cls.name, difference(agent, alone(cls, make, seen)))
+    for name, make in kinds.items():
+        print(name, difference(together[name], make()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,413 @@
+"""Actors in threads, in processes and on workers: one protocol, and the same learning whatever they run in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rlox
+from rlox.config import IMPALAConfig
+from rlox.distributed import Actor, ActorCollector, ActorPlan, Trajectory, Weights
+from rlox.distributed.grpc_actors import ActorSessions, _checked
+from rlox.distributed.snapshots import snapshot
+from rlox.envs.remote.codec import Message, ProtocolError
+from rlox.envs.remote.server import Server
+from rlox.envs.remote.session import EnvSessions
+from rlox.kernels.rng import Rng
+from rlox.native import NativePolicy
+
+# Processes cannot import a test module by its name; a user's main module is sent by value without this.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SMALL = {"n_actors": 2, "n_envs": 4, "n_steps": 8, "hidden_sizes": [16], "seed": 3}
+
+
+class Ends(gymnasium.Env):
+    """Terminations and time limits at random, both at times."""
+
+    observation_space = spaces.Box(-5, 5, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def observe(self):
+        return self.np_random.uniform(-5, 5, 3).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), self.np_random.normal(), self.np_random.random() < 0.1, self.np_random.random() < 0.2, {}
+
+
+class Hangs(Ends):
+    """Does not come back from its 30th step, unless the file `flag` exists; then it makes one."""
+
+    def __init__(self, flag):
+        self.flag, self.t = Path(flag), 0
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 30 and not self.flag.exists():
+            self.flag.touch()
+            time.sleep(3600)
+        return super().step(action)
+
+
+class Breaks(Ends):
+    def step(self, action):
+        raise KeyError("the environment's own words")
+
+
+def impala(kind="threads", **settings):
+    return rlox.IMPALA("CartPole-v1", **{**SMALL, "actors": kind, **settings})
+
+
+def weights_of(algorithm):
+    return np.concatenate([p.detach().numpy().ravel() for p in algorithm.policy.parameters()])
+
+
+def trained(steps=400, **settings):
+    algorithm = impala(**settings)
+    metrics = algorithm.train(steps)
+    algorithm.close()
+    return weights_of(algorithm), metrics
+
+
+def oracle(policy, rollouts, c):
+    """Value targets and advantages of each rollout in float64, one step of one environment at a time."""
+    exact = rlox.DiscretePolicy(3, 2, [16]).double()
+    exact.load_state_dict({k: torch.from_numpy(v).double() for k, v in policy.weights().items()})
+    targets, advantages = [], []
+    with torch.no_grad():
+        for one in rollouts:
+            n_steps, n = one.rewards.shape
+            obs = torch.from_numpy(one.obs).double()
+            value = exact.get_value(obs.reshape(-1, 3)).reshape(n_steps + 1, n).numpy()
+            log_prob = exact.get_logprob_and_entropy(obs[:-1].reshape(-1, 3), torch.from_numpy(one.actions).reshape(-1))
+            ratio = np.exp(log_prob[0].reshape(n_steps, n).numpy() - one.log_probs)
+            at_limit = {(t, i): k for k, (t, i) in enumerate(one.limits.tolist())}
+            vs, pg = np.zeros((n_steps, n)), np.zeros((n_steps, n))
+            for i in range(n):
+                ahead, v_next, vs_next = 0.0, value[-1, i], value[-1, i]
+                for t in reversed(range(n_steps)):
+                    if one.terminated[t, i]:
+                        ahead = v_next = vs_next = 0.0
+                    elif one.truncated[t, i]:
+                        final = torch.from_numpy(one.reached[at_limit[t, i]]).double()
+                        ahead, v_next = 0.0, float(exact.get_value(final[None]))
+                        vs_next = v_next
+                    rho, trace = min(ratio[t, i], c.rho_bar), c.gae_lambda * min(ratio[t, i], c.c_bar)
+                    pg[t, i] = rho * (one.rewards[t, i] + c.gamma * vs_next - value[t, i])
+                    ahead = rho * (one.rewards[t, i] + c.gamma * v_next - value[t, i]) + c.gamma * trace * ahead
+                    vs[t, i] = value[t, i] + ahead
+                    v_next, vs_next = value[t, i], vs[t, i]
+            targets.append(vs)
+            advantages.append(pg)
+    return np.concatenate(targets, 1).ravel(), np.concatenate(advantages, 1).ravel()
+
+
+@pytest.mark.parametrize("settings", [{}, {"rho_bar": 1.3, "c_bar": 0.7, "gae_lambda": 0.9, "gamma": 0.8}])
+@pytest.mark.parametrize("by", ["kernel", "module"])
+def test_a_batch_is_vtrace_with_the_learners_values_and_bootstraps_at_time_limits(by, settings):
+    config = IMPALAConfig(hidden_sizes=[16], **settings)
+    learner = NativePolicy(3, 2, [16], False)
+    learner.net.parameters[:] = Rng(0).normal(len(learner.net.parameters)) * 0.4
+    rollouts = []
+    for i in range(2):
+        behaviour = NativePolicy(3, 2, [16], False)
+        behaviour.net.parameters[:] = learner.net.parameters + 0.1 * Rng(i + 1).normal(len(learner.net.parameters))
+        actor = Actor(ActorPlan(Ends, 5, 40, i, NativePolicy(3, 2, [16], False), config), 0)
+        rollouts.append(actor.rollout(Weights(0, snapshot(behaviour))))
+    both = np.concatenate([r.terminated & r.truncated for r in rollouts])
+    assert all(r.truncated.any() and r.terminated.any() for r in rollouts)
+    assert both.any()  # counts as a termination
+    collector = ActorCollector(Ends, 5, 0, config=config)
+    policy = learner if by == "kernel" else learner.module()
+    batch = collector.estimate(policy, rollouts[:1], rollouts[1:])
+    targets, advantages = oracle(learner, rollouts, config)
+    np.testing.assert_allclose(batch.returns.numpy().reshape(-1), targets, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(batch.advantages.numpy().reshape(-1), advantages, rtol=1e-4, atol=2e-5)
+    assert (len(batch), batch.n_taken) == (400, 200)
+    assert len(batch.episode_returns) == len(rollouts[0].episode_returns)
+    assert 0 < collector.metrics()["actors/ratio_clipped"] < 1
+
+
+def test_without_lag_and_clipping_an_update_is_a2cs():
+    common = {"n_envs": 4, "n_steps": 8, "hidden_sizes": [16], "seed": 5, "learning_rate": 7e-4, "ent_coef": 0.01}
+    ours = rlox.IMPALA("CartPole-v1", 1, max_grad_norm=0.5, rho_bar=float("inf"), c_bar=float("inf"), **common)
+    theirs = rlox.A2C("CartPole-v1", **common)
+    for algorithm in (ours, theirs):
+        algorithm.train(320)
+    np.testing.assert_allclose(weights_of(ours), weights_of(theirs), rtol=0, atol=5e-6)
+
+
+def test_a_seed_decides_the_run_whatever_the_actors_run_in():
+    same = {"n_actors": 3, "normalize_obs": True, "normalize_rewards": True}
+    first, metrics = trained(**same)
+    assert metrics["actors/lag_max"] == 2.0
+    np.testing.assert_array_equal(first, trained(kind="processes", **same)[0])
+    assert (first != trained(**same, seed=4)[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "lags"),
+    [
+        ({"n_actors": 1}, [0, 0, 0, 0]),
+        ({"n_actors": 3}, [0, 1, 2, 2, 2, 2]),
+        ({"n_actors": 2, "rollouts_per_update": 2}, [0, 0, 0]),
+        ({"n_actors": 2, "rollouts_ahead": 2}, [0, 1, 2, 3, 3]),
+    ],
+)
+def test_lag_counts_the_updates_that_weights_are_behind(settings, lags):
+    seen = []
+
+    class Look(rlox.Callback):
+        def on_step(self, *, metrics, **info):
+            seen.append(metrics["actors/lag_max"])
+            return True
+
+    algorithm = impala(**settings, callbacks=[Look()])
+    per_update = 32 * settings.get("rollouts_per_update", 1)
+    algorithm.train(per_update * len(lags))
+    algorithm.close()
+    assert seen == lags
+
+
+def test_old_rollouts_are_replayed_and_count_for_nothing():
+    algorithm = impala(replay_rollouts=2, replay_size=3)
+    sizes = []
+    algorithm.callbacks.extend([_OnRollout(lambda batch: sizes.append((len(batch), batch.n_taken)))])
+    algorithm.train(160)
+    algorithm.close()
+    assert sizes == [(32, 32), *[(96, 32)] * 4]
+    assert algorithm.counters.env_steps == 160
+
+
+class _OnRollout(rlox.Callback):
+    def __init__(self, call):
+        self.call = call
+
+    def on_rollout_end(self, *, batch, **info):
+        self.call(batch)
+
+
+class _Kill(rlox.Callback):
+    """SIGKILL for a process actor after some updates."""
+
+    def __init__(self, *after):
+        self.n, self.after = 0, after
+
+    def on_step(self, *, algorithm, **info):
+        self.n += 1
+        if self.n in self.after:
+            child = algorithm.collector._pool._children[self.n % 2]
+            os.kill(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+        return True
+
+
+def test_a_killed_process_is_replaced_with_the_weights_of_now():
+    algorithm = impala("processes", callbacks=[_Kill(3, 6)])
+    notes = []
+    algorithm.collector.notify = notes.append
+    lags = []
+    algorithm.callbacks.extend([_OnRollout(lambda batch: lags.append(algorithm.collector.metrics()["actors/lag_max"]))])
+    metrics = algorithm.train(640)
+    lines = algorithm.collector.lines()
+    algorithm.close()
+    assert metrics["actors/restarts"] == 2
+    assert max(lags) <= 1.0
+    assert len(notes) == 2
+    assert "died (signal 9)" in notes[0]
+    assert "fresh episodes" in notes[0]
+    assert "1 restart" in lines[0]
+    assert algorithm.counters.env_steps == 640
+
+
+def test_a_run_ends_with_a_sentence_where_actors_die_too_often():
+    algorithm = impala("processes", max_restarts=1, callbacks=[_Kill(2, 4)])
+    algorithm.collector.notify = lambda text: None
+    with pytest.raises(RuntimeError, match=r"actor 0 \(a process, pid \d+\) was lost .*as many as"):
+        algorithm.train(10_000)
+    pids = [child.process.pid for child in algorithm.collector._pool._children]
+    algorithm.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
+    settings = {**SMALL, "env_kwargs": {"flag": str(tmp_path / "a")}, "actor_timeout": 1.0}
+    algorithm = rlox.IMPALA(Hangs, actors="processes", **settings)
+    notes = []
+    algorithm.collector.notify = notes.append
+    assert algorithm.train(800)["actors/restarts"] == 1
+    algorithm.close()
+    assert "has not answered for 1 s" in notes[0]
+    algorithm = rlox.IMPALA(Hangs, **{**settings, "env_kwargs": {"flag": str(tmp_path / "b")}})
+    algorithm.collector.notify = notes.append
+    with pytest.raises(TimeoutError, match=r"actor \d \(a thread\) does not answer, .*algo.actors=processes"):
+        algorithm.train(800)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_what_an_environment_raises_comes_out_of_train(kind):
+    algorithm = rlox.IMPALA(Breaks, actors=kind, **SMALL)
+    with pytest.raises(KeyError, match="the environment's own words"):
+        algorithm.train(100)
+    algorithm.close()
+
+
+def test_starts_and_stops_leave_nothing():
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    trained(64, kind="processes")
+    trained(64)
+    before = held()
+    for _ in range(3):
+        trained(64, kind="processes")
+        trained(64)
+    assert held() == before
+
+
+# ---- on workers
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """Addresses of two workers that play CartPole-v1."""
+    envs = EnvSessions("CartPole-v1")
+    servers = [Server({"env": envs, "actor": ActorSessions(envs)}).start() for _ in range(2)]
+    yield [f"127.0.0.1:{server.port}" for server in servers]
+    for server in servers:
+        server.stop(0.1)
+
+
+def test_rollouts_come_from_workers(workers):
+    algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, **SMALL)
+    assert algorithm.config.actors == "grpc"
+    metrics = algorithm.train(320)
+    assert metrics["actors/restarts"] == 0
+    assert algorithm.counters.env_steps == 320
+    assert workers[1] in algorithm.collector.lines()[1]
+    assert algorithm.collector.state() is None
+    assert "fresh episodes" in algorithm.collector.restore_note()
+    algorithm.close()
+
+
+def test_in_turn_workers_give_the_run_of_threads(workers):
+    first = trained()[0]
+    algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=workers, actor_order="fixed", **SMALL)
+    algorithm.train(400)
+    algorithm.close()
+    np.testing.assert_array_equal(weights_of(algorithm), first)
+
+
+def test_a_lost_worker_is_left_for_another(workers):
+    envs = EnvSessions("CartPole-v1")
+    third = Server({"env": envs, "actor": ActorSessions(envs)}).start()
+    addresses = [f"127.0.0.1:{third.port}", workers[0]]
+    algorithm = rlox.IMPALA("CartPole-v1", worker_addresses=addresses, **SMALL)
+    notes = []
+    algorithm.collector.notify = notes.append
+    algorithm.train(64)
+    third.stop(0.0)
+    metrics = algorithm.train(320)
+    lines = algorithm.collector.lines()
+    algorithm.close()
+    assert metrics["actors/restarts"] == 1
+    assert addresses[0] in notes[0]
+    assert all(workers[0] in line for line in lines)
+
+
+def test_what_would_travel_as_code_is_refused(workers):
+    settings = {"worker_addresses": workers, **SMALL}
+    algorithm = rlox.IMPALA("CartPole-v1", reward_fn=lambda obs, actions, rewards: rewards, **settings)
+    with pytest.raises(TypeError, match="reward_fn must be sign or null, got a function"):
+        algorithm.train(32)
+
+    class Own(rlox.DiscretePolicy):
+        pass
+
+    algorithm = rlox.IMPALA("CartPole-v1", policy=Own(4, 2, [16]), **settings)
+    with pytest.raises(TypeError, match="policy must be one of rlox's own, got Own"):
+        algorithm.train(32)
+    with pytest.raises(ValueError, match="the worker's environment is CartPole-v1, and Acrobot-v1 is wanted"):
+        rlox.IMPALA("Acrobot-v1", **settings)
+    with pytest.raises(ValueError, match="a rollout fits a message"):
+        rlox.IMPALA("CartPole-v1", **{**settings, "n_steps": 2**19}).train(32)
+
+
+def test_a_worker_makes_no_network_of_any_size():
+    sessions = ActorSessions(EnvSessions("CartPole-v1"))
+    fields = {"n_envs": 1, "n_steps": 1, "seed": 0, "config": {"hidden_sizes": [8192, 8192]}}
+    with pytest.raises(ValueError, match="hidden_sizes must need at most"):
+        sessions(Message("hello", fields))
+    with pytest.raises(TypeError, match="unknown hyper-parameter 'code'"):
+        sessions(Message("hello", {**fields, "config": {"code": "print(1)"}}))
+
+
+def answer():
+    actor = Actor(ActorPlan("CartPole-v1", 2, 5, 0, NativePolicy(4, 2, [8], False), IMPALAConfig(hidden_sizes=[8])), 0)
+    return actor.rollout(Weights(7, snapshot(NativePolicy(4, 2, [8], False)))).arrays(), actor.collector.spec
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("obs", lambda x: x[:, :1], "obs must be"),
+        ("rewards", lambda x: x.astype(np.float64), "rewards must be"),
+        ("obs", lambda x: x * np.nan, "finite"),
+        ("log_probs", lambda x: x - np.inf, "finite"),
+        ("actions", lambda x: x + 2, "actions must be"),
+        ("version", lambda x: x + 1, "version must be 7"),
+        ("limits", lambda x: np.array([[5, 0]]), "reached must be"),
+        ("seconds", lambda x: None, "must be a trajectory"),
+        ("moments/obs_mean", lambda x: np.zeros(3), "must be one of"),
+        ("moments/other", lambda x: np.zeros(3), "must be one of"),
+    ],
+)
+def test_a_workers_answer_is_believed_in_nothing(name, change, message):
+    arrays, spec = answer()
+    assert isinstance(_checked(Message("trajectory", {}, arrays), spec, 5, 2, 7), Trajectory)
+    arrays[name] = change(arrays.get(name))
+    if arrays[name] is None:
+        del arrays[name]
+    with pytest.raises(ProtocolError, match=message):
+        _checked(Message("trajectory", {}, arrays), spec, 5, 2, 7)
+
+
+def test_settings_are_checked():
+    for settings, message in (
+        ({"actors": "boats"}, "actors must be one of threads, processes, ray, grpc"),
+        ({"rollouts_per_update": 3}, r"at most n_actors \* rollouts_ahead, 2"),
+        ({"actors": "grpc"}, "worker_addresses must name the workers"),
+        ({"actors": "threads", "worker_addresses": ["a:1"]}, "be empty unless actors=grpc"),
+        ({"actor_timeout": 0.0}, "actor_timeout must be > 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            impala(**settings)
+
+
+def test_damaged_states_are_refused(tmp_path):
+    algorithm = impala()
+    algorithm.train(64)
+    state = algorithm.collector.state()
+    algorithm.close()
+    for key in ("turn", "answer0.0/rewards", "actor1/keys"):
+        other = impala()
+        cut = {name: array for name, array in state.items() if name != key}
+        with pytest.raises((ValueError, KeyError), match=key.rpartition("/")[2]):
+            _ = other.collector.restore(cut) and other.train(64)
+        other.close()
+    assert not impala(n_actors=1).collector.restore(state)

@@ -1,0 +1,129 @@
+"""Data parallelism under torchrun, with two ranks of this machine."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlox.checkpoint import load_checkpoint
+
+HERE = Path(__file__).parent
+TWO = ("--standalone", "--nproc-per-node=2")
+SAC = (
+    *("algo=sac", "env=Pendulum-v1", "tuned=off", "distributed=ddp", "logger=[]", "env.n_envs=4", "buffer.size=400"),
+    *("algo.hidden_sizes=[16]", "algo.batch_size=32", "algo.learning_starts=64", "algo.train_freq=4"),
+    *("algo.gradient_steps=1", "algo.normalize_obs=true", "algo.exploration_noise=0.1", "algo.noise_correlation=0.5"),
+    *("total_timesteps=1_200", "eval.n_points=2", "eval.n_episodes=2", "checkpoint.every_steps=100"),
+    *("--import", "mortal", "env.reward_fn=mortal:reward"),
+)
+
+
+def torchrun(*words, cwd, dies=None):
+    """Exit code and everything that was printed."""
+    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    if dies is not None:
+        env["RLOX_TEST_DIES"] = str(dies)
+    run = Path(sys.executable).with_name("torchrun")
+    done = subprocess.run(
+        [run, *words], cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+    )
+    return done.returncode, done.stdout
+
+
+def train(*words, cwd, options=(), dies=None):
+    return torchrun(*TWO, *options, "-m", "rlox", "train", *words, cwd=cwd, dies=dies)
+
+
+def last(run):
+    """Every array of a run's last checkpoint and of both ranks' memories, and what its header says of the same."""
+    found = load_checkpoint(run / "checkpoints/last.safetensors")
+    (other,) = found.header["ranks"]
+    arrays = {f"{section}/{name}": x for section, part in found.tensors.items() for name, x in part.items()}
+    for rank, entry in (("", found.header["memory"]), ("rank1", other["memory"])):
+        files = [run / "checkpoints/memory" / rank / file["name"] for file in entry["files"]]
+        rows = [load_checkpoint(file, ("file",)).tensors["memory"]["rows"] for file in files]
+        arrays[f"rows{rank}"] = np.concatenate(rows)[-200:]
+        assert {file.name for file in files} == {file.name for file in files[0].parent.glob("*.safetensors")}
+    return arrays, (found.header["counters"], found.header["generators"], other["generators"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, said = train(*SAC, "output_dir=run", cwd=folder)
+    assert code == 0, said
+    assert said.count("trained sac Pendulum-v1") == 1  # one rank speaks
+    return folder / "run"
+
+
+def require_same(run, undisturbed):
+    ours, theirs = last(run), last(undisturbed)
+    assert ours[1] == theirs[1]
+    assert ours[0].keys() == theirs[0].keys()
+    for name, array in ours[0].items():
+        np.testing.assert_array_equal(array, theirs[0][name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_with_the_joint_batch(tmp_path):
+    code, said = torchrun(*TWO, str(HERE / "joint_batches.py"), cwd=tmp_path)
+    assert code == 0, said
+    apart = {words[0]: float(words[1]) for line in said.splitlines() if len(words := line.split()) == 2}
+    assert apart.keys() >= {"ppo", "sac", "td3", "dqn", "dpo", "sft", "grpo"}, said
+    assert max(apart.values()) < 1e-6, apart
+
+
+@pytest.mark.slow
+def test_killed_ranks_that_are_started_again_end_with_the_same_bits(undisturbed, tmp_path):
+    code, said = train(*SAC, "output_dir=run", cwd=tmp_path, options=["--max-restarts=1"], dies=170)
+    assert code == 0, said
+    assert "resuming run at step" in said
+    require_same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_leaves_a_sentence_and_a_checkpoint_to_go_on_from(undisturbed, tmp_path):
+    code, said = train(*SAC, "output_dir=run", cwd=tmp_path, dies=170)
+    assert code == 1
+    assert "another rank has ended without a word" in said
+    assert "Go on: torchrun --standalone --nproc-per-node=2 -m rlox train resume=run" in said
+    code, said = train("resume=run", "--import", "mortal", cwd=tmp_path)
+    assert code == 0, said
+    require_same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+def test_one_rank_goes_on_with_what_two_have_saved(undisturbed, tmp_path, command, monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    shutil.copytree(undisturbed, tmp_path / "run")
+    code, out, err = command("eval", "run/checkpoints/last.safetensors", "--episodes=2", "--import", "mortal")
+    assert not code, err
+    code, out, err = command("train", "resume=run", "distributed=null", "total_timesteps=1_400", "--import", "mortal")
+    assert not code, err
+    assert "saved by 2 ranks, resumed by 1" in out
+    assert "holds the replay memory of other ranks: it starts empty" in out
+    assert "1,400 steps" in out
+
+
+def test_a_run_of_ranks_must_be_started_by_torchrun(command):
+    code, _, err = command("train", "algo=ppo", "distributed=ddp")
+    assert code == 2
+    assert "torchrun --standalone --nproc-per-node=2 -m rlox train algo=ppo distributed=ddp" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=ppo", "backend=native"], "backend must be auto or torch with distributed=ddp, got native"),
+        (["-m", "algo=ppo", "seed=0,1"], "distributed must be null in a sweep"),
+        (["algo=cql", "dataset=x.arrow"], "distributed must be null with algo=cql"),
+    ],
+)
+def test_what_ranks_cannot_train_is_refused(command, words, said):
+    code, _, err = command("train", *words, "distributed=ddp")
+    assert code == 2
+    assert said in err

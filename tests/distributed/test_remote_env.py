@@ -1,0 +1,323 @@
+"""Environments on workers: the same numbers as here, and what becomes of a run when a worker does not behave."""
+
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import rlox
+from rlox.config import RemoteConfig
+from rlox.envs import make_vec_env
+from rlox.envs.remote import Message, RemoteEnvPool, WorkerLost, WorkerRefused, encode
+from rlox.envs.remote.client import WorkerFailed
+from rlox.envs.remote.server import METHOD
+
+QUICK = RemoteConfig(timeout_s=5.0, reconnect_s=20.0)
+
+
+def actions_of(spec, n, rng):
+    if spec.discrete:
+        return rng.integers(spec.n_actions, size=n)
+    return rng.uniform(-1, 1, (n, spec.act_dim)).astype(np.float32)
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    for key, array in one.items():
+        assert array.dtype == other[key].dtype
+        assert np.array_equal(array, other[key]), key
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs"), [("CartPole-v1", {}), ("Pendulum-v1", {}), ("CartPole-v1", {"sutton_barto_reward": True})]
+)
+def test_the_same_seed_plays_as_here(serving, env, kwargs):
+    addresses = [serving(env, kwargs=kwargs).address for _ in range(2)]
+    with RemoteEnvPool(addresses, env, 5, 7, kwargs=kwargs) as pool:
+        local, rng = make_vec_env(env, 5, 7, kwargs), np.random.default_rng(0)
+        assert np.array_equal(pool.reset_all(), local.reset_all())
+        for _ in range(210):
+            actions = actions_of(pool.spec, 5, rng)
+            equal(pool.step_all(actions), local.step_all(actions))
+        assert np.array_equal(pool.reset_all(), local.reset_all())
+        assert np.array_equal(pool.reset_all(3), local.reset_all(3))
+        out = {"rewards": np.empty(5), "final_obs": np.empty((5, *pool.spec.obs_shape), np.float32)}
+        assert pool.step_all(actions, out) is out
+        equal(out, {key: array for key, array in local.step_all(actions).items() if key in out})
+        state = pool.get_state()
+        assert (state is None) == bool(kwargs) == (pool.why_not is not None)
+        if state is not None:
+            expected = [pool.step_all(actions) for _ in range(3)]
+            with RemoteEnvPool([addresses[0]], env, 5, 0) as other:
+                assert other.fits(state)
+                other.set_state(state)
+                for step in expected:
+                    equal(other.step_all(actions), step)
+
+
+@pytest.mark.slow
+def test_training_and_resuming_are_those_of_environments_here(serving, tmp_path):
+    remote = RemoteConfig([serving().address, serving().address])
+    settings = {"n_envs": 4, "seed": 3, "n_steps": 16, "batch_size": 32}
+    here, there = rlox.PPO("CartPole-v1", **settings), rlox.PPO("CartPole-v1", remote=remote, **settings)
+    here.train(256)
+    there.train(128)
+    there.save(tmp_path / "a.safetensors")
+    there.close()
+    there = rlox.PPO.from_checkpoint(tmp_path / "a.safetensors", remote=remote)
+    there.train(until=256)
+    assert there.backend == "native"
+    assert np.array_equal(there.native.net.parameters, here.native.net.parameters)
+    assert np.array_equal(there.evaluate(2).returns, here.evaluate(2).returns)
+    there.close()
+    sac = rlox.SAC("Pendulum-v1", remote=RemoteConfig([serving("Pendulum-v1").address]), learning_starts=20, n_envs=2)
+    sac.train(30)
+    assert len(sac.buffer) == 30
+    sac.close()
+
+
+@pytest.mark.slow
+def test_a_lost_worker_cuts_its_episodes_and_another_takes_over(serving, process):
+    child, port = process()
+    pool = RemoteEnvPool([serving().address, f"127.0.0.1:{port}"], "CartPole-v1", 4, 0, QUICK)
+    first = pool.reset_all()
+    for _ in range(3):
+        before = pool.step_all(np.ones(4, np.int64))
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match=r"environments 2 to 3 go on at .* cut as truncated \(2 so far\)"):
+        lost = pool.step_all(np.ones(4, np.int64))
+    assert lost["truncated"].tolist() == [False, False, True, True]
+    assert not lost["terminated"].any()
+    assert lost["rewards"].tolist() == [1, 1, 0, 0]
+    assert np.array_equal(lost["final_obs"][2:], before["obs"][2:])
+    assert lost["episode_return"].tolist() == [4, 4, 3, 3]
+    assert lost["episode_length"].tolist() == [4] * 4
+    assert not np.isin(lost["obs"][2:], first[2:]).any()  # episodes of their own
+    assert np.abs(lost["obs"][2:]).max() < 0.05  # that have just begun
+    after = pool.step_all(np.ones(4, np.int64))
+    assert after["episode_length"].tolist() == [5, 5, 1, 1]
+    assert pool.n_lost == 2
+    pool.close()
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_left_after_its_time_and_taken_again(process):
+    child, port = process()
+    remote = RemoteConfig([f"127.0.0.1:{port}"], timeout_s=1.0, reconnect_s=30.0)
+    pool = RemoteEnvPool(None, "CartPole-v1", 2, 0, remote)
+    pool.reset_all()
+    os.kill(child.pid, signal.SIGSTOP)
+    threading.Timer(2.5, os.kill, (child.pid, signal.SIGCONT)).start()
+    with pytest.warns(RuntimeWarning, match="did not answer within 1 s; environments 0 to 1 go on"):
+        assert pool.step_all([0, 0])["truncated"].all()
+    assert pool.step_all([0, 0])["episode_length"].tolist() == [1, 1]
+    pool.close()
+
+
+@pytest.mark.slow
+def test_a_partition_ends_when_the_network_is_back(serving, proxied):
+    proxy = proxied(serving().port)
+    pool = RemoteEnvPool([f"127.0.0.1:{proxy.port}"], None, 2, 0, RemoteConfig(timeout_s=1.0, reconnect_s=30.0))
+    pool.reset_all()
+    proxy.flows.clear()
+    threading.Timer(3.0, proxy.flows.set).start()
+    with pytest.warns(RuntimeWarning, match="did not answer within 1 s"):
+        assert pool.step_all([0, 0])["truncated"].all()
+    assert not pool.step_all([0, 0])["truncated"].any()
+    proxy.cut()
+    with pytest.warns(RuntimeWarning, match="cut as truncated"):
+        pool.step_all([0, 0])
+    pool.close()
+
+
+@pytest.mark.slow
+def test_when_nobody_takes_over_the_run_ends_and_says_why(serving):
+    server = serving()
+    pool = RemoteEnvPool([server.address], "CartPole-v1", 2, 0, RemoteConfig(reconnect_s=0.5))
+    pool.reset_all()
+    server.stop()
+    with pytest.raises(WorkerLost, match=r"none of .* took over its environments within 0.5 s \(remote.reconnect_s\)"):
+        pool.step_all([0, 0])
+    pool.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        pool.step_all([0, 0])
+
+
+def test_a_drained_worker_hands_over(serving):
+    one, other = serving(), serving()
+    pool = RemoteEnvPool([one.address, other.address], None, 2, 0, QUICK)
+    pool.reset_all()
+    one.drain()
+    with pytest.warns(
+        RuntimeWarning, match=f"{one.address} is shutting down; environments 0 to 0 go on at {other.address}"
+    ):
+        pool.step_all([0, 0])
+    assert other.n_sessions == 2
+    pool.close()
+
+
+@pytest.mark.parametrize(("spare", "said"), [(False, "must serve CartPole-v1"), (True, "environments 0 to 0 go on")])
+def test_a_worker_that_comes_back_with_another_environment_is_refused(serving, spare, said):
+    server = serving()
+    addresses = [server.address, *([serving().address] if spare else [])]
+    pool = RemoteEnvPool(addresses, None, 2, 0, QUICK)
+    pool.reset_all()
+    server.stop()
+    serving("Pendulum-v1", port=server.port)
+    if spare:
+        with pytest.warns(RuntimeWarning, match=said):
+            pool.step_all([0, 0])
+    else:
+        with pytest.raises(WorkerRefused, match=said):
+            pool.step_all([0, 0])
+    pool.close()
+
+
+@pytest.fixture
+def speaking():
+    """A gRPC server that answers each message of a stream by the next of `answers`."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import grpc
+
+    made = []
+
+    def start(*answers):
+        def serve(requests, context):
+            for _, answer in zip(requests, answers, strict=False):
+                yield answer
+
+        server = grpc.server(ThreadPoolExecutor(2))
+        service, name = METHOD[1:].split("/")
+        handler = grpc.stream_stream_rpc_method_handler(serve)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        made.append(server)
+        server.start()
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in made:
+        server.stop(None).wait()
+
+
+def welcome(serving, **changes):
+    from rlox.envs.remote import Connection
+
+    line = Connection(serving().address, QUICK, "env", {"n_envs": 2})
+    line.close()
+    return encode("welcome", {**line.welcome.fields, **changes}, line.welcome.arrays)
+
+
+SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_actions": 2, "parts": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"rlox": "0.0.1"}, WorkerRefused, f"it runs rlox 0.0.1, and this learner {rlox.__version__}"),
+        ({"protocol": 9}, WorkerRefused, "it runs rlox"),
+        ({"spec": SPEC}, WorkerRefused, "obs_shape must be at most 4 sizes"),
+        ({"spec": {**SPEC, "obs_shape": [4], "act_dim": 1}}, WorkerRefused, "actions must be of one kind"),
+        ({"spec": None}, WorkerRefused, "spec must be an object"),
+    ],
+)
+def test_a_worker_of_another_version_or_without_sense_is_refused(serving, speaking, changes, error, said):
+    with pytest.raises(error, match=said):
+        RemoteEnvPool([speaking(welcome(serving, **changes))], None, 2, 0, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"garbage", "sent what is no message: a message must begin with b'rlox'"),
+        (encode("reset", None, {"obs": np.zeros((3, 4), np.float32)}), r"sent what is no answer: reset: obs must be"),
+        (encode("reset", None, {"obs": np.zeros((2, 4))}), "sent what is no answer: reset: obs must be float32"),
+    ],
+)
+def test_garbage_is_taken_for_a_lost_worker(serving, speaking, answer, said):
+    address = speaking(welcome(serving), answer)
+    pool = RemoteEnvPool([address], None, 2, 0, RemoteConfig(reconnect_s=1.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(WorkerLost, match=said):
+            pool.reset_all()
+    assert len(caught) == 1
+    assert pool.n_lost == 2
+    pool.close()
+
+
+def test_an_environment_that_raises_says_where(serving):
+    server = serving("CartPole-v1", {"env": Breaks})
+    pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)
+    with pytest.raises(WorkerFailed, match="ZeroDivisionError"):
+        pool.reset_all()
+    assert any("failed with ZeroDivisionError" in line for line in server.lines)
+    pool.close()
+
+
+class Breaks:
+    def __init__(self, hello):
+        from rlox.envs.remote.session import EnvSessions
+
+        self.welcome = EnvSessions("CartPole-v1").about
+
+    def handle(self, message):
+        return Message("never", {"x": 1 // 0})
+
+    def close(self):
+        pass
+
+
+def test_what_cannot_be_is_said(serving):
+    server = serving(most_envs=3)
+    with pytest.raises(ValueError, match="addresses must be between 1 and n_envs"):
+        RemoteEnvPool([server.address] * 3, None, 2)
+    with pytest.raises(WorkerRefused, match="n_envs must be at most 3, got 4"):
+        RemoteEnvPool([server.address], None, 4)
+    with pytest.raises(WorkerRefused, match="environment is CartPole-v1, and Pendulum-v1 is wanted"):
+        RemoteEnvPool([server.address], "Pendulum-v1", 1)
+    with pytest.raises(WorkerRefused, match=r'CartPole-v1 with kwargs=\{"a": 1\} is wanted'):
+        RemoteEnvPool([server.address], "CartPole-v1", 1, kwargs={"a": 1})
+    with pytest.raises(ValueError, match="env must be an id, workers 0"):
+        make_vec_env("CartPole-v1", 2, 0, workers=1, remote=RemoteConfig([server.address]))
+    with pytest.raises(WorkerLost, match="cannot be reached: connection refused"):
+        RemoteEnvPool(["127.0.0.1:1"], None, 1)
+    with pytest.raises(ValueError, match="ca must be set for a worker on another machine"):
+        RemoteEnvPool(["192.0.2.1:7711"], None, 1)
+    for values, said in (
+        ({"addresses": ["host"]}, "host:port"),
+        ({"cert": "a"}, "together with key"),
+        ({"timeout_s": 0}, "> 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            RemoteConfig(**values)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_many_starts_and_stops(serving, eventually):
+    def held():
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def once():
+        server = serving()
+        pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)
+        pool.step_all([0, 1])
+        pool.close()
+        server.stop()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), 1.0)
+
+    for _ in range(3):
+        once()
+    time.sleep(0.5)
+    files, threads = held()
+    for _ in range(10):
+        once()
+    eventually(lambda: held()[0] <= files + 3 and held()[1] <= threads + 3)
