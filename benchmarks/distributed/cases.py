@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,15 @@ def measure(
     seed: int = 0,
     slow_s: float = 0.0,
     warm: int | None = None,
+    remote: dict[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What one training takes; `slow_s` > 0 replaces the environment by `Slow`. Times are in seconds."""
+    """What one training takes; `slow_s` > 0 replaces the environment by `Slow`. Times are in seconds.
+
+    `remote` has the fields of `rlox.RemoteConfig`.
+    """
+    if remote is not None:
+        arguments["remote"] = rlox.RemoteConfig(**remote)
     meter = Meter(frames // 5 if warm is None else warm)
     make: Any = (lambda: Slow(slow_s)) if slow_s else env
     load = os.getloadavg()[0]
@@ -135,10 +142,11 @@ def measure(
     }
 
 
-def alone(**case: Any) -> dict[str, Any]:
-    """`measure` in a process of its own, so that nothing of another case is counted."""
+def alone(before: Sequence[str] = (), **case: Any) -> dict[str, Any]:
+    """`measure` in a process of its own, so that nothing of another case is counted; `before` stands before its
+    command."""
     done = subprocess.run(
-        [sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, timeout=1800, check=False
+        [*before, sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, timeout=1800, check=False
     )
     if done.returncode:
         raise RuntimeError(f"cases.py: {case} must run, got exit code {done.returncode}:\n{done.stderr}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -160,6 +159,7 @@ def main() -> None:
             f"{found['lag_mean']:.2f} (most {found['lag_max']:.0f}); load {found['load_before']:.1f}",
             flush=True,
         )
+    loads = [speed["load_after"] for speed in speeds.values()]
     measured = before["costs"] if args.skip_costs else costs()
     print(json.dumps(measured, indent=1))
     if args.out:
@@ -167,7 +167,8 @@ def main() -> None:
         result = {
             **provenance(f"python benchmarks/distributed/speed.py {command}"),
             "versions": versions(),
-            "load": os.getloadavg()[0],
+            "note": f"the machine did other work too: load averages of {min(loads):.0f} to {max(loads):.0f} on two "
+            "hyperthreads of one core; with `grpc`, the CPU time of the workers is not counted",
             "speeds": speeds,
             "costs": measured,
         }

@@ -84,7 +84,7 @@ class APPOConfig(ActorLearnerConfig, PPOConfig):
 class RayResources(Config):
     """Where Ray is, and what an actor or a job reserves there."""
 
-    address: str = "local"  # local: a Ray of its own, on this machine; HOST:PORT, ray://… or auto: a cluster
+    address: str = "local"  # local: a Ray of its own, on this machine; HOST:PORT or auto: a cluster
     num_cpus: float = 1.0  # CPUs that each reserves
     num_gpus: float = 0.0  # GPUs that each reserves; 0.5: two share one
     resources: dict[str, float] = field(default_factory=dict)  # what else each reserves, by the cluster's own names

@@ -58,7 +58,7 @@ COMPARED: dict[str, str] = {
     "rlox.collectors.acting:ModuleRollout.log_probs": "c7aa5401cfed89fb",
     "rlox.collectors.acting:ModuleRollout.place": "6ba2990ced85c0d9",
     "rlox.collectors.replay:ReplayCollector": "95499102beea8457",
-    "rlox.collectors.replay:ReplayCollector.__init__": "9ad873288b21e81f",
+    "rlox.collectors.replay:ReplayCollector.__init__": "45b45e9f64713d3f",
     "rlox.collectors.replay:ReplayCollector._act": "28e5a33ac007a928",
     "rlox.collectors.replay:ReplayCollector._explore": "c959e4059dd2e96b",
     "rlox.collectors.replay:ReplayCollector._see": "08871f6f432d3d42",

@@ -129,7 +129,8 @@ def require_buildable(jobs: list[Job]) -> None:
         seen.add(key)
         try:
             with _streams_kept():
-                build(replace(c, env=replace(c.env, n_envs=1, workers=0)), job.algo, Path()).close()
+                here = replace(c.remote, addresses=[])  # the workers are asked when the job starts
+                build(replace(c, env=replace(c.env, n_envs=1, workers=0), remote=here), job.algo, Path()).close()
         except Exception as e:
             if not is_explained(e):
                 raise

@@ -256,6 +256,9 @@ class Server:
             stream.why = stream.why or (
                 f"the stream broke off: the other side is gone, or sent more than {self._limit // 2**20} MiB at once"
             )
+        except GeneratorExit:  # the stream broke while an answer was on its way
+            stream.why = stream.why or "the stream broke off: the other side is gone"
+            raise
         except ProtocolError as e:
             stream.why = f"what came is no message: {e}"
         finally:
