@@ -274,7 +274,7 @@ def actor_learning(algo: str = "") -> str:
             frames = f"{values['total_timesteps']:,}"
             rows.append([title, f"`{kind}`", frames, _seeds(values["final"].values()), number(values["iqm"])])
     head = ["environment", "actors", "frames", f"seeds {found['seeds']}", "IQM"]
-    return f"{table(head, rows)}\n\n{made_by(found)}"
+    return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
 
 def _rate(value: float) -> str:
@@ -290,6 +290,16 @@ def actor_speed() -> str:
         rates = [_rate(speed[key]) for key in ("frames_per_s", "frames_per_cpu_s")]
         rows.append([f"`{kind}`", n, backend, *rates, f"{speed['learner_idle']:.0%}", number(speed["lag_mean"])])
     head = ["actors", "how many", "environments", "frames/s", "frames per CPU second", "learner waits", "lag"]
+    return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
+
+
+def actor_hosts() -> str:
+    """Frames per second of IMPALA with workers on another host, over mTLS."""
+    found, rows = _results("distributed_hosts.json"), []
+    for cell, speed in found["speeds"].items():
+        lag = f"{number(speed['lag_mean'])} (most {speed['lag_max']:.0f})"
+        rows.append([*cell.split(", "), _rate(speed["frames_per_s"]), f"{speed['learner_idle']:.0%}", lag])
+    head = ["workers, an actor each", "`rollouts_ahead`", "frames/s", "learner waits", "lag"]
     return f"{table(head, rows)}\n\n{made_by(found)} {_sentence(found['note'])}"
 
 
@@ -448,6 +458,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "pipeline-scores": pipeline_scores,
         "actor-learning": actor_learning,
         "actor-speed": actor_speed,
+        "actor-hosts": actor_hosts,
         "actor-scaling": actor_scaling,
         "actor-model": actor_model,
         "verdicts": verdicts,

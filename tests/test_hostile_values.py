@@ -34,7 +34,7 @@ CONFIGS = [c for c in _PUBLIC if isinstance(c, type) and issubclass(c, Config)]
 LEARNERS = [c for c in CONFIGS if any(c is resolve(entry.config) for entry in ALGORITHMS.values())]
 REQUIRED = {"DatasetConfig": {"source": "x.npz"}}
 # Off, where nothing else says so.
-MAY_BE_INFINITE = {"clip_obs", "clip_rewards", "every_s"}
+MAY_BE_INFINITE = {"c_bar", "clip_obs", "clip_rewards", "every_s", "rho_bar"}
 
 
 def same(a, b) -> bool:

@@ -125,8 +125,8 @@ def main() -> None:
             label = f"{n}, {args.ahead}"
             found[label] = seen = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
             print(
-                f"{n} workers, ahead {args.ahead}: {seen['frames_per_s']:,.0f} frames/s, learner idle {seen['learner_idle']:.0%}, lag "
-                f"{seen['lag_mean']:.2f} (most {seen['lag_max']:.0f}); load {seen['load_before']:.1f}",
+                f"{n} workers, ahead {args.ahead}: {seen['frames_per_s']:,.0f} frames/s, learner idle "
+                f"{seen['learner_idle']:.0%}, lag {seen['lag_mean']:.2f}; load {seen['load_before']:.1f}",
                 flush=True,
             )
     if args.out:

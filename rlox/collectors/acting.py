@@ -163,16 +163,15 @@ class ModuleJudge:
         taken, reached = self.place(actions), self.place(after)
         # One pass over vectors; images are not copied together.
         blocks = [obs, reached] if obs.dim() > 2 else [torch.cat([obs, reached])]
-        parts = (part for rows in blocks for part in rows.split(_chunk(obs)))
+        parts = (part for rows in blocks for part in rows.split(self._chunk(obs)))
         values = torch.cat([self.policy.get_value(part).reshape(-1) for part in parts])
         log_probs = self.log_probs(obs, taken) if log_probs is None else log_probs
         return obs, taken, log_probs, values[:n_seen], values[n_seen:].cpu().numpy()
 
     def log_probs(self, obs: torch.Tensor | FrameStacks, actions: torch.Tensor) -> torch.Tensor:
         """Log-probabilities (B,) of B actions."""
-        pairs = zip(obs.split(_chunk(obs)), actions.split(_chunk(obs)), strict=True)
+        pairs = zip(obs.split(self._chunk(obs)), actions.split(self._chunk(obs)), strict=True)
         return torch.cat([self.policy.get_logprob_and_entropy(o, a)[0] for o, a in pairs])
 
-
-def _chunk(obs: torch.Tensor | FrameStacks) -> int:
-    return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK
+    def _chunk(self, obs: torch.Tensor | FrameStacks) -> int:
+        return _IMAGE_CHUNK if obs.dim() > 2 else _CHUNK

@@ -92,8 +92,8 @@ class RayResources(Config):
 
     def rules(self):
         yield "address", bool(self.address), "not be empty"
-        yield "num_cpus", self.num_cpus >= 0, "be >= 0"
-        yield "num_gpus", self.num_gpus >= 0, "be >= 0"
+        yield "num_cpus", 0 <= self.num_cpus < math.inf, "be >= 0 and finite"
+        yield "num_gpus", 0 <= self.num_gpus < math.inf, "be >= 0 and finite"
         numbers = self.resources.values()
         sound = all(isinstance(number, (int, float)) and 0 < number < math.inf for number in numbers)
         yield "resources", sound, "hold finite numbers > 0"

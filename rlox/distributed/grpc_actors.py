@@ -166,7 +166,7 @@ class _RemoteActor:
 class GrpcActors(ThreadActors):
     """`n_actors` actors on workers (see `rlox.distributed.ActorPool`), spread evenly over their addresses.
 
-    An actor whose worker is lost starts anew on the next address, and so on in turn.
+    An actor whose worker is lost, or not there, starts on the next address, and so on in turn.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class GrpcActors(ThreadActors):
     ValueError, TypeError
         For a policy or a reward function that would have to travel as code; for a worker that refuses.
     ActorLost
-        If a worker cannot be reached.
+        If no worker can be reached.
     """
 
     def __init__(self, plan: ActorPlan, n_actors: int, spec: EnvSpec, remote: RemoteConfig, timeout: float):
@@ -194,7 +194,17 @@ class GrpcActors(ThreadActors):
         self._make = partial(_RemoteActor, plan, spec=spec, remote=remote, timeout=timeout)
         self._remote = remote
         self._starts = [0] * n_actors
-        self._begin([partial(self._make, i, 0) for i in range(n_actors)])
+        self._begin([partial(self._first, i) for i in range(n_actors)])
+
+    def _first(self, actor: int) -> _RemoteActor:
+        """The actor on its worker, or on the next that can be reached."""
+        while True:
+            try:
+                return self._make(actor, self._starts[actor])
+            except ActorLost:
+                self._starts[actor] += 1
+                if self._starts[actor] == len(self._remote.addresses):
+                    raise
 
     def restart(self, actor: int) -> None:
         self._seats[actor].actor.close()  # so that the thread's call ends
