@@ -293,7 +293,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
             for axis, key in zip(axes[:, column], ("frames_per_s", "lag_p95"), strict=True):
                 axis.plot(workers, [row[key] for row in rows], marker="o", label=variant)
         axes[0, column].set(title=name, xscale="log", yscale="log")
-        axes[1, column].set(xlabel="workers", yscale="symlog")
+        axes[1, column].set(xlabel="workers", yscale="symlog", ylim=(0, None))
     axes[0, 0].set_ylabel("frames per second")
     axes[1, 0].set_ylabel("lag, 95th percentile, updates")
     axes[0, -1].legend(fontsize=7)

@@ -15,6 +15,7 @@ from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig
 from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
 from rlox.distributed.snapshots import snapshot
+from rlox.envs.remote.client import WorkerLost
 from rlox.kernels.advantage.vtrace import compute_vtrace
 from rlox.native import NativePolicy
 from rlox.nn.batch import RolloutBatch
@@ -88,9 +89,17 @@ class ActorCollector(Collector):
     ):
         wrappers, remote = list(env_wrappers), _workers(config, remote)
         # One environment says what it is like; the actors have those that are played.
-        first = None if remote is None else replace(remote, addresses=remote.addresses[:1])
-        super().__init__(env_id, 1, seed, reward_fn, env_kwargs, "cpu", wrappers, 0, env_backend, first)
-        if remote is not None:
+        probe = (env_id, 1, seed, reward_fn, env_kwargs, "cpu", wrappers, 0, env_backend)
+        if remote is None:
+            super().__init__(*probe)
+        else:
+            for address in remote.addresses:
+                try:
+                    super().__init__(*probe, replace(remote, addresses=[address]))
+                    break
+                except WorkerLost:
+                    if address == remote.addresses[-1]:
+                        raise
             self.env.close()  # one session less at the worker
         self.n_envs = n_envs
         self.normalizer = None
