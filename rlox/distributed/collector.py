@@ -124,6 +124,8 @@ class ActorCollector(Collector):
         self._version = 0  # how many batches were made
         self._saved: dict[str, np.ndarray] | None = None  # of a checkpoint, until the actors are there
         self._waited = 0.0
+        self._looked = time.monotonic()  # when late actors were looked for
+        self._failure: Exception | None = None  # of an environment, found while a checkpoint was made
         self._numbers: dict[str, float] = {}
 
     def collect(self, policy: nn.Module | NativePolicy, n_steps: int) -> RolloutBatch:
@@ -134,7 +136,7 @@ class ActorCollector(Collector):
         -------
         RolloutBatch
             Row ``t * N + n`` of the N environments of all rollouts in it; ``log_probs`` are those of the policies that
-            acted, `advantages` and `returns` V-trace's. Its length is that of the new rollouts.
+            acted, `advantages` and `returns` V-trace's. ``n_taken`` are the steps of the new rollouts.
 
         Raises
         ------
@@ -146,7 +148,12 @@ class ActorCollector(Collector):
             What an actor's environments have raised.
         """
         c = self._config
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         pool = self._pool if self._pool is not None else self._start(policy, n_steps)
+        if time.monotonic() - self._looked > _LOOK_EVERY:
+            self._look_for_late(pool)
         self._request(pool, policy)
         began = time.perf_counter()
         new = [self._take(pool, policy) for _ in range(c.rollouts_per_update)]
@@ -238,15 +245,21 @@ class ActorCollector(Collector):
 
     def _look_for_late(self, pool: ActorPool) -> None:
         now, most = time.monotonic(), self._config.actor_timeout
+        self._looked = now
         for actor, standing in enumerate(self._standing):
             if standing.down_since is not None:
-                if now - standing.down_since > most:
+                # Those that are there go on without it, unless it is its turn.
+                needed = self._turn == actor if self._config.in_turn else self._all_down()
+                if needed and now - standing.down_since > most:
                     raise TimeoutError(
                         f"{self._where}: {pool.describe(actor)} could not be reached for {most:g} s; mend it, or raise "
                         "algo.actor_timeout"
                     )
             elif standing.asked and now - standing.since > most and not pool.ready([actor], 0.0):
                 self._lose(pool, actor, ActorLost(f"it has not answered for {most:g} s (algo.actor_timeout)"))
+
+    def _all_down(self) -> bool:
+        return all(standing.down_since is not None for standing in self._standing)
 
     def _lose(self, pool: ActorPool, actor: int, e: ActorLost) -> None:
         """Restart an actor that is gone, now or, where that fails, later."""
@@ -404,6 +417,9 @@ class ActorCollector(Collector):
                     self._answered[actor].append(pool.result(actor))
                 except ActorLost as e:
                     self._lose(pool, actor, e)
+                except Exception as e:
+                    self._failure = e  # training is to hear of it, and this checkpoint may be kept
+                    return None
         found = {_TURN: np.array(self._turn), _VERSION: np.array(self._version)}
         for actor in range(len(self._standing)):
             for name, array in pool.state(actor).items():

@@ -9,7 +9,8 @@ answered by ``trajectory``, with the arrays of a `Trajectory`. The worker makes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from itertools import pairwise
@@ -32,6 +33,7 @@ from rlox.kernels.stats import all_finite
 from rlox.native import NativePolicy, obstacle
 
 _MOST_WEIGHTS = LARGEST_MESSAGE // 4  # numbers of a policy that a worker makes
+_GLANCE = 0.2  # seconds that the learner waits for a connection that is made again, each time it looks
 _IMAGE_FEATURES = 4096  # numbers that a convolutional network leaves of an image, at most
 
 
@@ -163,6 +165,38 @@ class _RemoteActor:
         self._line.close()
 
 
+class _Attempt(threading.Thread):
+    """Makes an actor anew while the learner goes on: a machine that is cut off takes long to say so."""
+
+    def __init__(self, make: Callable[[], _RemoteActor]):
+        super().__init__(name="rlox actor, connecting", daemon=True)
+        self._make = make
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self.made: _RemoteActor | None = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            made = self._make()
+        except Exception as e:
+            self.error = e
+            return
+        with self._lock:
+            if self._abandoned:
+                made.close()
+            else:
+                self.made = made
+
+    def abandon(self) -> None:
+        """Close what it has made, or makes yet."""
+        with self._lock:
+            self._abandoned = True
+            if self.made is not None:
+                self.made.close()
+
+
 class GrpcActors(ThreadActors):
     """`n_actors` actors on workers (see `rlox.distributed.ActorPool`), spread evenly over their addresses.
 
@@ -194,6 +228,7 @@ class GrpcActors(ThreadActors):
         self._make = partial(_RemoteActor, plan, spec=spec, remote=remote, timeout=timeout)
         self._remote = remote
         self._starts = [0] * n_actors
+        self._attempts: dict[int, _Attempt] = {}  # connections that are being made again
         self._begin([partial(self._first, i) for i in range(n_actors)])
 
     def _first(self, actor: int) -> _RemoteActor:
@@ -207,9 +242,24 @@ class GrpcActors(ThreadActors):
                     raise
 
     def restart(self, actor: int) -> None:
-        self._seats[actor].actor.close()  # so that the thread's call ends
-        self._starts[actor] += 1
-        self._replace(actor, self._make(actor, self._starts[actor]))
+        attempt = self._attempts.get(actor)
+        if attempt is None:
+            self._seats[actor].actor.close()  # so that the thread's call ends
+            self._starts[actor] += 1
+            attempt = self._attempts[actor] = _Attempt(partial(self._make, actor, self._starts[actor]))
+        attempt.join(_GLANCE)
+        if attempt.is_alive():
+            raise ActorLost(f"worker {address_of(self._remote, actor, self._starts[actor])} has not answered yet")
+        del self._attempts[actor]
+        if attempt.error is not None:
+            raise attempt.error
+        if attempt.made is not None:
+            self._replace(actor, attempt.made)
+
+    def close(self) -> None:
+        for attempt in self._attempts.values():
+            attempt.abandon()
+        super().close()
 
     def describe(self, actor: int) -> str:
         start = self._starts[actor] if actor < len(self._starts) else 0

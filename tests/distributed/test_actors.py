@@ -235,7 +235,7 @@ def test_a_killed_process_is_replaced_with_the_weights_of_now():
 
 
 def test_a_run_ends_with_a_sentence_where_actors_die_too_often():
-    algorithm = impala("processes", max_restarts=1, callbacks=[_Kill(2, 4)])
+    algorithm = impala("processes", max_restarts=1, callbacks=[_Kill(2, 8)])
     algorithm.collector.notify = lambda text: None
     with pytest.raises(RuntimeError, match=r"actor 0 \(a process, pid \d+\) was lost .*as many as"):
         algorithm.train(10_000)
