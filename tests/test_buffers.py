@@ -270,7 +270,10 @@ def test_a_preset_may_choose_the_memory(tmp_path):
 @pytest.mark.slow
 def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
     for typed, message in (
-        (["env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C, PPO"),
+        (
+            ["env=Pendulum-v1"],
+            "actions must be discrete, got 1 action component; continuous ones are for A2C, APPO, IMPALA, PPO",
+        ),
         (["buffer.size=63"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 63"),
     ):
         done = forked.run("train", "algo=dqn", *typed, "logger=none", cwd=tmp_path)

@@ -58,7 +58,10 @@ BAD = [
     (["resume=absent"], "resume=absent does not exist; name a run folder"),
     (["algo=dqn", "env=Pendulum-v1"], "actions must be discrete, got 1 action component; continuous ones are for A2C"),
     (["algo=sac", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete ones are for A2C"),
-    (own("Choices", "algo=td3"), "got 2 components of 2, 3 choices; multi-discrete ones are for A2C, PPO"),
+    (
+        own("Choices", "algo=td3"),
+        "got 2 components of 2, 3 choices; multi-discrete ones are for A2C, APPO, IMPALA, PPO",
+    ),
     (own("Unbounded", "algo=sac"), "must be finite and apart, got [-inf, -inf] to [inf, inf]; wrap it"),
     (own("Picture", "algo=sac"), "observations must be vectors, got images of shape (3, 48, 48); take PPO"),
     (own("Picture", "algo.normalize_obs=true"), "normalize_obs must be false for images"),

@@ -201,13 +201,15 @@ def main() -> None:
         # One for all rounds: to start it takes as long as a round.
         ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     rng, rounds = random.Random(options.seed), []
-    for number in range(options.rounds):
-        rounds.append(one_round(options.kind, actors, number, rng))
-        print(json.dumps(rounds[-1]), flush=True)
-    if options.kind == "ray":
-        ray.shutdown()
-    if isinstance(actors, Workers):
-        actors.close()
+    try:
+        for number in range(options.rounds):
+            rounds.append(one_round(options.kind, actors, number, rng))
+            print(json.dumps(rounds[-1]), flush=True)
+    finally:
+        if options.kind == "ray":
+            ray.shutdown()
+        if isinstance(actors, Workers):
+            actors.close()
     deadline = time.monotonic() + 15
     while (left := descendants() - before) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -7,7 +7,7 @@ is no target network, as in Sample Factory (Petrenko et al. 2020, arXiv:2006.117
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlox.callbacks import Callback
@@ -39,15 +39,16 @@ class APPO(OnPolicyAlgorithm):
         logger: LoggerCallback | None = None,
         callbacks: Iterable[Callback] | None = None,
         *,
-        worker_addresses: Sequence[str] | None = None,
+        worker_addresses: list[str] | None = None,
         ray: RayConfig | None = None,
         **arguments: Any,
     ):
         if n_actors is not None:
             arguments["n_actors"] = n_actors
-        if worker_addresses:
-            arguments["worker_addresses"] = list(worker_addresses)
-            arguments.setdefault("actors", "grpc")
+        if worker_addresses is not None:
+            arguments["worker_addresses"] = worker_addresses
+            if isinstance(worker_addresses, (list, tuple)) and worker_addresses:
+                arguments.setdefault("actors", "grpc")
         self.ray = ray
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
 

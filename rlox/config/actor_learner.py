@@ -8,6 +8,7 @@ from typing import Any
 
 from rlox.config.base import LEARNING_RATES, TRACE_DECAYS, Config, searched
 from rlox.config.on_policy import OnPolicyConfig, PPOConfig
+from rlox.config.remote import is_address
 
 ACTOR_KINDS = ("threads", "processes", "ray", "grpc")
 ACTOR_ORDERS = ("auto", "fixed", "arrival")
@@ -46,8 +47,8 @@ class ActorLearnerConfig(OnPolicyConfig):
         yield "c_bar", self.c_bar >= 0, "be >= 0"
         yield "replay_rollouts", 0 <= self.replay_rollouts <= 4096, "be in [0, 4096]"
         yield "replay_size", 1 <= self.replay_size <= 100_000, "be in [1, 100000]"
-        addresses = len(self.worker_addresses)
-        yield "worker_addresses", self.actors == "grpc" or not addresses, "be empty unless actors=grpc"
+        yield "worker_addresses", self.actors == "grpc" or not self.worker_addresses, "be empty unless actors=grpc"
+        yield "worker_addresses", all(map(is_address, self.worker_addresses)), "be of the form host:port each"
 
     @property
     def local(self) -> bool:

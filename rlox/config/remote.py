@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from rlox.config.base import Config
 
 
+def is_address(text: str) -> bool:
+    """Whether `text` is of the form host:port."""
+    return ":" in text and text.rpartition(":")[2].isdecimal()
+
+
 @dataclass
 class RemoteConfig(Config):
     """Workers (`rlox worker`) that play the environments, and how they are reached."""
@@ -24,8 +29,7 @@ class RemoteConfig(Config):
     )
 
     def rules(self):
-        sound = all(":" in address and address.rpartition(":")[2].isdecimal() for address in self.addresses)
-        yield "addresses", sound, "be of the form host:port each"
+        yield "addresses", all(map(is_address, self.addresses)), "be of the form host:port each"
         yield "token_file", self.token_file != "", "be a file, or null"
         yield "ca", self.ca != "", "be a file, or null"
         yield "cert", self.cert is None or self.key is not None, "stand together with key"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
-from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig
+from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
 from rlox.distributed.snapshots import snapshot
@@ -87,6 +87,8 @@ class ActorCollector(Collector):
         remote: RemoteConfig | None = None,
         ray: RayConfig | None = None,
     ):
+        if ray is not None and not isinstance(ray, RayConfig):
+            raise TypeError(f"ActorCollector: ray must be a RayConfig, got {shown(ray)}")
         wrappers, remote = list(env_wrappers), _workers(config, remote)
         # One environment says what it is like; the actors have those that are played.
         probe = (env_id, 1, seed, reward_fn, env_kwargs, "cpu", wrappers, 0, env_backend)

@@ -10,7 +10,7 @@ from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
-from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, usual_settings
+from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, shown, usual_settings
 from rlox.envs.envpool_env import evaluation_kwargs
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
@@ -69,6 +69,8 @@ def construct(
         env_wrappers=env_wrappers,
         compile=compile,
     )
+    if remote is not None and not isinstance(remote, RemoteConfig):
+        raise TypeError(f"{where}: remote must be a RemoteConfig, got {shown(remote)}")
     algorithm.n_envs = integer(where, "n_envs", n_envs, 1, MOST_AT_ONCE)
     algorithm.env_workers = integer(where, "env_workers", env_workers, 0, algorithm.n_envs)
     algorithm.env_backend = choice(where, "env_backend", env_backend, ENV_BACKENDS)

@@ -36,7 +36,7 @@ from rlox_cli.terminal.signals import Signals, StopAtOnce
 # What does not decide a run's numbers; the seed is named apart.
 _APART = (
     *("seed", "device", "backend", "threads", "compile", "checkpoint", "logger", "reference", "imports", "ray"),
-    "remote",
+    *("remote", "distributed", "distributed_timeout_s", "sampler_on_failure"),
 )
 # A run is parted where its early updates, which differ least between seeds, stand alone.
 WINDOWS = (0.0, 0.01, 0.05, 0.2, 0.5, 1.0)

@@ -33,7 +33,7 @@ def worker(
     max_envs: Annotated[int, typer.Option(min=1, max=2**20, help="Environments of one share.")] = 1024,
     max_message_mb: Annotated[int, typer.Option(min=1, max=1024, help="MiB of one message.")] = 64,
     idle_s: Annotated[float, typer.Option(min=1.0, help="Seconds of silence that end a session.")] = 60.0,
-    once: Annotated[bool, typer.Option("--once", help="End when the last session has ended.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End five seconds after the last session.")] = False,
     imports: Imports = None,
 ) -> None:
     """Play environments for learners on other machines.

@@ -24,6 +24,7 @@ from rlox_cli.terminal.signals import Signals
 
 _DRAIN_S = 7.0
 _LOOK_S = 0.1
+_ONCE_S = 5.0  # without a session until --once ends: a learner may open one, see what is there, and open others
 _CALM_S, _MOST_LINES = 10.0, 20  # of refused connections, so many lines in so many seconds
 _NATIVE_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")
 # What OpenSSL says of a handshake that failed, and what that means; the rest is some other thing that spoke.
@@ -57,7 +58,7 @@ class Options:
 
 
 def main(env: str, overrides: list[str], imports: list[str], options: Options) -> None:
-    """Serve until a signal comes, or with ``once`` until the last session has ended."""
+    """Serve until a signal comes, or with ``once`` until five seconds after the last session."""
     import_modules(imports)
     if wrong := next((word for word in overrides if not word.lstrip("+").startswith("env.")), None):
         raise UsageError(f"{wrong} must be a key of the environment, such as env.kwargs.gravity=9.8 or env.workers=4")
@@ -104,8 +105,11 @@ def _serve(server: Server, env: str, spec: EnvSpec, options: Options) -> int | N
     ) as s:
         server.start()
         _announce(server, env, spec, options)
-        while s.number is None and not (options.once and server.served and not server.n_sessions):
+        busy = time.monotonic()
+        while s.number is None and not (options.once and server.served and time.monotonic() - busy > _ONCE_S):
             time.sleep(_LOOK_S)
+            if server.n_sessions:
+                busy = time.monotonic()
         s.saving()
         server.stop(_DRAIN_S)
         _say(f"stopped after {server.served:,} session{'' if server.served == 1 else 's'}")

@@ -47,6 +47,7 @@ METHOD = "/rlox.Worker/Session"
 _SPARE = 8  # streams beyond the sessions: handshakes, and who only asks how a worker is
 _HELLO_S = 10.0  # that a client has for its first message
 _LOOK_S = 0.25
+_BROKE = "the stream broke off: the other side is gone"
 _CALM_S = 10.0  # in which at most so many refusals are logged, each with its line
 _MOST_LINES = 20
 _LONGEST_TEXT = 4000  # of a message or traceback that is sent
@@ -75,6 +76,9 @@ class _Stream:
     waiting: bool = True  # for a message, not for the client to take one
     session: bool = False
     welcome: bool = False  # whether it has been let in
+    opened: Any = None  # the session's object, once there is one
+    sending: bool = False  # whether an answer is with gRPC
+    broken: bool = False  # whether gRPC has ended it
     why: str = ""
 
 
@@ -225,13 +229,15 @@ class Server:
         """One stream, in a thread of its own."""
         stream = _Stream(context, context.peer(), time.monotonic() + _HELLO_S)
         self._admit(stream)
-        session = None
         with self._lock:
             self._streams.add(stream)
+        # gRPC drops this generator where the stream breaks while an answer is on its way, and never resumes it.
+        if not context.add_callback(lambda: self._broke(stream)):
+            stream.broken = True
         try:
             try:
                 hello = decode(next(requests), self._limit)
-                session = self._made(hello, stream)
+                session = stream.opened = self._made(hello, stream)
             except StopIteration:
                 return
             except (ValueError, TypeError, ImportError, MemoryError) as e:
@@ -243,7 +249,16 @@ class Server:
             answer = encode("welcome", {**welcome.fields, **own}, welcome.arrays)
             while True:
                 stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
+                with self._lock:
+                    if stream.broken:
+                        stream.why = stream.why or _BROKE
+                        return
+                    stream.sending = True
                 yield answer
+                with self._lock:
+                    stream.sending = False
+                    if stream.broken:
+                        return
                 found, last = self._next(stream, session, requests)
                 if found is None:
                     return
@@ -253,24 +268,36 @@ class Server:
                     yield answer
                     return
         except self._grpc.RpcError:
-            stream.why = stream.why or (
-                f"the stream broke off: the other side is gone, or sent more than {self._limit // 2**20} MiB at once"
-            )
-        except GeneratorExit:  # the stream broke while an answer was on its way
-            stream.why = stream.why or "the stream broke off: the other side is gone"
+            stream.why = stream.why or f"{_BROKE}, or sent more than {self._limit // 2**20} MiB at once"
+        except GeneratorExit:
+            stream.why = stream.why or _BROKE
             raise
         except ProtocolError as e:
             stream.why = f"what came is no message: {e}"
         finally:
-            if session is not None:
-                with contextlib.suppress(Exception):
-                    session.close()
-            with self._lock:
-                self._streams.discard(stream)
-            if stream.session:
-                self._say(f"{stream.peer}: session ended{f' ({stream.why})' if stream.why else ''}")
-            elif stream.why and not stream.welcome:
-                self._refused(stream.peer, stream.why)
+            self._end(stream)
+
+    def _broke(self, stream: _Stream) -> None:
+        """Called by gRPC at the end of a stream, in a thread of its own; the stream's own thread ends it otherwise."""
+        with self._lock:
+            stream.broken, sending = True, stream.sending
+        if sending:
+            stream.why = stream.why or _BROKE
+            self._end(stream)
+
+    def _end(self, stream: _Stream) -> None:
+        """Let go of a stream and its session, once."""
+        with self._lock:
+            if stream not in self._streams:
+                return
+            self._streams.discard(stream)
+        if stream.opened is not None:
+            with contextlib.suppress(Exception):
+                stream.opened.close()
+        if stream.session:
+            self._say(f"{stream.peer}: session ended{f' ({stream.why})' if stream.why else ''}")
+        elif stream.why and not stream.welcome:
+            self._refused(stream.peer, stream.why)
 
     def _next(self, stream: _Stream, session: Session, requests: Iterator[bytes]) -> tuple[bytes | None, bool]:
         """The answer to the next message that wants one, and whether it is the last; None at the stream's end."""
