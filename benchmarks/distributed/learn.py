@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     console = Console(stderr=True, highlight=False)
-    before = json.loads(args.out.read_text())["cells"] if args.out and args.out.is_file() else {}
-    cells = dict(before)
+    before = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {}
+    cells = dict(before.get("cells", {}))
     for cell in args.cells:
         for kind in args.kinds:
             cells[f"{cell}-{kind}"] = found = measure(cell, kind, args.seeds, args.runs, args.jobs, console)
@@ -72,6 +72,7 @@ def main() -> None:
                     **provenance("python benchmarks/distributed/learn.py"),
                     "versions": versions(),
                     "seeds": " ".join(map(str, args.seeds)),
+                    **({"note": before["note"]} if "note" in before else {}),
                     "cells": cells,
                 }
                 args.out.write_text(json.dumps(result) + "\n")
