@@ -17,27 +17,25 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
-from rlox.distributed.snapshots import own_policy, snapshot
-from rlox.envs import EnvSpec, env_name
+from rlox.distributed.snapshots import own_policy, sendable_plan, snapshot
+from rlox.envs import EnvSpec
 from rlox.envs.parallel_env import (
     framed,
     nameless_file,
     packed,
     raise_packed,
     receive,
-    registered_spec,
     start_child,
     stop_children,
+    unpacked,
     watch_parent,
 )
-from rlox.envs.registry import worker_imports
 
 _CLOSE_WITHIN = 2.0  # seconds that an actor has to end its rollout when the pool is closed
 _ANSWER_WITHIN = 120.0  # seconds for what is no rollout: to start, to save its state, to take one up
@@ -129,7 +127,7 @@ class ProcessActors:
         moments = {"obs": np.zeros((3, *spec.obs_shape)), "return": np.zeros(3)}
         size = len(pickle.dumps(Weights(0, snapshot(plan.policy), moments), protocol=5)) + _SLACK
         self._layout = _Layout(spec, plan.n_steps, plan.n_envs, size, ahead)
-        self._order = _order(plan, self._layout)
+        self._order = sendable_plan("ProcessActors", plan, self._layout)
         self._starts = [0] * n_actors
         self._children: list[_Child] = []
         self._arrived: list[int] = []  # the actors of all answers that lie ready, and of the dead, as they came
@@ -294,21 +292,6 @@ class ProcessActors:
         return f"it died ({how}){hint}"
 
 
-def _order(plan: ActorPlan, layout: _Layout) -> bytes:
-    """What a process makes its actor of."""
-    import cloudpickle
-
-    registered = registered_spec(plan.env_id) if isinstance(plan.env_id, str) else None
-    try:
-        # What it names can be unpickled once the modules are imported.
-        return cloudpickle.dumps((worker_imports, cloudpickle.dumps((plan, layout, registered))))
-    except Exception as e:
-        raise TypeError(
-            f"ProcessActors: {env_name(plan.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle "
-            f"can send them to another process: {e}; pass an id, or take actors=threads"
-        ) from e
-
-
 def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
     """The main function of an actor's process."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -319,15 +302,8 @@ def serve(sock_fd: int, memory_fd: int, parent: int) -> None:
     actor = None
     try:
         try:
-            imports, made = pickle.loads(receive(sock))
+            plan, layout = unpacked(receive(sock))
             index, start = struct.unpack("<QQ", receive(sock))
-            for name in imports:
-                import_module(name)
-            plan, layout, registered = pickle.loads(made)
-            if registered is not None:
-                import gymnasium
-
-                gymnasium.registry.setdefault(registered.id, registered)
             actor = Actor(plan, index, start)
             memory = mmap.mmap(memory_fd, layout.size)
         except EOFError:

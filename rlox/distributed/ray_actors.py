@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,8 @@ import numpy as np
 from rlox.config import RayConfig, RayResources
 from rlox.distributed.actor import Actor
 from rlox.distributed.protocol import ActorLost, ActorPlan, Trajectory, Weights
-from rlox.distributed.snapshots import own_policy
-from rlox.envs import env_name
-from rlox.envs.parallel_env import packed, raise_packed, registered_spec
-from rlox.envs.registry import worker_imports
+from rlox.distributed.snapshots import own_policy, sendable_plan
+from rlox.envs.parallel_env import packed, raise_packed, unpacked
 
 _ANSWER_WITHIN = 120.0  # seconds for what is no rollout: to save a state, to take one up
 _LISTENS_WITHIN = 10.0  # seconds for a connection to the head of a cluster
@@ -69,14 +66,7 @@ class _Host:
 
     def _made(self) -> Actor:
         if self._actor is None:
-            imports, made = pickle.loads(self._order)
-            for name in imports:
-                import_module(name)
-            plan, registered = pickle.loads(made)
-            if registered is not None:
-                import gymnasium
-
-                gymnasium.registry.setdefault(registered.id, registered)
+            (plan,) = unpacked(self._order)
             self._actor = Actor(plan, self._index, self._start)
         return self._actor
 
@@ -123,7 +113,7 @@ class RayActors:
     def __init__(self, plan: ActorPlan, n_actors: int, settings: RayConfig | None = None):
         self.n_actors = n_actors
         self._settings = settings or RayConfig()
-        order = _order(own_policy(plan))
+        order = sendable_plan("RayActors", own_policy(plan))
         started = connect(self._settings, "RayActors: ray.address", math.ceil(n_actors * self._settings.num_cpus))
         import ray
 
@@ -349,21 +339,6 @@ def first_sentence(e: BaseException) -> str:
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("The actor is dead because")), lines[0] if lines else "")
     return told.split(". ")[0].rstrip(".") or type(e).__name__
-
-
-def _order(plan: ActorPlan) -> bytes:
-    """What an actor is made of, pickled."""
-    import cloudpickle
-
-    registered = registered_spec(plan.env_id) if isinstance(plan.env_id, str) else None
-    try:
-        # What it names can be unpickled once the modules are imported.
-        return cloudpickle.dumps((worker_imports, cloudpickle.dumps((plan, registered))))
-    except Exception as e:
-        raise TypeError(
-            f"RayActors: {env_name(plan.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle can "
-            f"send them to another process: {e}; pass an id, or take actors=threads"
-        ) from e
 
 
 def _end(hosts: list[Any], group: list[Any], started: bool) -> None:

@@ -1,4 +1,4 @@
-"""Copies of policies for actors, and of their weights for requests."""
+"""Copies of policies for actors, plans for other processes, and weights for requests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlox.distributed.protocol import ActorPlan
+from rlox.envs import env_name
+from rlox.envs.parallel_env import sendable
 from rlox.native import NativePolicy
 from rlox.nn.modules import weights_of
 
@@ -19,6 +21,23 @@ def own_policy(plan: ActorPlan) -> ActorPlan:
     if isinstance(plan.policy, NativePolicy):
         return replace(plan, policy=pickle.loads(pickle.dumps(plan.policy)))
     return replace(plan, policy=copy.deepcopy(plan.policy).to("cpu"))
+
+
+def sendable_plan(where: str, plan: ActorPlan, *more: Any) -> bytes:
+    """`plan`, and what goes with it, for another process (`rlox.envs.parallel_env.unpacked`).
+
+    Raises
+    ------
+    TypeError
+        If cloudpickle cannot send it.
+    """
+    try:
+        return sendable((plan, *more), plan.env_id)
+    except Exception as e:
+        raise TypeError(
+            f"{where}: {env_name(plan.env_id)}, its kwargs, reward_fn and policy must be such that cloudpickle can "
+            f"send them to another process: {e}; pass an id, or take actors=threads"
+        ) from e
 
 
 def snapshot(policy: Any) -> dict[str, np.ndarray]:

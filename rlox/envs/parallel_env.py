@@ -262,22 +262,17 @@ class ParallelGymVecEnv(ForeignVecEnv):
 
 def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, bytes]]:
     """For each worker its rows and, pickled, what it must make."""
-    import cloudpickle
-
     if not isinstance(env_id, str) and not callable(env_id):
         raise TypeError(
             f"ParallelGymVecEnv: env_id must be an id or a callable, which every worker calls, got {env_id!r}"
         )
-    registered = None
     if isinstance(env_id, str):
         env_id = foreign_id(env_id)
-        registered = registered_spec(env_id)
     ends = [n_envs * i // workers for i in range(workers + 1)]
     try:
-        # What they name can be unpickled once the modules are imported.
-        made = cloudpickle.dumps((env_id, kwargs, wrappers, n_envs, registered))
+        made = sendable((env_id, kwargs, wrappers, n_envs), env_id)
         return [
-            (slice(*pair), cloudpickle.dumps((worker_imports, made, slice(*pair), index)))
+            (slice(*pair), pickle.dumps((made, slice(*pair), index)))
             for index, pair in enumerate(itertools.pairwise(ends))
         ]
     except Exception as e:
@@ -287,12 +282,30 @@ def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, byte
         ) from e
 
 
-def registered_spec(env_id: str) -> Any:
-    """What gymnasium's registry has of an id, which a fresh interpreter may not know; None for what it knows itself."""
+def sendable(value: Any, env_id: Any) -> bytes:
+    """`value` as another process reads it by `unpacked`, with the modules that it must import, and with what
+    gymnasium's registry has of `env_id`."""
+    import cloudpickle
+
+    registered = None
     # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
-    if "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
-        return sys.modules["gymnasium"].registry.get(env_id)
-    return None
+    if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
+        registered = sys.modules["gymnasium"].registry.get(env_id)
+    # What it names can be unpickled once the modules are imported.
+    return cloudpickle.dumps((worker_imports, cloudpickle.dumps((value, registered))))
+
+
+def unpacked(data: bytes) -> Any:
+    """What `sendable` was given."""
+    imports, made = pickle.loads(data)
+    for name in imports:
+        import_module(name)
+    value, registered = pickle.loads(made)
+    if registered is not None:
+        import gymnasium
+
+        gymnasium.registry.setdefault(registered.id, registered)
+    return value
 
 
 def nameless_file():
@@ -429,14 +442,8 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
         If the parent has gone, or let go of us after it read what went wrong here.
     """
     try:
-        imports, made, rows, index = pickle.loads(receive(sock))
-        for name in imports:
-            import_module(name)
-        env, kwargs, wrappers, n, registered = pickle.loads(made)
-        if registered is not None:
-            import gymnasium
-
-            gymnasium.registry.setdefault(registered.id, registered)
+        made, rows, index = pickle.loads(receive(sock))
+        env, kwargs, wrappers, n = unpacked(made)
         process = f"worker {index}, pid {os.getpid()}"
         group = EnvGroup(env, kwargs, wrappers, rows.stop - rows.start, "ParallelGymVecEnv", rows.start, process)
     except EOFError:

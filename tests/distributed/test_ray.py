@@ -135,7 +135,7 @@ def test_what_cannot_be_launched_is_refused(command, tmp_path, monkeypatch):
         assert code == 2
         return " ".join(error.split())
 
-    assert "hydra.launcher.num_cpus must be >= 0, got -1" in refused("hydra.launcher.num_cpus=-1")
+    assert "hydra.launcher.num_cpus must be >= 0 and finite, got -1" in refused("hydra.launcher.num_cpus=-1")
     assert "hydra.launcher.n_jobs must be -1 or >= 1, got 0" in refused("hydra.launcher.n_jobs=0")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert 'try: pip install "rlox-cli[ray]"' in refused()
