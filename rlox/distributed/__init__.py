@@ -1,4 +1,5 @@
-"""How do many actors feed one learner? Actors in threads, in processes, on Ray and on workers, behind one protocol."""
+"""How do several processes train one agent? Actors in threads, in processes, on Ray and on workers behind one protocol
+(`ActorPool`), and the ranks of a data-parallel training (`rlox.distributed.ranks`)."""
 
 from rlox import lazy
 
@@ -8,6 +9,8 @@ _EXPORTS = {
     "ActorLost": "rlox.distributed.protocol",
     "ActorPlan": "rlox.distributed.protocol",
     "ActorPool": "rlox.distributed.protocol",
+    "GrpcActors": "rlox.distributed.grpc_actors",
+    "ProcessActors": "rlox.distributed.processes",
     "RayActors": "rlox.distributed.ray_actors",
     "ThreadActors": "rlox.distributed.threads",
     "Trajectory": "rlox.distributed.protocol",
