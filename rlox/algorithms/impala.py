@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.config import IMPALAConfig, RayConfig
+from rlox.config.actor_learner import actor_settings
 from rlox.distributed import ActorCollector
 from rlox.nn.batch import RolloutBatch
 from rlox.training.on_policy import OnPolicyAlgorithm
@@ -71,13 +72,8 @@ class IMPALA(OnPolicyAlgorithm):
         ray: RayConfig | None = None,
         **arguments: Any,
     ):
-        if n_actors is not None:
-            arguments["n_actors"] = n_actors
-        if worker_addresses is not None:
-            arguments["worker_addresses"] = worker_addresses
-            if isinstance(worker_addresses, (list, tuple)) and worker_addresses:
-                arguments.setdefault("actors", "grpc")
         self.ray = ray
+        arguments = {**actor_settings(n_actors, worker_addresses), **arguments}
         super().__init__(env_id, n_envs, seed, policy, logger, callbacks, **arguments)
 
     def _make_collector(self, *args: Any, **kwargs: Any) -> Any:

@@ -87,6 +87,8 @@ class ModuleRollout:
             policy.fill_noise(rng, noise.numpy())
             self._noise = noise.to(device)
         self.context = torch.inference_mode
+        self._judge = ModuleJudge(policy, device)
+        self.place = self._judge.place
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         """Actions (N, …) of step `t`."""
@@ -98,27 +100,21 @@ class ModuleRollout:
             self._log_probs.append(log_prob)
         return action.cpu().numpy()
 
-    def place(self, column: np.ndarray) -> torch.Tensor:
-        """A column of the batch where the learner wants it."""
-        return torch.from_numpy(column).to(self.device)
-
     @torch.no_grad()
     def judge(
         self, seen: np.ndarray | FrameStacks, actions: np.ndarray, after: np.ndarray
     ) -> tuple[Any, Any, torch.Tensor, torch.Tensor, np.ndarray]:
         """What `ModuleJudge` says; the log-probabilities of a user's module are those it acted with."""
-        judge = ModuleJudge(self.policy, self.device)
         if self._noise is None:
-            return judge(seen, actions, after, torch.stack(self._log_probs).reshape(-1).clone())
-        return judge(seen, actions, after)
+            return self._judge(seen, actions, after, torch.stack(self._log_probs).reshape(-1).clone())
+        return self._judge(seen, actions, after)
 
     @torch.no_grad()
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Log-probabilities (B,) f32 of the B actions that were taken on the observations `seen`."""
         if self._noise is None:
             return torch.stack(self._log_probs).reshape(-1).cpu().numpy()
-        judge = ModuleJudge(self.policy, self.device)
-        return judge.log_probs(self.place(seen), self.place(actions)).cpu().numpy()
+        return self._judge.log_probs(self.place(seen), self.place(actions)).cpu().numpy()
 
 
 class ModuleJudge:

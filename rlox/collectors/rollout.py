@@ -27,6 +27,19 @@ if TYPE_CHECKING:
     from rlox.collectors.acting import ModuleRollout
 
 
+class NativeJudge:
+    """What `rlox.collectors.acting.ModuleJudge` is for a module."""
+
+    def __init__(self, policy: NativePolicy):
+        self._net = policy.net
+
+    def __call__(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
+        return seen, actions, *self._net.log_probs(seen, actions), self._net.values(after)
+
+    def place(self, column: np.ndarray) -> np.ndarray:
+        return column
+
+
 class _NativeRollout:
     """What `rlox.collectors.acting.ModuleRollout` is for a module."""
 
@@ -36,19 +49,14 @@ class _NativeRollout:
         self.policy = policy
         self.noise = np.empty((n_steps, *policy.noise_shape(n)), np.float32)
         policy.fill_noise(rng, self.noise)
+        self.judge = NativeJudge(policy)
+        self.place = self.judge.place
 
     def act(self, obs: np.ndarray, t: int) -> np.ndarray:
         return self.policy.act(obs, self.noise[t])
 
-    def place(self, column: np.ndarray) -> np.ndarray:
-        return column
-
     def log_probs(self, seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return self.policy.net.log_probs(seen, actions)[0]
-
-    def judge(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-        net = self.policy.net
-        return seen, actions, *net.log_probs(seen, actions), net.values(after)
 
 
 @dataclass(frozen=True)

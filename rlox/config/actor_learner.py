@@ -15,6 +15,16 @@ ACTOR_ORDERS = ("auto", "fixed", "arrival")
 RAY_PLACEMENTS = ("spread", "pack")
 
 
+def actor_settings(n_actors: int | None, worker_addresses: list[str] | None) -> dict[str, Any]:
+    """The hyper-parameters that these arguments of IMPALA and APPO are short for; None for what was not given."""
+    found: dict[str, Any] = {} if n_actors is None else {"n_actors": n_actors}
+    if worker_addresses is not None:
+        found["worker_addresses"] = worker_addresses
+        if isinstance(worker_addresses, (list, tuple)) and worker_addresses:
+            found["actors"] = "grpc"
+    return found
+
+
 @dataclass
 class ActorLearnerConfig(OnPolicyConfig):
     """What every actor-learner shares: the actors, and how their rollouts are weighed."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.collectors.base import Collector
+from rlox.collectors.rollout import NativeJudge
 from rlox.config import ActorLearnerConfig, RayConfig, RemoteConfig, shown
 from rlox.distributed.pools import make_pool
 from rlox.distributed.protocol import ActorLost, ActorPlan, ActorPool, Trajectory, Weights
@@ -325,7 +326,7 @@ class ActorCollector(Collector):
         limits, reached = _limits(rollouts)
         after = np.concatenate([obs[-1], reached]) if len(limits) else obs[-1]
         seen, taken = obs[:-1].reshape(-1, *obs.shape[2:]), actions.reshape(-1, *actions.shape[2:])
-        judge: Any = _NativeJudge(policy) if isinstance(policy, NativePolicy) else self._module_judge(policy)
+        judge: Any = NativeJudge(policy) if isinstance(policy, NativePolicy) else self._module_judge(policy)
         place = judge.place
         seen, taken, log_probs, values, after_values = judge(seen, taken, after)
         next_values = np.zeros((n_steps, n), np.float32)
@@ -478,19 +479,6 @@ def _workers(config: ActorLearnerConfig, remote: RemoteConfig | None) -> RemoteC
     if config.actors == "grpc" and (remote is None or not remote.addresses):
         raise ValueError("ActorCollector: worker_addresses must name the workers of actors=grpc, host:port, got none")
     return remote if remote is not None and remote.addresses else None
-
-
-class _NativeJudge:
-    """What `rlox.collectors.acting.ModuleJudge` does, by a kernel."""
-
-    def __init__(self, policy: NativePolicy):
-        self._net = policy.net
-
-    def __call__(self, seen: np.ndarray, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-        return seen, actions, *self._net.log_probs(seen, actions), self._net.values(after)
-
-    def place(self, column: np.ndarray) -> np.ndarray:
-        return column
 
 
 def _array(column: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Data parallelism: what the ranks of one training tell each other.
+"""Data parallelism: what the ranks of one training exchange.
 
 Each process that ``torchrun`` starts is a rank. It steps its own share of the environments, or reads its own share of a
 batch's rows, and differentiates a loss that is a mean over them; gradients are averaged, so that all ranks take the
@@ -323,7 +323,7 @@ class Group(Ranks):
                 return self._failures.get("first").decode()
         return None
 
-    def tell(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         """Let the other ranks know why this one ends."""
         if isinstance(error, RankLost):
             return
@@ -494,7 +494,7 @@ class Group(Ranks):
             yield
             self._require_alike(algorithm, "end")
         except Exception as e:
-            self.tell(e)
+            self.report(e)
             raise
 
     def _require_alike(self, algorithm: Any, when: str) -> None:
@@ -531,7 +531,7 @@ class Group(Ranks):
         try:
             yield
         except Exception as e:
-            self.tell(e)
+            self.report(e)
             raise
 
     def leave(self) -> None:

@@ -337,8 +337,8 @@ def _require_listener(address: str, where: str) -> None:
 def first_sentence(e: BaseException) -> str:
     """What an error of Ray's says: why an actor is dead, or what comes before where the logs are."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("The actor is dead because")), lines[0] if lines else "")
-    return told.split(". ")[0].rstrip(".") or type(e).__name__
+    reason = next((line for line in lines if line.startswith("The actor is dead because")), lines[0] if lines else "")
+    return reason.split(". ")[0].rstrip(".") or type(e).__name__
 
 
 def _end(hosts: list[Any], group: list[Any], started: bool) -> None:

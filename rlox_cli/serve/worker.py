@@ -150,7 +150,7 @@ def _say(line: str) -> None:
 
 @contextlib.contextmanager
 def _translated(tls: bool) -> Iterator[None]:
-    """While gRPC serves over TLS, say in words which connections it refuses: only its own lines on stderr tell.
+    """While gRPC serves over TLS, log which connections it refuses: only its own lines on stderr report them.
 
     They go through a pipe; whatever else this process writes there passes as it is.
     """

@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 class Proxy:
-    """Passes bytes on between its port and another, unless it is told to hold or to cut them."""
+    """Passes bytes on between its port and another while `flows` is set, until `cut`."""
 
     def __init__(self, port):
         self._to = port

@@ -410,7 +410,7 @@ class _Look:
 
 
 def _failure(e: Exception) -> dict[str, Any]:
-    """What a client is told of an exception; text, and nothing that could run there."""
+    """What is sent to a client about an exception: text, and nothing that could run there."""
     frames = [[str(value)[:300] for value in frame] for frame in frames_of(e.__traceback__)[-_MOST_FRAMES:]]
     return {
         "message": f"{type(e).__name__}: {e}"[:_LONGEST_TEXT],
