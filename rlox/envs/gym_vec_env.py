@@ -18,6 +18,9 @@ from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 
 
+_NUMBERS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of each copy
+
+
 def step_arrays(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
     """Shape and dtype of everything that ``step_all`` of N foreign environments returns."""
     return {
@@ -140,32 +143,40 @@ class EnvGroup:
         """Take one step each; fill those arrays of `step_arrays` that `out` holds."""
         row_of, to_env = self.adapter.row, self.adapter.to_env
         obs_out, final_out = out.get("obs"), out.get("final_obs")
-        numbers = [out.get(key) for key in ("rewards", "terminated", "truncated", "episode_return", "episode_length")]
+        reached = obs_out if final_out is None else final_out
+        rewards, terminations, truncations, over = [], [], [], []
+        returns, lengths = self._returns, self._lengths
         answer = UNANSWERED
         try:
-            for i, env in enumerate(self.envs):
+            for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
                 self.at, answer = i, UNANSWERED
-                answer = env.step(to_env(actions[i]))
+                answer = env.step(to_env(action))
                 obs, reward, terminated, truncated, _ = answer
                 if not NO_ANSWERS.isdisjoint((type(reward), type(terminated), type(truncated))):
                     raise TypeError("step must return a number and two flags")
                 reward = float(reward)
-                self._returns[i] += reward
-                self._lengths[i] += 1
-                row = (reward, terminated, truncated, self._returns[i], self._lengths[i])
-                for array, value in zip(numbers, row, strict=True):
-                    if array is not None:
-                        array[i] = value
+                rewards.append(reward)
+                terminations.append(terminated)
+                truncations.append(truncated)
+                returns[i] += reward
+                lengths[i] += 1
                 # Written before the reset, which may reuse the environment's own array.
                 obs = row_of(obs)
-                if final_out is not None:
-                    final_out[i] = obs
+                if reached is not None:
+                    reached[i] = obs
                 if terminated or truncated:
-                    self.return_queue.append(self._returns[i])
-                    self.length_queue.append(self._lengths[i])
-                    self._start(i, None, obs_out)
-                elif obs_out is not None:
-                    obs_out[i] = obs
+                    over.append(i)
+            # One assignment for all copies: to a single element it takes as long.
+            columns = (rewards, terminations, truncations, returns, lengths)
+            for name, column in zip(_NUMBERS, columns, strict=True):
+                if name in out:
+                    out[name][:] = column
+            if obs_out is not None and obs_out is not reached:
+                obs_out[:] = reached
+            for self.at in over:
+                self.return_queue.append(returns[self.at])
+                self.length_queue.append(lengths[self.at])
+                self._start(self.at, None, obs_out)
         except (Exception, SystemExit) as e:
             self._blame("step", e, answer, actions[self.at])
             raise

@@ -1,0 +1,247 @@
+"""DreamerV3 (Hafner et al. 2023, arXiv:2301.04104), with the constants of the author's present code.
+
+A recurrent model of the world is learned from replayed sequences; actor and critic learn from what it imagines. The
+model is in `rlox.world_models.rssm`, what acts in `rlox.world_models.acting`, and the whole update here.
+
+Departures: a deterministic evaluation draws the latents, from its own seed, and takes the most likely actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlox.config.world_models import DreamerConfig
+from rlox.envs import EnvSpec
+from rlox.kernels.rng import Rng
+from rlox.nn.batch import SequenceBatch
+from rlox.nn.optimizers import flat_copy
+from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.world_models.acting import DreamerPolicy, WorldModelActor
+from rlox.world_models.collector import SequenceCollector
+from rlox.world_models.laprop import LaProp
+from rlox.world_models.replay import sample_sequences
+from rlox.world_models.rssm import MLP, Decoder, Latents, TwoHot
+
+
+class Heads(nn.Module):
+    """What is predicted from features: observations, rewards, whether the episode goes on, returns."""
+
+    def __init__(self, spec: EnvSpec, config: DreamerConfig, n_features: int, rng: Rng):
+        super().__init__()
+        units = config.shape.units
+        self.decoder = Decoder(spec.obs_shape, n_features, units, rng)
+        self.reward = TwoHot(n_features, units, 1, rng)
+        self.continues = MLP(n_features, units, 1, 1, rng)
+        self.critic = TwoHot(n_features, units, 3, rng)
+
+
+class Returns(nn.Module):
+    """Running 5th and 95th percentile of the imagined returns, by whose distance advantages are scaled."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+
+    def scale(self, returns: Tensor, rate: float) -> Tensor:
+        """Take in a batch's returns; the scale, (), at least 1."""
+        low, high = torch.quantile(returns, returns.new_tensor([0.05, 0.95]))
+        self.low.lerp_(low, rate)
+        self.high.lerp_(high, rate)
+        return (self.high - self.low).clamp(min=1.0)
+
+
+def lambda_returns(rewards: Tensor, discounts: Tensor, values: Tensor, traces: Tensor | float, last: Tensor) -> Tensor:
+    """R_t = r_{t+1} + d_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1}), with R_T = `last`.
+
+    Parameters
+    ----------
+    rewards, discounts, values : Tensor (T, ...)
+        What arriving in t + 1 brings: row t holds r_{t+1}, d_{t+1} and v_{t+1}.
+    traces : Tensor (T, ...) or float
+        l_{t+1}.
+    last : Tensor (...)
+        The return of the last state.
+
+    Returns
+    -------
+    Tensor (T, ...)
+    """
+    known, decays = rewards + discounts * (1 - traces) * values, discounts * traces
+    found = []
+    for reward, decay in zip(known.flip(0), decays.flip(0), strict=True):
+        last = torch.addcmul(reward, decay, last)
+        found.append(last)
+    return torch.stack(found[::-1])
+
+
+class DreamerV3(OffPolicyAlgorithm):
+    """DreamerV3; see `rlox.config.DreamerConfig`, and `OffPolicyAlgorithm` for what is not listed here.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, logger, callbacks, buffer, buffer_size, **arguments
+        As `OffPolicyAlgorithm` takes them; the memory holds sequences.
+    latent_dim : int, optional
+        Ignored: the widths of the model decide it.
+    obs_dim, n_actions : int, optional
+        Checked against the environment, which decides them; `n_actions` is the length of a continuous action.
+
+    Attributes
+    ----------
+    policy : DreamerPolicy
+        Encoder, recurrent model and actor.
+    heads : Heads
+        What predicts observations, rewards, continues and returns.
+    slow_critic : TwoHot
+        A running mean of the critic.
+    optimizer : LaProp
+        One for everything.
+    """
+
+    name = "dreamer"
+    Config = DreamerConfig
+    Collector = SequenceCollector
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int = 1,
+        seed: int = 42,
+        *,
+        latent_dim: int | None = None,
+        obs_dim: int | None = None,
+        n_actions: int | None = None,
+        **arguments: Any,
+    ):
+        super().__init__(env_id, n_envs, seed, **arguments)
+        own = self.spec.n_actions or self.spec.act_dim or len(self.spec.choices)
+        for name, given, found in (("obs_dim", obs_dim, self.spec.obs_dim), ("n_actions", n_actions, own)):
+            if given is not None and given != found:
+                raise ValueError(f"DreamerV3: {name} must be the environment's {found}, got {given}; leave it out")
+
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        if policy is not None and not isinstance(policy, DreamerPolicy):
+            raise TypeError(f"DreamerV3: policy must be a DreamerPolicy, got {type(policy).__name__}")
+        self.policy = DreamerPolicy(self.spec, self.config, rng) if policy is None else policy
+
+    def setup(self, rng: Rng) -> None:
+        c = self.config
+        self.heads = self.keep("heads", Heads(self.spec, c, self.policy.n_features, rng).to(self.device))
+        self.returns = self.keep("returns", Returns().to(self.device))
+        trained = [*self.policy.parameters(), *self.heads.parameters()]
+        self.optimizer = LaProp(trained, c.learning_rate, c.gradient_clip, c.warmup_updates)
+        self.slow_critic, self.slow_block = flat_copy(self.heads.critic)
+        self.critic_block = self.optimizer.flat[-len(self.slow_block) :]  # the critic comes last
+        self.keep("slow_critic", self.slow_critic)
+        self._actor = WorldModelActor(self.policy, self.heads.decoder, self.device)
+
+    @property
+    def actor(self) -> WorldModelActor:
+        """What acts in collection and evaluation."""
+        return self._actor
+
+    def sample(self) -> SequenceBatch:
+        """The next update's sequences."""
+        return sample_sequences(self)
+
+    def update(self, batch: SequenceBatch) -> dict[str, Tensor]:
+        """One step of model, actor and critic together; metrics as tensors ()."""
+        c, policy, heads = self.config, self.policy, self.heads
+        rssm, actor, critic = policy.rssm, policy.actor, heads.critic
+        # Sequences come as (B, T, ...), and are worked through as (T, B, ...).
+        columns = (batch.obs, batch.actions, batch.rewards, batch.is_first, batch.terminated, batch.truncated)
+        obs, actions, rewards, is_first, terminated, truncated = (x.transpose(0, 1) for x in columns)
+        n_steps, n = rewards.shape
+        live, going = 1.0 - terminated.float(), 1.0 - (terminated | truncated).float()
+
+        # The model: states of what was seen, and what can be predicted from them.
+        start, before = policy.unpacked(batch.state)
+        before = torch.cat([before[None], actions[:-1]])
+        draws = self.uniform(n_steps, n, rssm.stoch)
+        states, post = rssm.observe(policy.encoder(obs), before, is_first, start, draws)
+        feat = states.feat
+        dyn, rep, prior_entropy, post_entropy = rssm.kl(states.deter, post, c.free_nats)
+        losses = {
+            "reconstruction_loss": heads.decoder.loss(feat, obs).mean(),
+            "reward_loss": heads.reward.loss(heads.reward(feat), rewards).mean(),
+            # The discount is learned as a chance that the episode ends: imagination then discounts by itself.
+            "continue_loss": F.binary_cross_entropy_with_logits(heads.continues(feat)[..., 0], c.gamma * live),
+            "dynamics_loss": dyn.mean(),
+            "representation_loss": rep.mean(),
+        }
+        model_loss = (
+            losses["reconstruction_loss"] + losses["reward_loss"] + losses["continue_loss"]
+            + c.kl_coef * (c.kl_balance * losses["dynamics_loss"] + (1 - c.kl_balance) * losses["representation_loss"])
+        )  # fmt: skip
+
+        # Imagination from every state, without gradients: H actions, H + 1 states.
+        imagined, taken = self.imagine(states.at_once(), c.imagination_horizon)
+        with torch.no_grad():
+            reached = imagined[1:]
+            continues = heads.continues(imagined)[..., 0].sigmoid()
+            rewarded = heads.reward.mean(heads.reward(reached))
+            slow_values = self.slow_critic.mean(self.slow_critic(imagined[:-1]))
+            weights = continues.cumprod(0)[:-1]
+        value_logits = critic(imagined)
+        values = critic.mean(value_logits)
+        returns = lambda_returns(rewarded, continues[1:], values[1:], c.gae_lambda, values[-1])
+
+        # Actor: REINFORCE, whatever the actions, with an entropy bonus.
+        advantages = (returns - values[:-1]) / self.returns.scale(returns, c.return_rate)
+        log_probs, entropy = actor.distribution(imagined[:-1], taken)
+        losses["policy_loss"] = -(weights * (log_probs * advantages + c.ent_coef * entropy)).mean()
+
+        # Critic: towards the returns, and towards its slow copy.
+        errors = critic.loss(value_logits[:-1], returns, slow_values)
+        losses["value_loss"] = (weights * (errors[..., 0] + c.slow_coef * errors[..., 1])).mean()
+
+        # The critic on what was seen; each state's imagined return stands for what came after. This reaches the model.
+        ahead = returns[0].view(n_steps, n)
+        replayed = critic(feat)
+        with torch.no_grad():
+            slow_values = self.slow_critic.mean(self.slow_critic(feat))[:-1]
+            seen = lambda_returns(rewards[1:], c.gamma * live[1:], ahead[1:], c.gae_lambda * going[1:], ahead[-1])
+        errors = critic.loss(replayed[:-1], seen, slow_values)
+        losses["replay_value_loss"] = (going[:-1] * (errors[..., 0] + c.slow_coef * errors[..., 1])).mean()
+
+        loss = (
+            model_loss + losses["policy_loss"] + c.vf_coef * losses["value_loss"]
+            + c.replay_vf_coef * losses["replay_value_loss"]
+        )  # fmt: skip
+        grad_norm = self.optimizer.step(loss, None)
+        self.slow_block.lerp_(self.critic_block, c.slow_rate)
+        batch.update_states(self.buffer, policy.packed(states, actions).transpose(0, 1))
+        return {
+            **{name: value.detach() for name, value in losses.items()},
+            "entropy": entropy.detach().mean(),
+            "prior_entropy": prior_entropy.mean(),
+            "posterior_entropy": post_entropy.mean(),
+            "imagined_return": returns.mean(),
+            "imagined_reward": rewarded.mean(),
+            "return_scale": (self.returns.high - self.returns.low).clone(),
+            "grad_norm": grad_norm,
+        }
+
+    @torch.no_grad()
+    def imagine(self, state: Latents, n_steps: int) -> tuple[Tensor, Tensor]:
+        """Act in the model for H steps from M states; features (H + 1, M, F) and the actions (H, M, A) taken."""
+        rssm, actor, m = self.policy.rssm, self.policy.actor, len(state.deter)
+        draws = self.uniform(n_steps, m, rssm.stoch)
+        noise = actor.fill_noise(self.rng, (n_steps, m)).to(self.device)
+        feats, taken = [state.feat], []
+        for t in range(n_steps):
+            taken.append(actor.sample(feats[-1], noise[t]))
+            deter = rssm.step(state, rssm.embed(taken[-1]))
+            state = Latents(deter, rssm.draw(rssm.prior(deter), draws[t]))
+            feats.append(state.feat)
+        return torch.stack(feats), torch.stack(taken)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Numbers in (0, 1) from this run's generator, on its device."""
+        return torch.from_numpy(self.rng.uniform(shape)).to(self.device)

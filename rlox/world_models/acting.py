@@ -1,0 +1,220 @@
+"""What acts in DreamerV3: encoder, recurrent model and actor, one step at a time, arrays in and arrays out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlox.config.world_models import DreamerConfig
+from rlox.envs import EnvSpec
+from rlox.kernels.rng import Rng
+from rlox.world_models.rssm import MLP, RSSM, Decoder, Encoder, Latents
+
+
+class ActorHead(nn.Module):
+    """A distribution over actions for each feature (..., F).
+
+    Discrete: one categorical for each component, with a share of the uniform distribution. Continuous: a normal
+    distribution in [-1, 1] with mean tanh(m) and deviation 0.9 sigmoid(s + 2) + 0.1, whose draws may lie beyond.
+    """
+
+    def __init__(self, spec: EnvSpec, n_in: int, units: int, unimix: float, rng: Rng):
+        super().__init__()
+        self.choices, self.unimix = spec.choices, unimix
+        self.width = spec.model_width
+        self.n_noise = len(self.choices) or self.width  # numbers that decide an action
+        self.mlp = MLP(n_in, units, 3, self.width if self.choices else 2 * self.width, rng, scale=0.01)
+
+    def fill_noise(self, rng: Rng, shape: tuple[int, ...]) -> Tensor:
+        """(*shape, n_noise): uniform for choices, standard normal for numbers."""
+        shape = (*shape, self.n_noise)
+        return torch.from_numpy(rng.uniform(shape) if self.choices else rng.normal(shape))
+
+    def _normal(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        mean, deviation = out.chunk(2, -1)
+        return mean.tanh(), 0.9 * torch.sigmoid(deviation + 2) + 0.1
+
+    def _log_probs(self, out: Tensor) -> list[Tensor]:
+        parts = out.split(self.choices, -1)
+        return [((1 - self.unimix) * x.softmax(-1) + self.unimix / x.shape[-1]).log() for x in parts]
+
+    @torch.no_grad()
+    def sample(self, feat: Tensor, noise: Tensor) -> Tensor:
+        """Actions (B, A) as the model sees them."""
+        out = self.mlp(feat)
+        if not self.choices:
+            mean, deviation = self._normal(out)
+            return mean + deviation * noise
+        blocks = []
+        for log_probs, uniform in zip(self._log_probs(out), noise.unbind(-1), strict=True):
+            index = (log_probs.exp().cumsum(-1)[..., :-1] < uniform[..., None]).sum(-1)
+            blocks.append(F.one_hot(index, log_probs.shape[-1]).to(out.dtype))
+        return torch.cat(blocks, -1)
+
+    @torch.no_grad()
+    def mode(self, feat: Tensor) -> Tensor:
+        """The most likely actions (B, A)."""
+        out = self.mlp(feat)
+        if not self.choices:
+            return self._normal(out)[0]
+        parts = out.split(self.choices, -1)
+        return torch.cat([F.one_hot(x.argmax(-1), x.shape[-1]).to(out.dtype) for x in parts], -1)
+
+    def distribution(self, feat: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of `actions` (..., A) and entropy, both (...) in nats, over all components."""
+        out = self.mlp(feat)
+        if not self.choices:
+            mean, deviation = self._normal(out)
+            normal = torch.distributions.Normal(mean, deviation, validate_args=False)
+            return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
+        pairs = list(zip(self._log_probs(out), actions.split(self.choices, -1), strict=True))
+        log_prob = sum((log_probs * taken).sum(-1) for log_probs, taken in pairs)
+        return log_prob, -sum((log_probs.exp() * log_probs).sum(-1) for log_probs, _ in pairs)
+
+
+class DreamerPolicy(nn.Module):
+    """Encoder, recurrent model and actor.
+
+    Parameters
+    ----------
+    spec : EnvSpec
+        Observations and actions of the environment.
+    config : DreamerConfig
+        Widths.
+    rng : Rng
+        Decides the initial weights.
+    """
+
+    def __init__(self, spec: EnvSpec, config: DreamerConfig, rng: Rng):
+        super().__init__()
+        size = config.shape
+        self.spec, self.n_features = spec, size.deter + size.stoch * size.classes
+        self.encoder = Encoder(spec.obs_shape, size.units, rng)
+        self.rssm = RSSM(size, self.encoder.n_tokens, spec.model_width, config.unimix, rng)
+        self.actor = ActorHead(spec, self.n_features, size.units, config.unimix, rng)
+
+    @property
+    def n_carried(self) -> int:
+        """S, numbers of a carry: h, the class of each latent from 1 (0: none is drawn yet), and the action before."""
+        return self.rssm.deter + self.rssm.stoch + self.actor.width
+
+    def packed(self, states: Latents, actions: Tensor) -> Tensor:
+        """Carries (..., S) after `states` and the `actions` (..., A) taken in them, without gradients."""
+        classes = states.stoch.detach().unflatten(-1, (self.rssm.stoch, self.rssm.classes)).argmax(-1) + 1
+        return torch.cat([states.deter.detach(), classes.to(actions.dtype), actions], -1)
+
+    def unpacked(self, carry: Tensor) -> tuple[Latents, Tensor]:
+        """States (B, ...) and actions (B, A) of carries (B, S)."""
+        rssm = self.rssm
+        deter, classes, actions = carry.split([rssm.deter, rssm.stoch, self.actor.width], -1)
+        drawn = F.one_hot(classes.long(), rssm.classes + 1)[..., 1:].flatten(-2)
+        return Latents(deter, drawn.to(carry.dtype)), actions
+
+
+class WorldModelActor:
+    """Acts in N environments by a `DreamerPolicy`, whose memory of each is a row of an array.
+
+    Parameters
+    ----------
+    policy : DreamerPolicy
+        Read anew at every step: what training changes is acted by.
+    decoder : Decoder
+        Of its features.
+    device : str
+        Where both live.
+    """
+
+    def __init__(self, policy: DreamerPolicy, decoder: Decoder, device: str = "cpu"):
+        self.policy, self.decoder, self.device = policy, decoder, device
+
+    def initial(self, n: int) -> np.ndarray:
+        """The carry (N, S) f32 before an episode."""
+        return np.zeros((n, self.policy.n_carried), np.float32)
+
+    @torch.inference_mode()
+    def act(
+        self, carry: np.ndarray, obs: np.ndarray, is_first: np.ndarray, rng: Rng | None, deterministic: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One step in every environment.
+
+        Parameters
+        ----------
+        carry : array (N, S)
+            What the last call returned.
+        obs : array (N, ...)
+            Observations as the environments give them.
+        is_first : array (N,) bool
+            Where an episode starts: that row of the carry counts as zero.
+        rng : Rng, optional
+            Draws latents and actions; without it both are the most likely ones. A model that was trained on drawn
+            latents acts much better by them.
+        deterministic : bool
+            The most likely action, by drawn latents.
+
+        Returns
+        -------
+        actions : array (N, ...)
+            For the environment.
+        taken : array (N, A) f32
+            The same as the model sees them.
+        carry : array (N, S) f32
+            For the next step.
+        """
+        policy, n = self.policy, len(obs)
+        rssm = policy.rssm
+        held = torch.from_numpy(np.where(is_first[:, None], np.float32(0), carry)).to(self.device)
+        state, before = policy.unpacked(held)
+        tokens = policy.encoder(torch.from_numpy(np.ascontiguousarray(obs, policy.spec.obs_dtype)).to(self.device))
+        deter = rssm.step(state, rssm.embed(before))
+        logits = rssm.posterior(deter, F.linear(tokens, rssm.post_tokens))
+        if rng is None:
+            stoch = rssm.mode(logits)
+        else:
+            stoch = rssm.draw(logits, torch.from_numpy(rng.uniform((n, rssm.stoch))).to(self.device))
+        state = Latents(deter, stoch)
+        if rng is None or deterministic:
+            taken = policy.actor.mode(state.feat)
+        else:
+            taken = policy.actor.sample(state.feat, policy.actor.fill_noise(rng, (n,)).to(self.device))
+        model = taken.cpu().numpy()
+        return policy.spec.from_model(model), model, policy.packed(state, taken).cpu().numpy()
+
+    @torch.inference_mode()
+    def open_loop(self, obs: np.ndarray, actions: np.ndarray, is_first: np.ndarray, context: int) -> np.ndarray:
+        """Predict observations from `context` observed steps and the actions alone; the latents are the most likely.
+
+        Parameters
+        ----------
+        obs : array (B, T, ...)
+            As the environment gives them; those after the context are not looked at.
+        actions : array (B, T, A)
+            As the model sees them, row t taken after observation t.
+        is_first : array (B, T) bool
+            Where an episode starts within the context.
+        context : int
+            C, at least 1 and below T.
+
+        Returns
+        -------
+        array (B, T - C, ...)
+            f32, in the environment's units.
+        """
+        policy, rssm = self.policy, self.policy.rssm
+        seen = np.ascontiguousarray(obs[:, :context], policy.spec.obs_dtype)
+        tokens = F.linear(policy.encoder(torch.from_numpy(seen).to(self.device)), rssm.post_tokens)
+        before = np.zeros_like(actions)
+        before[:, 1:] = actions[:, :-1]
+        before[:, :context][is_first[:, :context]] = 0
+        embedded = rssm.embed(torch.from_numpy(before).to(self.device))
+        first = torch.from_numpy(is_first).to(self.device)
+        state, feats = rssm.initial(len(obs)), []
+        for t in range(actions.shape[1]):
+            if t < context:
+                state = Latents(*(x.masked_fill(first[:, t, None], 0.0) for x in state))
+            deter = rssm.step(state, embedded[:, t])
+            logits = rssm.posterior(deter, tokens[:, t]) if t < context else rssm.prior(deter)
+            state = Latents(deter, rssm.mode(logits))
+            feats.append(state.feat)
+        return self.decoder.obs(torch.stack(feats[context:], 1)).cpu().numpy()

@@ -1,0 +1,141 @@
+"""Collect steps into a memory of sequences, for an agent that carries a state of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlox.collectors.recurrent import RecurrentActor
+from rlox.collectors.replay import ReplayCollector
+from rlox.kernels.stats import all_finite
+
+_CARRY, _REWARDS, _FIRST = "agent_carry", "agent_rewards", "agent_first"  # in the state of the environments
+
+
+class SequenceCollector(ReplayCollector):
+    """Steps N environments with a recurrent agent and keeps every step in a memory of sequences.
+
+    A row of the memory is an observation, the action taken in it, the reward that came with it (0 with an episode's
+    first observation) and the agent's state before it. An episode's last observation is a row of its own, with an
+    action of zeros, which says whether the episode was terminated or truncated. So a step pushes N rows, and one more
+    for each episode that ends. Where environments start afresh in the middle of an episode, its newest row becomes
+    truncated.
+
+    While actions are random the agent's model is not asked: the state before a row is then zeros and the action before,
+    until updates write a better one.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, reward_fn, env_kwargs, device, env_wrappers, env_workers, env_backend, remote
+        As `rlox.collectors.RolloutCollector` takes them.
+    """
+
+    _where = "SequenceCollector.step"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        n = self.n_envs
+        self._carry: np.ndarray | None = None  # (N, S), of the agent before the observations that come next
+        self._rewards = np.zeros(n, np.float32)  # that came with these
+        self._first = np.ones(n, np.bool_)  # whether these begin an episode
+
+    def step(self, agent: RecurrentActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
+        """Take one step in every environment and push its rows.
+
+        Parameters
+        ----------
+        agent : RecurrentActor
+            Draws its actions from this collector's generator.
+        buffer : rlox.SequenceReplayBuffer
+            Where the rows go; its ``act_dim`` is the width of the model's actions, its ``state_dim`` that of the
+            agent's state.
+        random : bool
+            Uniformly random actions instead of the agent's.
+
+        Returns
+        -------
+        returns, lengths : arrays (E,) f64 and int64
+            Of the episodes that ended, from the environment's own statistics.
+
+        Raises
+        ------
+        ValueError
+            If the agent's actions or states do not fit, or `reward_fn` returns another shape.
+        """
+        n, spec, out = self.n_envs, self.spec, self._out
+        if self._raw is None:
+            self.forget()
+        obs = self.observe()
+        self.follow_on(buffer)
+        initial = agent.initial(n)
+        carry = initial if self._carry is None else self._carry
+        if carry.shape != initial.shape:
+            raise ValueError(f"{self._where}: the agent's state must have shape {initial.shape}, got {carry.shape}")
+        first = self._first
+        carry = np.where(first[:, None], initial, carry)
+        if random:
+            actions = spec.clip(spec.random_actions(self.rng, n))
+            taken, after = spec.to_model(actions), initial
+            after[:, after.shape[1] - taken.shape[1] :] = taken
+        else:
+            actions, taken, after = agent.act(carry, obs, first, self.rng)
+            if actions.shape != (n, *spec.action_shape):
+                self._refuse_action(actions)
+            actions = spec.clip(actions)
+        rewards = self._advance(obs, actions)
+        ended = out["terminated"] | out["truncated"]
+        over = np.flatnonzero(ended)
+        no, yes = np.zeros(n, np.bool_), np.zeros(len(over), np.bool_)
+        columns = [
+            (obs, out["final_obs"][over]),
+            (taken, np.zeros((len(over), taken.shape[1]), np.float32)),
+            (self._rewards, rewards[over]),
+            (no, out["terminated"][over]),
+            (no, out["truncated"][over]),
+            (first, yes),
+            (carry, after[over]),
+            (np.arange(n), over),
+        ]
+        rows = [np.concatenate(pair) if len(over) else pair[0] for pair in columns]
+        buffer.push_batch(rows[0], None, *rows[1:5], is_first=rows[5], state=rows[6], envs=rows[7])
+        self.has_fed(buffer)
+        self._carry, self._first = after, ended
+        self._rewards = np.where(ended, np.float32(0), rewards)
+        return self._ended(ended)
+
+    def follow_on(self, buffer: Any) -> None:
+        """Begin episodes, unless the memory's newest rows are those of this collector's last step.
+
+        What was the newest row of an episode that does not go on becomes truncated.
+        """
+        if self._fed is not None and self._fed[0] is buffer and self._fed[1] == buffer.n_pushed:
+            return
+        buffer.cut(truncated=True)
+        self._carry = None
+        self._rewards[:] = 0
+        self._first[:] = True
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Exact snapshot of the environments and of the agent's states; None as for any collector."""
+        found = super().state()
+        if found is None or self._carry is None:
+            return found
+        return {**found, _CARRY: self._carry.copy(), _REWARDS: self._rewards.copy(), _FIRST: self._first.copy()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        own = {name: state[name] for name in (_CARRY, _REWARDS, _FIRST) if name in state}
+        super().set_state({name: array for name, array in state.items() if name not in own})
+        self._carry, self._rewards, self._first = None, np.zeros(self.n_envs, np.float32), np.ones(self.n_envs, bool)
+        if not own:
+            return
+        for name, dtype, width in ((_CARRY, np.float32, 2), (_REWARDS, np.float32, 1), (_FIRST, np.bool_, 1)):
+            array = own.get(name)
+            if array is None or array.dtype != dtype or array.ndim != width or len(array) != self.n_envs:
+                raise ValueError(
+                    f"SequenceCollector.set_state: {name} must be an array of {np.dtype(dtype)} with a row for each of "
+                    f"the {self.n_envs} environments, got {'nothing' if array is None else (array.dtype, array.shape)}"
+                )
+            if not all_finite(array):
+                raise ValueError(f"SequenceCollector.set_state: {name} must be finite")
+        self._carry, self._rewards, self._first = (own[name].copy() for name in (_CARRY, _REWARDS, _FIRST))

@@ -1,0 +1,94 @@
+"""A world model's open-loop predictions beside the truth: a film of images, a plot of vectors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from rlox.collectors.video import KINDS, VideoWriter
+from rlox.world_models.predictions import Predictions
+
+NAME = "predictions"  # of the picture in a run's folder, without its ending
+PLOTS = (".png", ".svg", ".pdf")
+_FPS = 5
+_MOST_PLOTTED = 4  # numbers of an observation
+_TRUTH, _PREDICTED = "#444444", "#D55E00"
+
+
+def require_kind(path: Path, image: bool) -> None:
+    """A ValueError, or an ImportError, where predictions of images, or of vectors, cannot be written to `path`."""
+    wanted, what = (KINDS, "images") if image else (PLOTS, "vectors")
+    if path.suffix not in wanted:
+        raise ValueError(f"predictions: the file must end in {' or '.join(wanted)} for {what}, got {path}")
+    if path.suffix == ".mp4":
+        VideoWriter(path)
+
+
+def save(predictions: Predictions, path: Path) -> None:
+    """Write a film (``.mp4``, ``.gif``) of images, or a plot (``.png``, ``.svg``, ``.pdf``) of vectors; the file
+    appears when all of it is written.
+
+    Raises
+    ------
+    ValueError
+        For an ending of the other kind.
+    """
+    require_kind(path, predictions.image)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".mp4":
+        with VideoWriter(path, _FPS) as film:
+            for frame in predictions.frames():
+                film.add(frame)
+        return
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        if predictions.image:
+            _save_gif(predictions, partial)
+        else:
+            _draw(predictions).savefig(partial, dpi=110)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def save_in(predictions: Predictions, folder: Path) -> str:
+    """Write the picture of a run's folder; its name there."""
+    file = f"{NAME}{'.gif' if predictions.image else '.png'}"
+    save(predictions, folder / file)
+    return file
+
+
+def _save_gif(predictions: Predictions, path: Path) -> None:
+    from PIL import Image
+
+    first, *others = (Image.fromarray(frame) for frame in predictions.frames())
+    first.save(path, format="GIF", save_all=True, append_images=others, duration=1000 // _FPS, loop=0)
+
+
+def _draw(predictions: Predictions):
+    """The error over the horizon, and below it the numbers of an observation that vary most, of one stretch."""
+    from matplotlib.figure import Figure
+
+    truth, context = predictions.truth, predictions.context
+    variances = truth.astype(np.float64).var((0, 1))
+    shown = np.sort(np.argsort(-variances, kind="stable")[:_MOST_PLOTTED])
+    figure = Figure(figsize=(7, 2.2 * (1 + len(shown))), layout="constrained")
+    top, *axes = figure.subplots(1 + len(shown), 1)
+    steps = np.arange(1, predictions.horizon + 1)
+    top.plot(steps, predictions.errors(), color=_PREDICTED, marker="o", markersize=3, label="mean squared error")
+    top.axhline(predictions.variance(), color=_TRUTH, linestyle=":", label="variance of the observations")
+    top.set(xlabel="steps ahead", ylim=(0, None), title=f"open loop after {context} steps, {len(truth)} stretches")
+    top.legend(frameon=False)
+    # Of all stretches the one in which most happens.
+    b = int(np.argmax(truth.reshape(len(truth), truth.shape[1], -1).var(1).sum(1)))
+    for axis, i in zip(axes, shown, strict=True):
+        axis.plot(np.arange(truth.shape[1]), truth[b, :, i], color=_TRUTH, label="truth")
+        axis.plot(
+            np.arange(context, truth.shape[1]), predictions.predicted[b, :, i], color=_PREDICTED, label="prediction"
+        )
+        axis.axvspan(0, context - 1, color="#EEEEEE")
+        axis.set(ylabel=f"obs[{i}]", xlabel="step")
+    axes[0].legend(frameon=False)
+    return figure

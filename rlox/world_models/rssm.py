@@ -1,0 +1,348 @@
+"""The world model of DreamerV3 (Hafner et al. 2023, arXiv:2301.04104), with the constants of the author's present code.
+
+Symbols as in the paper: x observation (here ``obs``), a action, h deterministic state (``deter``), z latents
+(``stoch``, one-hot), r reward, c continue. Letters of shapes: T steps, B sequences, D width of h, K latents of C
+classes, A width of an action, U units of a hidden layer, F = D + K C width of a feature (h, z).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlox.config.world_models import BLOCKS, Size
+from rlox.kernels.rng import Rng
+from rlox.world_models.cells import gates, norm_silu, pick, two_hot, two_hot_mean
+
+N_BINS = 255
+EPS = 1e-4  # of the norms
+TRUNCATED = 1.0 / 0.87962566103423978  # a standard normal cut off at +-2 has this deviation, inverted
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) log(1 + \\|x\\|)."""
+    return torch.sign(x) * torch.log1p(x.abs())
+
+
+def symexp(x: Tensor) -> Tensor:
+    """The inverse of `symlog`."""
+    return torch.sign(x) * torch.expm1(x.abs())
+
+
+def truncated_normal(shape: Sequence[int], fan_in: int, rng: Rng, scale: float = 1.0) -> nn.Parameter:
+    """Weights with deviation scale / sqrt(fan_in), of a normal distribution cut off at two of its own deviations."""
+    # Phi(-2) = 0.02275; the inverse of the distribution function maps uniform numbers to truncated normal ones.
+    uniform = torch.from_numpy(rng.uniform(tuple(shape), dtype=np.float64))
+    low = 0.5 * math.erfc(math.sqrt(2.0))
+    normal = math.sqrt(2.0) * torch.erfinv(2.0 * (low + (1.0 - 2.0 * low) * uniform) - 1.0)
+    return nn.Parameter((TRUNCATED * scale / math.sqrt(fan_in) * normal).float())
+
+
+class Linear(nn.Module):
+    """x W' + b with `truncated_normal` weights (n_out, n_in) and zero biases."""
+
+    def __init__(self, n_in: int, n_out: int, rng: Rng, scale: float = 1.0, fan_in: int | None = None):
+        super().__init__()
+        self.weight = truncated_normal((n_out, n_in), fan_in or n_in, rng, scale)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Norm(nn.Module):
+    """RMS norm over the last axis, without an additive term, then SiLU."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm_silu(x, self.scale, EPS)
+
+
+class Dense(nn.Module):
+    """Linear, norm, SiLU."""
+
+    def __init__(self, n_in: int, n_out: int, rng: Rng):
+        super().__init__()
+        self.linear, self.norm = Linear(n_in, n_out, rng), Norm(n_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+class MLP(nn.Module):
+    """`layers` hidden layers of `units`, then a linear one with `n_out` outputs; none where `n_out` is 0."""
+
+    def __init__(self, n_in: int, units: int, layers: int, n_out: int, rng: Rng, scale: float = 1.0):
+        super().__init__()
+        widths = [n_in, *[units] * layers]
+        self.hidden = nn.Sequential(*(Dense(a, b, rng) for a, b in pairwise(widths)))
+        self.out = Linear(units, n_out, rng, scale) if n_out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x))
+
+
+class TwoHot(nn.Module):
+    """A distribution over 255 bins that are spaced evenly in symlog, for rewards and returns in their own units.
+
+    The head's last layer starts at zero, so that it first predicts exactly 0: the bins mirror each other, and the mean
+    adds up pairs of them.
+    """
+
+    def __init__(self, n_in: int, units: int, layers: int, rng: Rng):
+        super().__init__()
+        self.mlp = MLP(n_in, units, layers, N_BINS, rng, scale=0.0)
+        half = symexp(torch.linspace(-20, 0, N_BINS // 2 + 1, dtype=torch.float64)).float()
+        self.register_buffer("bins", torch.cat([half, -half[:-1].flip(0)]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (..., 255)."""
+        return self.mlp(x)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Expected value (...), without a gradient."""
+        return two_hot_mean(logits, self.bins)
+
+    def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
+        """Cross-entropies (..., S) with each of S `targets` (...); a target is shared between the bins beside it."""
+        target = torch.stack(targets, -1).detach().clamp(self.bins[0], self.bins[-1])
+        above = torch.searchsorted(self.bins, target).clamp_(1, N_BINS - 1)
+        low, high = self.bins[above - 1], self.bins[above]
+        return two_hot(logits, above - 1, (target - low) / (high - low))
+
+
+class Encoder(nn.Module):
+    """Tokens (..., U) of vectors (..., N), or of images (..., C, H, W) of bytes."""
+
+    def __init__(self, shape: tuple[int, ...], units: int, rng: Rng):
+        super().__init__()
+        self.image = len(shape) > 1
+        if not self.image:
+            self.mlp, self.n_tokens = MLP(shape[0], units, 3, 0, rng), units
+            return
+        sizes, depths = pyramid(shape, units)
+        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in zip([shape[0], *depths], depths, strict=False))
+        self.n_tokens = depths[-1] * math.prod(sizes[-1])
+
+    def forward(self, obs: Tensor) -> Tensor:
+        if not self.image:
+            return self.mlp(symlog(obs))
+        x = obs.flatten(0, -4).float() / 255 - 0.5
+        for conv in self.convs:
+            x = conv(F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2)), stride=2)
+        return x.reshape(*obs.shape[:-3], -1)
+
+
+class Decoder(nn.Module):
+    """Predicted observations of features (..., F): vectors in symlog, images in [0, 1]."""
+
+    def __init__(self, shape: tuple[int, ...], n_in: int, units: int, rng: Rng):
+        super().__init__()
+        self.shape, self.image = shape, len(shape) > 1
+        if not self.image:
+            self.mlp = MLP(n_in, units, 3, shape[0], rng)
+            return
+        self.sizes, depths = pyramid(shape, units)
+        self.start = (depths[-1], *self.sizes[-1])
+        self.dense = Dense(n_in, math.prod(self.start), rng)
+        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in zip(depths[::-1], depths[-2::-1], strict=False))
+        self.out = Conv(depths[0], shape[0], rng, norm=False)
+
+    def forward(self, feat: Tensor) -> Tensor:
+        if not self.image:
+            return self.mlp(feat)
+        x = self.dense(feat).reshape(-1, *self.start)
+        for conv, (height, width) in zip([*self.convs, self.out], self.sizes[-2::-1], strict=True):
+            x = conv(x.repeat_interleave(2, -1).repeat_interleave(2, -2)[..., :height, :width])
+        return x.sigmoid().reshape(*feat.shape[:-1], *self.shape)
+
+    def loss(self, feat: Tensor, obs: Tensor) -> Tensor:
+        """Squared errors (...), summed over an observation."""
+        target = obs.float() / 255 if self.image else symlog(obs)
+        return (self(feat) - target).square().flatten(feat.dim() - 1).sum(-1)
+
+    def obs(self, feat: Tensor) -> Tensor:
+        """Predicted observations in the environment's units; images in [0, 255]."""
+        return 255 * self(feat) if self.image else symexp(self(feat))
+
+
+class Conv(nn.Module):
+    """A 5 x 5 convolution that keeps the size, or halves it with stride 2; norm over channels, SiLU."""
+
+    def __init__(self, n_in: int, n_out: int, rng: Rng, norm: bool = True):
+        super().__init__()
+        self.weight = truncated_normal((n_out, n_in, 5, 5), 25 * n_in, rng)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.norm = Norm(n_out) if norm else None
+
+    def forward(self, x: Tensor, stride: int = 1) -> Tensor:
+        x = F.conv2d(x, self.weight, self.bias, stride, padding=2)
+        return x if self.norm is None else self.norm(x.movedim(-3, -1)).movedim(-1, -3)
+
+
+def pyramid(shape: tuple[int, ...], units: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Sizes (height, width) of an image (C, H, W) as it is halved, down to 4 or so, and the channels at each half."""
+    sizes, depth = [(shape[1], shape[2])], max(4, units // 16)
+    while (min(sizes[-1]) > 4 and len(sizes) < 5) or len(sizes) == 1:
+        sizes.append(((sizes[-1][0] + 1) // 2, (sizes[-1][1] + 1) // 2))
+    return sizes, [depth * k for k in (2, 3, 4, 4)[: len(sizes) - 1]]
+
+
+class Latents(NamedTuple):
+    """States of the model; leading axes are those of the call."""
+
+    deter: Tensor  # (..., D)
+    stoch: Tensor  # (..., K * C), one-hot for each latent
+
+    @property
+    def feat(self) -> Tensor:
+        """(..., F)."""
+        return torch.cat(self, -1)
+
+    def at_once(self) -> Latents:
+        """All states as rows (M, ...), without gradients."""
+        return Latents(*(x.detach().flatten(0, -2) for x in self))
+
+
+class RSSM(nn.Module):
+    """The recurrent state-space model: a block-diagonal GRU over h, and categorical latents z.
+
+    Parameters
+    ----------
+    size : Size
+        Widths.
+    n_tokens, n_actions : int
+        Widths of encoded observations and of actions.
+    unimix : float
+        Share of the uniform distribution in the latents'.
+    rng : Rng
+        Decides the initial weights.
+    """
+
+    def __init__(self, size: Size, n_tokens: int, n_actions: int, unimix: float, rng: Rng):
+        super().__init__()
+        deter, units, stoch, classes = size
+        self.deter, self.stoch, self.classes, self.unimix = deter, stoch, classes, unimix
+        self.n_latents, width = stoch * classes, deter // BLOCKS
+        self.of_deter, self.of_stoch = Dense(deter, units, rng), Dense(self.n_latents, units, rng)
+        self.of_action = Dense(n_actions, units, rng)
+        # A block sees its own slice of h and all three inputs. As one matrix its input would be this wide:
+        fan_in = BLOCKS * 3 * units + deter
+        self.shared = Linear(3 * units, deter, rng, fan_in=fan_in)
+        self.own = truncated_normal((BLOCKS, width, width), fan_in, rng)
+        self.norm = Norm(deter)
+        self.gate_weight = truncated_normal((BLOCKS, width, 3 * width), deter, rng)
+        self.gate_bias = nn.Parameter(torch.zeros(BLOCKS, 1, 3 * width))
+        self.prior = MLP(deter, units, 2, self.n_latents, rng)
+        self.post_deter = Linear(deter, units, rng, fan_in=deter + n_tokens)
+        self.post_tokens = truncated_normal((units, n_tokens), deter + n_tokens, rng)
+        self.post_norm, self.post_out = Norm(units), Linear(units, self.n_latents, rng)
+
+    def initial(self, n: int) -> Latents:
+        """The state before an episode, zeros."""
+        zeros = self.shared.bias.new_zeros
+        return Latents(zeros(n, self.deter), zeros(n, self.n_latents))
+
+    def embed(self, action: Tensor) -> Tensor:
+        """Actions (..., A) as the recurrent cell reads them (..., U); large ones are scaled down to size 1."""
+        return self.of_action(action / action.detach().abs().clamp(min=1.0))
+
+    def step(self, before: Latents, embedded: Tensor) -> Tensor:
+        """h (B, D) after the state `before` and an action as `embed` has it."""
+        h = before.deter
+        blocks = h.view(-1, BLOCKS, self.deter // BLOCKS).transpose(0, 1)
+        x = self.shared(torch.cat([self.of_deter(h), self.of_stoch(before.stoch), embedded], -1))
+        x = self.norm(x + torch.bmm(blocks, self.own).transpose(0, 1).reshape(x.shape))
+        x = torch.baddbmm(self.gate_bias, x.view(-1, *blocks.shape[::2]).transpose(0, 1), self.gate_weight)
+        return gates(x, h)
+
+    def mixed(self, logits: Tensor) -> Tensor:
+        """Probabilities (..., K, C) of logits (..., K C), with a share of the uniform distribution."""
+        probs = logits.unflatten(-1, (self.stoch, self.classes)).softmax(-1)
+        return (1 - self.unimix) * probs + self.unimix / self.classes
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """One-hot latents (B, K C) drawn by uniform numbers (B, K); the gradient is that of their probabilities."""
+        return pick(logits, uniform, self.unimix)
+
+    def mode(self, logits: Tensor) -> Tensor:
+        """The most likely latents (..., K C), one-hot."""
+        classes = logits.unflatten(-1, (self.stoch, self.classes)).argmax(-1)
+        return F.one_hot(classes, self.classes).flatten(-2).to(logits.dtype)
+
+    def posterior(self, deter: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (B, K C) of z given h and what `tokens` add, ``tokens @ post_tokens'``."""
+        return self.post_out(self.post_norm(self.post_deter(deter) + tokens))
+
+    def observe(
+        self, tokens: Tensor, actions: Tensor, is_first: Tensor, start: Latents, uniform: Tensor
+    ) -> tuple[Latents, Tensor]:
+        """Run through T observed steps.
+
+        Parameters
+        ----------
+        tokens : Tensor (T, B, E)
+            Encoded observations.
+        actions : Tensor (T, B, A)
+            The action *before* each observation.
+        is_first : Tensor (T, B) bool
+            Where an episode starts: state and previous action count as zero there.
+        start : Latents
+            The state before the first step.
+        uniform : Tensor (T, B, K)
+            In (0, 1); decides the latents.
+
+        Returns
+        -------
+        states : Latents
+            Posterior states (T, B, ...).
+        logits : Tensor (T, B, K C)
+            Of the posterior.
+        """
+        keep = (~is_first).to(tokens.dtype)[..., None]
+        embedded = self.embed(actions * keep)
+        seen = F.linear(tokens, self.post_tokens)
+        resets = is_first.any(1).tolist()
+        state, deters, stochs, found = start, [], [], []
+        for t, reset in enumerate(resets):
+            if reset:
+                state = Latents(state.deter * keep[t], state.stoch * keep[t])
+            deter = self.step(state, embedded[t])
+            logits = self.posterior(deter, seen[t])
+            state = Latents(deter, self.draw(logits, uniform[t]))
+            deters.append(deter)
+            stochs.append(state.stoch)
+            found.append(logits)
+        return Latents(torch.stack(deters), torch.stack(stochs)), torch.stack(found)
+
+    def kl(self, deter: Tensor, post_logits: Tensor, free_nats: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The two halves of the balanced KL divergence (...), summed over latents, then not below `free_nats`.
+
+        Returns
+        -------
+        dyn, rep : Tensor (...)
+            KL(sg(posterior) || prior), which trains the prior, and KL(posterior || sg(prior)).
+        prior_entropy, post_entropy : Tensor (...)
+            Nats.
+        """
+        prior, post = self.mixed(self.prior(deter)), self.mixed(post_logits)
+        log_prior, log_post = prior.log(), post.log()
+
+        def divergence(p: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
+            return (p * (log_p - log_q)).sum((-2, -1)).clamp(min=free_nats)
+
+        dyn = divergence(post.detach(), log_post.detach(), log_prior)
+        rep = divergence(post, log_post, log_prior.detach())
+        with torch.no_grad():
+            entropies = [-(p * log_p).sum((-2, -1)) for p, log_p in ((prior, log_prior), (post, log_post))]
+        return dyn, rep, *entropies

@@ -1,0 +1,135 @@
+"""Small environments that need a model of the world, or a memory: one that is drawn, and some without velocities.
+
+They are registered as ``rlox/DrawnCatch-v0``, ``rlox/CartPoleHidden-v1`` and ``rlox/PendulumHidden-v1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
+
+_DIM, _BRIGHT = 120, 255  # grey of the paddle, and of the ball
+_PIXEL = 10  # of a picture, to a side of a pixel of the observation
+
+
+class DrawnCatch(gymnasium.Env):
+    """A ball falls, and a paddle must be below it in the end.
+
+    The observation is a grey image (`size`, `size`, 1) of bytes: the ball is one bright pixel, the paddle three dim
+    ones in the lowest row. The ball starts anywhere in the highest row, falls one row a step and moves sideways by -1,
+    0 or 1 column, the same in all steps but that walls throw it back. One image does not show where it moves: that
+    takes two. Actions: 0 left, 1 stay, 2 right, by one column. An episode has ``size - 1`` steps; the last one brings a
+    reward of 1 if the ball is caught and of -1 if not, and terminates it; all others bring 0. Every ball can be caught.
+
+    Parameters
+    ----------
+    size : int
+        Rows and columns, 8 to 128.
+    render_mode : str, optional
+        ``rgb_array``, the observation enlarged.
+
+    Raises
+    ------
+    ValueError
+        For another size.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's form)
+
+    def __init__(self, size: int = 16, render_mode: str | None = None):
+        if not 8 <= size <= 128:
+            raise ValueError(f"DrawnCatch: size must lie in [8, 128], got {size}")
+        self.size, self.render_mode = size, render_mode
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self._row = self._column = self._drift = self._paddle = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self._row, self._paddle = 0, self.size // 2
+        self._column = int(self.np_random.integers(self.size))
+        self._drift = int(self.np_random.integers(-1, 2))
+        return self._observed(), {}
+
+    def step(self, action: int):
+        self._paddle = min(max(self._paddle + int(action) - 1, 1), self.size - 2)
+        if not 0 <= self._column + self._drift < self.size:
+            self._drift = -self._drift
+        self._column += self._drift
+        self._row += 1
+        over = self._row == self.size - 1
+        caught = abs(self._column - self._paddle) <= 1
+        return self._observed(), (1.0 if caught else -1.0) if over else 0.0, over, False, {}
+
+    def _observed(self) -> np.ndarray:
+        image = np.zeros(self.observation_space.shape, np.uint8)  # type: ignore[arg-type]  # a Box has a shape
+        image[-1, self._paddle - 1 : self._paddle + 2] = _DIM
+        image[self._row, self._column] = _BRIGHT
+        return image
+
+    def render(self) -> np.ndarray:
+        """The picture, (10 size, 10 size, 3) uint8."""
+        return self._observed().repeat(_PIXEL, 0).repeat(_PIXEL, 1).repeat(3, 2)
+
+    def get_state(self) -> np.ndarray:
+        """Where ball and paddle are, (4,) int64."""
+        return np.array([self._row, self._column, self._drift, self._paddle])
+
+    def set_state(self, state: np.ndarray) -> None:
+        """Go on from what `get_state` returned; a ValueError for what it cannot have returned."""
+        found = np.asarray(state)
+        low, high = [0, 0, -1, 1], [self.size - 1, self.size - 1, 1, self.size - 2]
+        if found.shape != (4,) or found.dtype.kind != "i" or (found < low).any() or (found > high).any():
+            raise ValueError(f"DrawnCatch.set_state: state must lie within {low} and {high}, got {found.tolist()}")
+        self._row, self._column, self._drift, self._paddle = (int(number) for number in found)
+
+
+class KeepNumbers(gymnasium.ObservationWrapper):
+    """Shows only some numbers of a vector, such as positions without velocities.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        Observes a Box (D,).
+    keep : sequence of int
+        Places of the numbers that stay, in their new order.
+
+    Raises
+    ------
+    ValueError
+        If the observations are no vectors, or have no such number.
+    """
+
+    def __init__(self, env: gymnasium.Env, keep: Sequence[int]):
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"KeepNumbers: the observations must be vectors, got {space}")
+        self._keep = np.asarray(list(keep), np.int64)
+        if not len(self._keep) or self._keep.min() < 0 or self._keep.max() >= space.shape[0]:
+            raise ValueError(f"KeepNumbers: keep must name numbers from 0 to {space.shape[0] - 1}, got {list(keep)}")
+        self.observation_space = spaces.Box(space.low[self._keep], space.high[self._keep], dtype=space.dtype.type)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self._keep]
+
+    def get_state(self) -> None:
+        """Nothing: it has no state of its own."""
+
+    def set_state(self, state: None) -> None:
+        """Take what `get_state` returned."""
+
+
+def cart_pole_hidden(**kwargs: Any) -> gymnasium.Env:
+    """gymnasium's CartPole, of which only the cart's position and the pole's angle are seen."""
+    return KeepNumbers(CartPoleEnv(**kwargs), [0, 2])
+
+
+def pendulum_hidden(**kwargs: Any) -> gymnasium.Env:
+    """gymnasium's Pendulum, of which only the cosine and the sine of the angle are seen."""
+    return KeepNumbers(PendulumEnv(**kwargs), [0, 1])

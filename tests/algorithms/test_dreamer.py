@@ -1,0 +1,210 @@
+"""DreamerV3's update against a computation in float64 by loops, and what it must not do."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from rlox.algorithms import DreamerV3
+from rlox.nn.batch import SequenceBatch
+from rlox.world_models.acting import DreamerPolicy
+
+SMALL = {
+    "deter_dim": 16, "hidden_dim": 12, "stoch_dim": 3, "stoch_classes": 4, "batch_size": 3, "seq_len": 6,
+    "imagination_horizon": 4, "learning_starts": 40, "buffer_size": 1000, "warmup_updates": 0,
+}  # fmt: skip
+B, T, H = 3, 6, 4
+
+
+def made(**changes):
+    algorithm = DreamerV3("CartPole-v1", seed=0, **{**SMALL, **changes})
+    with torch.no_grad():
+        # Heads that start at zero would hide what they are given.
+        for module in (algorithm.heads.reward, algorithm.heads.critic, algorithm.slow_critic):
+            weight = module.mlp.out.weight
+            weight.copy_(torch.from_numpy(0.3 * np.random.default_rng(1).standard_normal(weight.shape)))
+        algorithm.slow_critic.mlp.out.weight *= 0.5
+    return algorithm
+
+
+def batch(algorithm, **columns):
+    """Three sequences: one goes on, one terminates in the middle, one is cut by a time limit."""
+    g = np.random.default_rng(0)
+    given = {
+        "obs": g.standard_normal((B, T, 4)),
+        "actions": np.eye(2)[g.integers(0, 2, (B, T))],
+        "rewards": g.standard_normal((B, T)),
+        "is_first": np.zeros((B, T), bool),
+        "terminated": np.zeros((B, T), bool),
+        "truncated": np.zeros((B, T), bool),
+        "state": np.zeros((B, algorithm.policy.n_carried)),
+    }
+    given["terminated"][1, 2] = given["truncated"][2, 3] = True
+    given["is_first"][1, 3] = given["is_first"][2, 4] = True
+    given["rewards"][given["is_first"]] = 0
+    given |= columns
+    as_f32 = {name: x if x.dtype == bool else x.astype(np.float32) for name, x in given.items()}
+    for _ in range(B * T):  # rows of the memory that the fresh states are written to
+        algorithm.buffer.push(np.zeros(4), np.zeros(2), 0, False, False, state=np.zeros(algorithm.policy.n_carried))
+    return SequenceBatch(**as_f32, indices=np.arange(B) * T)
+
+
+def bce(logit, target):
+    return np.logaddexp(0, logit) - target * logit
+
+
+def test_the_losses_of_an_update():
+    algorithm = made(gamma=0.9, gae_lambda=0.8, ent_coef=0.1)
+    given, generator = batch(algorithm), algorithm.rng.get_state()
+    policy, heads, slow = (copy.deepcopy(m).double() for m in (algorithm.policy, algorithm.heads, algorithm.slow_critic))
+    metrics = {name: float(value) for name, value in algorithm.update(given).items()}
+
+    algorithm.rng.set_state(generator)
+    obs, actions, rewards, first, terminated, truncated = (
+        np.moveaxis(given.array(name), 0, 1).astype(np.float64)
+        for name in ("obs", "actions", "rewards", "is_first", "terminated", "truncated")
+    )
+    tensor = torch.from_numpy
+    with torch.no_grad():
+        draws = tensor(algorithm.rng.uniform((T, B, 3))).double()
+        before = np.concatenate([np.zeros((1, B, 2)), actions[:-1]])
+        states, post = policy.rssm.observe(
+            policy.encoder(tensor(obs)), tensor(before), tensor(first > 0), policy.rssm.initial(B), draws
+        )
+        feat = states.feat
+        continue_logits = heads.continues(feat)[..., 0].numpy()
+        # Discounts are learned: gamma where the episode goes on, 0 after a termination, and a time limit is none.
+        expected = {"continue_loss": bce(continue_logits, 0.9 * (1 - terminated)).mean()}
+        expected["reward_loss"] = heads.reward.loss(heads.reward(feat), tensor(rewards)).mean().item()
+        expected["reconstruction_loss"] = heads.decoder.loss(feat, tensor(obs)).mean().item()
+        dyn, rep, *_ = policy.rssm.kl(states.deter, post, 1.0)
+        expected |= {"dynamics_loss": dyn.mean().item(), "representation_loss": rep.mean().item()}
+
+        # Imagination, one step after the other.
+        state = states.at_once()
+        uniform = algorithm.rng.uniform((H, T * B, 3))
+        noise = algorithm.rng.uniform((H, T * B, 1))
+        feats, taken = [state.feat], []
+        for t in range(H):
+            taken.append(policy.actor.sample(feats[-1], tensor(noise[t]).double()))
+            deter = policy.rssm.step(state, policy.rssm.embed(taken[-1]))
+            stoch = policy.rssm.draw(policy.rssm.prior(deter), tensor(uniform[t]).double())
+            state = type(state)(deter, stoch)
+            feats.append(state.feat)
+        feats = torch.stack(feats)
+        values = heads.critic.mean(heads.critic(feats)).numpy()
+        going = 1 / (1 + np.exp(-heads.continues(feats)[..., 0].numpy()))
+        arriving = heads.reward.mean(heads.reward(feats)).numpy()
+        returns = np.empty((H + 1, T * B))
+        returns[H] = values[H]
+        for t in reversed(range(H)):
+            ahead = 0.2 * values[t + 1] + 0.8 * returns[t + 1]
+            returns[t] = arriving[t + 1] + going[t + 1] * ahead
+        weights = np.empty((H, T * B))
+        for t in range(H):
+            weights[t] = going[: t + 1].prod(0)  # that of the state where imagination starts among them
+        spread = 0.01 * (np.quantile(returns[:H], 0.95) - np.quantile(returns[:H], 0.05))
+        advantages = (returns[:H] - values[:H]) / max(1.0, spread)
+        log_probs, entropy = (x.numpy() for x in policy.actor.distribution(feats[:H], torch.stack(taken)))
+        expected["policy_loss"] = -(weights * (log_probs * advantages + 0.1 * entropy)).mean()
+        both = [tensor(returns[:H]), slow.mean(slow(feats[:H]))]
+        errors = heads.critic.loss(heads.critic(feats[:H]), *both).numpy()
+        expected["value_loss"] = (weights * errors.sum(-1)).mean()
+
+        # The critic on what was replayed.
+        boot = returns[0].reshape(T, B)
+        seen = np.empty((T, B))
+        seen[-1] = boot[-1]
+        over = (terminated + truncated) > 0
+        for t in reversed(range(T - 1)):
+            trace = 0.8 * (1 - over[t + 1])
+            ahead = (1 - trace) * boot[t + 1] + trace * seen[t + 1]
+            seen[t] = rewards[t + 1] + 0.9 * (1 - terminated[t + 1]) * ahead
+        both = [tensor(seen[:-1]), slow.mean(slow(feat))[:-1]]
+        errors = heads.critic.loss(heads.critic(feat)[:-1], *both).numpy()
+        expected["replay_value_loss"] = ((1 - over[:-1]) * errors.sum(-1)).mean()
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
+    assert metrics["imagined_return"] == pytest.approx(returns[:H].mean(), rel=1e-4, abs=1e-5)
+
+
+def moved(one, other, module):
+    """Names of the parameters of a part that differ between two algorithms."""
+    ours, theirs = (dict(getattr(a, module).named_parameters()) for a in (one, other))
+    return {name for name in ours if not torch.equal(ours[name], theirs[name])}
+
+
+def test_imagined_losses_train_actor_and_critic_alone_and_the_replayed_one_reaches_the_model():
+    plain, imagined, replayed = made(), made(vf_coef=3.0, ent_coef=0.5), made(replay_vf_coef=2.0)
+    for algorithm in (plain, imagined, replayed):
+        algorithm.update(batch(algorithm))
+    names = moved(plain, imagined, "policy") | moved(plain, imagined, "heads")
+    assert names and all(name.startswith(("actor.", "critic.")) for name in names)
+    assert any(name.startswith("rssm.") for name in moved(plain, replayed, "policy"))
+    assert not any(name.startswith("actor.") for name in moved(plain, replayed, "policy"))
+
+
+def test_one_update_moves_every_parameter_and_the_slow_critic_after_it():
+    algorithm, still = made(free_nats=0.0), made()  # below the free nats nothing moves the prior
+    before = {k: v.clone() for k, v in algorithm.slow_critic.state_dict().items()}
+    algorithm.update(batch(algorithm))
+    for module in ("policy", "heads"):
+        untouched = set(dict(getattr(algorithm, module).named_parameters())) - moved(algorithm, still, module)
+        assert not untouched
+    critic = algorithm.heads.critic.state_dict()
+    for name, slow in algorithm.slow_critic.state_dict().items():
+        torch.testing.assert_close(slow, before[name] + 0.02 * (critic[name] - before[name]), rtol=0, atol=1e-6)
+
+
+def test_training_writes_fresh_states_into_the_memory():
+    algorithm = made()
+    algorithm.train(41)
+    states = algorithm.buffer.get_state()["state"]
+    random = states[0, :, : algorithm.policy.rssm.deter]
+    assert (np.abs(random).max(-1) > 0).any()  # of steps that were taken at random, before there was a state
+
+
+def test_the_seeds_arguments():
+    algorithm = DreamerV3(
+        "CartPole-v1", n_envs=1, seed=42, latent_dim=64, imagination_horizon=5, buffer_size=10000, batch_size=32,
+        seq_len=16, learning_rate=3e-4, gamma=0.99, obs_dim=4, n_actions=2, deter_dim=64, stoch_dim=8, stoch_classes=8,
+        kl_balance=0.8, free_nats=1.0,
+    )  # fmt: skip
+    assert algorithm.policy.rssm.deter == 64
+    with pytest.raises(ValueError, match="DreamerV3: obs_dim must be the environment's 4, got 5; leave it out"):
+        DreamerV3("CartPole-v1", obs_dim=5)
+    with pytest.raises(TypeError, match="DreamerV3: policy must be a DreamerPolicy, got Linear"):
+        DreamerV3("CartPole-v1", policy=torch.nn.Linear(4, 2))
+
+
+def test_a_policy_of_ones_own():
+    algorithm = made()
+    other = DreamerPolicy(algorithm.spec, algorithm.config, algorithm.rng)
+    assert made(policy=other).policy is other
+
+
+def test_a_nan_stops_the_training():
+    algorithm = made()
+    algorithm.train(60)
+    with torch.no_grad():
+        algorithm.policy.rssm.norm.scale[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="dreamer: .* became nan"):
+        algorithm.train(60)
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
+def test_a_run_goes_on_bit_for_bit(env_id, tmp_path):
+    options = {**SMALL, "replay_ratio": 4.0}
+    whole, first = (DreamerV3(env_id, n_envs=2, seed=3, **options) for _ in range(2))
+    whole.train(200)
+    first.train(120)
+    first.save(tmp_path / "a.safetensors", memory=True)
+    second = DreamerV3.from_checkpoint(tmp_path / "a.safetensors")
+    second.train(80)
+    assert second.counters.updates == whole.counters.updates > 10
+    for module in ("policy", "heads", "slow_critic", "returns"):
+        ours, theirs = getattr(whole, module).state_dict(), getattr(second, module).state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), module
+    obs = np.zeros(whole.spec.obs_dim, np.float32)
+    np.testing.assert_array_equal(whole.predict(obs), second.predict(obs))

@@ -1,0 +1,200 @@
+"""One life for algorithms that learn from sequences: memory, updates due, saving, resuming, acting."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import probes
+import pytest
+import torch
+from counting_agent import Counting
+from torch import nn
+
+from rlox import SequenceReplayBuffer
+from rlox.collectors import RecurrentActor
+from rlox.config import Config
+from rlox.nn.optimizers import FlatOptimizer
+from rlox.training import OffPolicyAlgorithm
+from rlox.world_models.collector import SequenceCollector
+from rlox.world_models.replay import sample_sequences
+
+
+@dataclass
+class TinyConfig(Config):
+    """Of an algorithm that learns rewards from sequences."""
+
+    replays = "sequences"
+
+    batch_size: int = 2
+    seq_len: int = 4
+    replay_ratio: float = 3.0
+    learning_starts: int = 20
+    learning_rate: float = 1e-2
+    gamma: float = 0.99
+
+    @property
+    def update_rows(self):
+        return self.batch_size * self.seq_len
+
+    @property
+    def shape(self):
+        return ()
+
+
+class Tiny(OffPolicyAlgorithm):
+    name = "tiny"
+    Config = TinyConfig
+    Collector = SequenceCollector
+
+    def make_policy(self, rng, policy):
+        self.policy = nn.Linear(self.spec.model_width, 1)
+        with torch.no_grad():
+            self.policy.weight.fill_(0.1)
+            self.policy.bias.zero_()
+
+    def setup(self, rng):
+        self.optimizer = FlatOptimizer(self.policy.parameters(), self.config.learning_rate)
+        self.updated, self.batches = [], []
+
+    @property
+    def actor(self):
+        return Counting(self.spec)
+
+    def sample(self):
+        return sample_sequences(self)
+
+    def update(self, batch):
+        self.updated.append(self.counters.env_steps)
+        self.batches.append(batch)
+        loss = (self.policy(batch.actions).squeeze(-1) - batch.rewards).square().mean()
+        self.optimizer.step(loss, None)
+        states = batch.state[:, None] + torch.arange(1, 5.0)[:, None]
+        batch.update_states(self.buffer, states)
+        return {"loss": loss.detach()}
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_updates_come_as_the_replay_ratio_says():
+    tiny = Tiny("CartPole-v1", n_envs=1, seed=0, buffer_size=1000)
+    tiny.train(100)
+    # 3 replayed steps for each step, 8 an update: after steps 3, 6, 8 of those that count.
+    assert tiny.updated[:6] == [20 + 3 - 1, 20 + 6 - 1, 20 + 8 - 1, 20 + 11 - 1, 20 + 14 - 1, 20 + 16 - 1]
+    assert tiny.counters.updates == 81 * 3 // 8
+    assert isinstance(tiny.actor, RecurrentActor)
+    tiny = Tiny("CartPole-v1", n_envs=4, seed=0, replay_ratio=8.0, learning_starts=0)
+    tiny.train(40)
+    # Four steps a round and four updates with it, once an environment has four steps.
+    assert tiny.updated[:5] == [16] * 4 + [20]
+
+
+def test_a_batch_is_stretches_of_the_memory():
+    tiny = Tiny("CartPole-v1", n_envs=2, seed=0, learning_starts=30)
+    tiny.train(60)
+    first = tiny.batches[0]
+    assert first.obs.shape == (2, 4, 4)
+    assert first.actions.shape == (2, 4, 2)
+    assert first.state.shape == (2, 4)
+    assert first.is_first.dtype == torch.bool
+    assert len(first) == 2
+    # The newest steps come first: none is in two batches' first rows until all were.
+    places = np.concatenate([batch.indices for batch in tiny.batches[:3]])
+    assert len(set(places.tolist())) == 6
+    image = Tiny("CartPole-v1", n_envs=1, learning_starts=1)
+    image.train(8)
+    state = image.buffer.get_state()["state"][0, :, 0]
+    assert (state != np.arange(len(state))).any()  # refreshed by the updates
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("online", [True, False])
+def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, env, online):
+    def made():
+        return Tiny(env, n_envs=2, seed=5, buffer={"name": "sequence", "size": 120, "online": online})
+
+    straight = made()
+    straight.train(150, schedule_timesteps=300)
+    path = tmp_path / "checkpoints" / "a.safetensors"
+    path.parent.mkdir()
+    straight.save(path, memory=True)
+    straight.train(150)
+    resumed = Tiny.from_checkpoint(path)
+    assert resumed.buffer_config.online is online
+    resumed.train(150)
+    same(straight.buffer.get_state(), resumed.buffer.get_state())
+    same(straight.collector.state(), resumed.collector.state())
+    assert torch.equal(straight.policy.weight, resumed.policy.weight)
+    assert straight.counters.updates == resumed.counters.updates
+    assert straight.updated[-len(resumed.updated) :] == resumed.updated
+    assert straight._owed == resumed._owed
+
+
+def test_without_its_memory_it_begins_episodes(tmp_path):
+    tiny = Tiny("CartPole-v1", n_envs=2, seed=5)
+    tiny.train(61)
+    tiny.save(tmp_path / "a.safetensors")
+    again = Tiny.from_checkpoint(tmp_path / "a.safetensors")
+    again.train(30)
+    state = again.buffer.get_state()
+    assert state["is_first"][:, 0].all()
+    assert not state["rewards"][:, 0].any()
+    assert again.updated[0] > 62 + 20 - 2  # filled again first
+
+
+def test_a_foreign_environment_that_cannot_be_restored_is_cut(tmp_path):
+    def env():
+        return probes.Countdown(7, True)  # which has no get_state
+
+    tiny = Tiny(env, n_envs=1, seed=5)
+    tiny.train(60)
+    (tmp_path / "c").mkdir()
+    tiny.save(tmp_path / "c" / "a.safetensors", memory=True)
+    again = Tiny.from_checkpoint(tmp_path / "c" / "a.safetensors", env_id=env)
+    n = len(tiny.buffer)
+    again.train(1)
+    state = again.buffer.get_state()
+    assert again.collector.restore_note() is not None
+    assert state["is_first"][0, n]
+    assert state["truncated"][0, n - 1] or state["terminated"][0, n - 1]
+    assert not state["state"][0, n].any()
+
+
+def test_acting_outside_training(tmp_path):
+    tiny = Tiny("CartPole-v1", n_envs=1)
+    assert tiny.predict(np.zeros(4, np.float32)) == 0
+    assert tiny.predict(np.zeros((3, 4), np.float32), deterministic=False).shape == (3,)
+    assert len(tiny.evaluate(3).returns) == 3
+    assert tiny.evaluate(3, deterministic=False).returns.mean() > tiny.evaluate(3).returns.mean()
+
+
+def test_what_does_not_fit_is_one_paragraph():
+    with pytest.raises(ValueError, match="Tiny: buffer must hold sequences, got 'uniform'; try sequence"):
+        Tiny("CartPole-v1", buffer="uniform")
+    with pytest.raises(ValueError, match="DQN: buffer must hold transitions, got 'sequence'; try uniform"):
+        from rlox.algorithms import DQN
+
+        DQN("CartPole-v1", buffer="sequence")
+    with pytest.raises(ValueError, match=r"size must be at least seq_len \(50\) for each of the 3 environments, 150, g"):
+        Tiny("CartPole-v1", n_envs=3, seq_len=50, buffer_size=149)
+    with pytest.raises(ValueError, match="n_step must be 1, since sequences hold single steps, got 3"):
+        Tiny("CartPole-v1", n_step=3)
+    with pytest.raises(ValueError, match="buffer must be a SequenceReplayBuffer of obs_dim.* 4, 2, 1, 4, got Seq"):
+        Tiny("CartPole-v1", buffer=SequenceReplayBuffer(100, 4, 2, state_dim=5))
+    with pytest.raises(ValueError, match="buffer_size must fit in memory, got 1,099,511,627,776"):
+        Tiny("CartPole-v1", buffer_size=2**40).train(1)
+    with pytest.raises(ValueError, match="the buffer must hold steps to sample, got none; push some first"):
+        Tiny("CartPole-v1").sample()
+    given = SequenceReplayBuffer(100, 4, 2, state_dim=4)
+    tiny = Tiny("CartPole-v1", n_envs=1, buffer=given)
+    tiny.train(40)
+    assert len(given) > 40
+
+
+def test_a_sequence_may_be_longer_than_every_episode():
+    tiny = Tiny("CartPole-v1", n_envs=1, seq_len=4, batch_size=2, learning_starts=64)
+    tiny.train(64)
+    batch = tiny.buffer.sample(3, 40, 0)  # through the ends of random play's episodes
+    assert batch["is_first"][:, 1:].any(1).all()

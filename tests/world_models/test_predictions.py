@@ -1,0 +1,132 @@
+"""Open-loop predictions beside the truth: their errors, films and plots."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import probes
+import pytest
+from counting_agent import Counting, Foreseeing
+from PIL import Image
+
+from rlox.callbacks import PredictionsCallback
+from rlox.envs import make_vec_env, spec_of
+from rlox.world_models.pictures import require_kind, save
+from rlox.world_models.predictions import Predictions, open_loop
+
+
+def algorithm(env, agent=Foreseeing):
+    vec = make_vec_env(env, 1, 0)
+    spec = spec_of(vec)
+    actor = agent(spec)
+
+    def arguments(n_episodes, seed, deterministic):
+        return {"policy": actor, "env_id": env, "n_episodes": n_episodes, "seed": seed or 0,
+                "deterministic": deterministic}  # fmt: skip
+
+    return SimpleNamespace(name="fake", actor=actor, spec=spec, evaluation_arguments=arguments)
+
+
+def test_what_is_exact_has_no_error_and_stretches_do_not_cross_episodes():
+    # Observations of Countdown rise by 1 a step, as the agent predicts.
+    found = open_loop(algorithm(lambda: probes.Countdown(9, True)), 4, context=2, horizon=4)
+    assert (found.context, found.horizon) == (2, 4)
+    assert found.truth.shape == (4, 6, 1)
+    assert found.predicted.shape == (4, 4, 1)
+    assert np.array_equal(found.truth[0, :, 0], np.arange(6))
+    assert (found.errors() == 0).all()
+    assert found.summary() == {"open_loop_mse": 0.0, "open_loop_share": 0.0, "open_loop_last_share": 0.0}
+    # No episode is as long as was asked for: the horizon is what there is.
+    assert open_loop(algorithm(lambda: probes.Countdown(9, True)), 2, context=5, horizon=15).horizon == 4
+    with pytest.raises(ValueError, match="context must be less than the 3 steps of the longest episode, got 3"):
+        open_loop(algorithm(lambda: probes.Countdown(3, True)), 2, context=3)
+
+
+def test_errors_against_numpy():
+    rng = np.random.default_rng(0)
+    truth, predicted = rng.normal(size=(7, 8, 3)).astype(np.float32), rng.normal(size=(7, 5, 3)).astype(np.float32)
+    found = Predictions(truth, predicted)
+    expected = [np.mean((truth[:, 3 + h].astype(float) - predicted[:, h]) ** 2) for h in range(5)]
+    np.testing.assert_allclose(found.errors(), expected)
+    variance = np.mean([truth[..., i].astype(float).var() for i in range(3)])
+    assert found.summary()["open_loop_share"] == pytest.approx(np.mean(expected) / variance)
+    assert found.summary()["open_loop_last_share"] == pytest.approx(expected[-1] / variance)
+
+
+def test_native_episodes_side_by_side():
+    found = open_loop(algorithm("CartPole-v1"), 8, deterministic=False, horizon=3, n_stretches=5)
+    assert found.truth.shape == (5, 8, 4)
+    assert (found.errors() > 0).all()
+
+
+def test_an_agent_without_a_model_is_refused():
+    with pytest.raises(ValueError, match="open_loop: the algorithm must have a model of the world, got fake"):
+        open_loop(algorithm("CartPole-v1", Counting))
+
+
+def images(channels=1, n_stacked=1):
+    truth = np.zeros((2, 6, channels * n_stacked, 16, 16), np.float32)
+    truth[:, :, -channels:, :, 8:] = 200
+    truth[:, :, -channels:, 15] = 10 * np.arange(6).reshape(6, 1, 1)
+    predicted = truth[:, 2:].copy()
+    predicted[:, :, -channels:, :8] += 50
+    return Predictions(truth, predicted, n_stacked)
+
+
+@pytest.mark.parametrize("predictions", [images(), images(3), images(1, 4)], ids=["grey", "colour", "stacked"])
+def test_a_film_shows_truth_prediction_and_error(predictions, tmp_path):
+    frames = list(predictions.frames())
+    assert len(frames) == 6
+    side = 96 + 16
+    assert {frame.shape for frame in frames} == {(2 * side, 3 * side, 3)}
+    seeing, later = frames[1], frames[2]
+    inside = slice(8, 8 + 96)
+    truth, foreseen, error = (later[inside, k * side + 8 : k * side + 104] for k in range(3))
+    assert truth[60, 10].tolist() == [0, 0, 0]
+    assert truth[60, 90].tolist() == [200, 200, 200]
+    assert foreseen[10, 10].tolist() == [50, 50, 50]
+    assert error[10, 10].tolist() == [50, 50, 50]
+    assert error[60, 10].tolist() == [0, 0, 0]
+    assert np.array_equal(seeing[inside, side + 8 : side + 104], seeing[inside, 8:104])
+    assert seeing[6, side + 6].tolist() != later[6, side + 6].tolist()  # the edge says whether the model still sees
+    save(predictions, tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as film:
+        assert (film.n_frames, film.size) == (6, (3 * side, 2 * side))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
+
+
+def test_a_plot_of_vectors(tmp_path):
+    found = open_loop(algorithm("CartPole-v1"), 2, deterministic=False, horizon=3)
+    for name in ("a.png", "b.svg"):
+        save(found, tmp_path / name)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.size[1] > picture.size[0]
+    assert "steps ahead" in (tmp_path / "b.svg").read_text() or (tmp_path / "b.svg").stat().st_size > 5000
+    with pytest.raises(ValueError, match="observations must be images, got vectors"):
+        next(found.frames())
+
+
+@pytest.mark.parametrize(("name", "image"), [("a.png", True), ("a.gif", False), ("a.txt", False), ("a", True)])
+def test_the_ending_must_fit(name, image, tmp_path):
+    with pytest.raises(ValueError, match=rf"predictions: the file must end in .* for {'images' if image else 'vec'}"):
+        require_kind(tmp_path / name, image)
+
+
+@pytest.mark.parametrize(("env", "file"), [("CartPole-v1", "predictions.png"), (probes.BrightSide, None)])
+def test_the_callback_pictures_each_evaluation_once(env, file, tmp_path):
+    logged, written = [], []
+    callback = PredictionsCallback(
+        tmp_path, lambda step, values: logged.append((step, values)), lambda step, name: written.append((step, name)), 2
+    )
+    found = SimpleNamespace(seed=3, deterministic=False)
+    if file is None:
+        with pytest.warns(RuntimeWarning, match="no predictions are pictured: open_loop: context must be less than th"):
+            callback.on_evaluation(step=10, evaluation=found, algorithm=algorithm(env))
+        callback.on_evaluation(step=20, evaluation=found, algorithm=algorithm(env))
+        assert written == logged == [*tmp_path.iterdir()] == []
+        return
+    for step in (10, 10, 20):
+        callback.on_evaluation(step=step, evaluation=found, algorithm=algorithm(env))
+    assert written == [(10, file), (20, file)]
+    assert (tmp_path / file).is_file()
+    assert [step for step, _ in logged] == [10, 20]
+    assert set(logged[0][1]) == {"model/open_loop_mse", "model/open_loop_share", "model/open_loop_last_share"}
