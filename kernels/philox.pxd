@@ -14,6 +14,7 @@ from rlox.kernels.types cimport f32, f64, i64, u32, u64
 cdef enum Domain:
     DOMAIN_RNG = 0
     DOMAIN_ENV_RESET = 1
+    DOMAIN_ENV_STEP = 2
     DOMAIN_OFFLINE_TRANSITIONS = 32
     DOMAIN_OFFLINE_TRAJECTORIES = 33
     DOMAIN_SEQUENCES = 34

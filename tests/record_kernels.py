@@ -24,6 +24,7 @@ TESTS = (
     "tests/kernels/test_native_dqn.py",
     "tests/kernels/test_twin_critics.py",
     "tests/algorithms/test_native_offline.py",
+    "tests/algorithms/test_mappo.py::test_the_kernel_learns_what_pytorch_does",
     "tests/test_backends.py",
 )
 

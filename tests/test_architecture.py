@@ -29,7 +29,7 @@ ROWS = (
     ("rlox.native",),
     ("rlox.buffers",),
     ("rlox.collectors",),
-    ("rlox.distributed", "rlox.llm", "rlox.offline", "rlox.tracking"),
+    ("rlox.distributed", "rlox.llm", "rlox.multi_agent", "rlox.offline", "rlox.tracking", "rlox.world_models"),
     ("rlox.callbacks",),
     ("rlox.training",),
     ("rlox.algorithms",),

@@ -2,13 +2,14 @@
 
 import json
 import warnings
+from itertools import pairwise
 
 import forked
 import numpy as np
 import pytest
 from outside_buffer import NewestBuffer
 
-from rlox import DQN, TD3, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer
+from rlox import DQN, TD3, MmapReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer, SequenceReplayBuffer
 from rlox.buffers.files import ReplayFiles, load
 from rlox.checkpoint import load_checkpoint, save_checkpoint
 
@@ -312,3 +313,85 @@ def test_a_lost_file_is_named_and_the_next_save_is_whole(tmp_path):
     found = ReplayBuffer(100, 3, 1)
     load(found, tmp_path, entry, arrays)
     assert len(found) == 10
+
+
+def grown(buffer, n, rng, start):
+    """n steps of two environments, in episodes of seven, then newer states of some of them."""
+    for i in range(start, start + n):
+        rows = np.full((2, 3), i, np.float32)
+        flags = [i % 7 == 6, False]
+        state = rng.normal(size=(2, 2)).astype(np.float32)
+        buffer.push_batch(rows, None, rows[:, :1], rows[:, 0], flags, [False] * 2, state=state)
+        if i % 5 == 0:
+            buffer.push(rows[0], [0], 0, False, False, env=0, state=[0, 0])  # environments differ in their steps
+    if len(buffer) > 8:
+        batch = buffer.sample(3, 4, start, online=True, with_indices=True)
+        buffer.update_states(batch["indices"], rng.normal(size=(3, 4, 2)).astype(np.float32))
+
+
+def sequences(capacity=40):
+    return SequenceReplayBuffer(capacity, 3, 1, n_envs=2, state_dim=2)
+
+
+def test_sequences_after_any_series_of_saves(tmp_path):
+    rng = np.random.default_rng(0)
+    buffer, files, start = sequences(), ReplayFiles(tmp_path), 0
+    entry, found = {}, sequences()
+    for n in [0, 5, 0, 9, 30, 100, "clear", 0, 3, "cut", *[1] * 40, "restored", 3, 1, "exchanged", 4]:
+        if n == "clear":
+            buffer.clear()
+        elif n == "cut":
+            buffer.cut(truncated=True)
+        elif n == "exchanged":
+            other = sequences()
+            other.set_state(buffer.get_state())
+            buffer = other
+        elif n == "restored":
+            files = ReplayFiles(tmp_path, entry, found)
+            buffer = found
+        else:
+            grown(buffer, n, rng, start)
+            start += n
+        taken = files.take(buffer)
+        # What comes before it is written is no part of it.
+        expected = buffer.get_state()
+        if n == 1:
+            grown(buffer, 1, rng, start)
+            start += 1
+        entry, arrays = taken.write()
+        taken.tidy()
+        entry = json.loads(json.dumps(entry))
+        found = sequences()
+        load(found, tmp_path, entry, arrays)
+        equal(found.get_state(), expected)
+    assert len(list(tmp_path.glob("*"))) <= 32
+
+
+def test_a_save_of_sequences_writes_what_is_new(tmp_path):
+    rng = np.random.default_rng(0)
+    buffer, files = sequences(20_000), ReplayFiles(tmp_path)
+    grown(buffer, 4000, rng, 0)
+    sizes, held = [], []
+    for i in range(40):
+        taken = files.take(buffer)
+        entry, arrays = taken.write()
+        taken.tidy()
+        sizes.append(sum((tmp_path / file["name"]).stat().st_size for file in entry["files"]))
+        held.append({file["name"] for file in entry["files"]})
+        batch = buffer.sample(100, 10, i, with_indices=True)
+        buffer.update_states(batch["indices"], rng.normal(size=(100, 10, 2)).astype(np.float32))
+        grown(buffer, 5, rng, 4000 + 5 * i)
+    one = sum(x.nbytes for x in buffer.get_state().values() if isinstance(x, np.ndarray))
+    assert max(sizes) < 2.5 * one  # states are written anew before their files grow beyond them
+    assert any(len(a - b) for a, b in pairwise(held))
+    assert len({name for names in held for name in names if not name.startswith("states")}) > 30
+    found = sequences(20_000)
+    load(found, tmp_path, entry, arrays)
+    # A piece that is gone, or another memory's, is not taken for the whole.
+    lost = {**entry, "files": entry["files"][1:]}
+    with pytest.raises(ValueError, match="its files must hold every step, and some are missing"):
+        load(sequences(20_000), tmp_path, lost, arrays)
+    with pytest.raises(ValueError, match="replay memory: sizes and pushed must fit 2 environments of 50 steps"):
+        load(sequences(100), tmp_path, entry, arrays)
+    with pytest.raises(ValueError, match=r"files must hold rows of this memory, got state of shape \(\d+, 2\) for"):
+        load(SequenceReplayBuffer(20_000, 3, 1, n_envs=2, state_dim=5), tmp_path, entry, arrays)

@@ -72,7 +72,8 @@ SHARED = ("rlox.config:", "rlox.envs.failures:",
           "rlox.nn.policies:MultiDiscretePolicy", "rlox.training.loops:_means", "rlox.training.loops:require_finite",
           "rlox.training.loops:Episodes", "rlox.training.bounded:make_action_noise",
           "rlox.collectors.base:Collector", "rlox.nn.batch:TransitionBatch", "rlox.nn.batch:RolloutBatch",
-          "rlox.nn.batch:_Column")  # fmt: skip
+          "rlox.nn.batch:_Column", "rlox.multi_agent.self_play:", "rlox.multi_agent.collector:Actors",
+          "rlox.multi_agent.players:ValueNorms", "rlox.algorithms.mappo:Learner")  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", shadows.KERNELS)

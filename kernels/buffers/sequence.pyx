@@ -5,135 +5,41 @@ import numpy as np
 from rlox.kernels.buffers.batch import Batch
 
 cimport numpy as cnp
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
-from rlox.kernels.buffers.gather cimport CHUNK, draw_indices
 from rlox.kernels.buffers.rows cimport (
     as_obs_dtype, as_reward, as_size, batch_flags, batch_rows, put_image, put_row, seed_key, state_array,
 )
+from rlox.kernels.buffers.sequence_rings cimport (
+    ACTIONS, IS_FIRST, N_COLUMNS, NEXT_OBS, OBS, REWARDS, STATE, TERMINATED, TRUNCATED, Rings, copy_sequences,
+    draw_starts, take_queued, write_states,
+)
 from rlox.kernels.checks cimport as_flag, as_index
-from rlox.kernels.philox cimport DOMAIN_SEQUENCES
 from rlox.kernels.types cimport f32, i64, u8, u64
 
 cnp.import_array()
 
 cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 15
-
-cdef enum:
-    OBS = 0
-    ACTIONS = 1
-    REWARDS = 2
-    TERMINATED = 3
-    TRUNCATED = 4
-    IS_FIRST = 5
-    NEXT_OBS = 6
-    STATE = 7
-    N_COLUMNS = 8
+cdef Py_ssize_t MARKS = 0  # set so far in this process, over all buffers
 
 NAMES = ("obs", "actions", "rewards", "terminated", "truncated", "is_first", "next_obs", "state")
-
-
-cdef struct Rings:
-    Py_ssize_t n_envs
-    Py_ssize_t slots              # of one environment; one more than it may hold
-    const i64* heads              # (N) the free slot that the next step goes to
-    const i64* sizes              # (N) steps held, the newest just before the head
-    char* columns[8]              # (N, slots, row) each; NULL: not stored
-    Py_ssize_t sizes_of[8]        # bytes of a row
-
-
-cdef inline Py_ssize_t within_episode(const Rings* rings, Py_ssize_t base, Py_ssize_t at,
-                                      Py_ssize_t most) noexcept nogil:
-    """How many of the next `most` steps belong to the episode of the first of them."""
-    cdef const u8* terminated = <const u8*>rings.columns[TERMINATED] + base
-    cdef const u8* truncated = <const u8*>rings.columns[TRUNCATED] + base
-    cdef const u8* is_first = <const u8*>rings.columns[IS_FIRST] + base
-    cdef Py_ssize_t j
-    for j in range(most):
-        if j and is_first[at]:
-            return j
-        if terminated[at] | truncated[at]:
-            return j + 1
-        at += 1
-        if at == rings.slots:
-            at = 0
-    return most
-
-
-cdef inline void copy_steps(const char* ring, Py_ssize_t slots, Py_ssize_t at, Py_ssize_t used,
-                            Py_ssize_t length, Py_ssize_t row, Py_ssize_t step, char* out) noexcept nogil:
-    """Copy `used` consecutive steps, padded with zeros to `length`, to places `step` bytes apart."""
-    cdef Py_ssize_t j
-    cdef Py_ssize_t before = min(used, slots - at)
-    if step == row:
-        memcpy(out, ring + at * row, before * row)
-        memcpy(out + before * row, ring, (used - before) * row)
-        memset(out + used * row, 0, (length - used) * row)
-        return
-    for j in range(length):
-        if j >= used:
-            memset(out, 0, row)
-        else:
-            memcpy(out, ring + at * row, row)
-            at += 1
-            if at == slots:
-                at = 0
-        out += step
-
-
-cdef void sample_steps(const Rings* rings, const i64* offsets, u64 key, Py_ssize_t b, Py_ssize_t length,
-                       bint cross, bint time_major, char** out, u8* mask) noexcept nogil:
-    """`offsets` (N + 1) counts the possible starts of the environments before each."""
-    cdef i64[CHUNK] starts
-    cdef Py_ssize_t base = 0
-    cdef Py_ssize_t i, j, k, n, low, high, middle, at, used, row
-    while base < b:
-        n = min(<Py_ssize_t>CHUNK, b - base)
-        draw_indices(<u64>offsets[rings.n_envs], key, <u64>base, DOMAIN_SEQUENCES, starts, n)
-        for i in range(n):
-            low, high = 0, rings.n_envs - 1
-            while low < high:
-                middle = (low + high) >> 1
-                if offsets[middle + 1] > starts[i]:
-                    high = middle
-                else:
-                    low = middle + 1
-            # Counted from the oldest step of the environment.
-            j = starts[i] - offsets[low]
-            at = rings.heads[low] - rings.sizes[low] + j
-            if at < 0:
-                at += rings.slots
-            if at >= rings.slots:
-                at -= rings.slots
-            used = length
-            if not cross:
-                used = within_episode(rings, low * rings.slots, at, min(length, rings.sizes[low] - j))
-            k = base + i
-            for j in range(STATE):
-                row = rings.sizes_of[j]
-                if out[j] != NULL:
-                    copy_steps(rings.columns[j] + low * rings.slots * row, rings.slots, at, used, length, row,
-                               b * row if time_major else row,
-                               out[j] + (k if time_major else k * length) * row)
-            if out[STATE] != NULL:
-                row = rings.sizes_of[STATE]
-                memcpy(out[STATE] + k * row, rings.columns[STATE] + (low * rings.slots + at) * row, row)
-            if mask != NULL:
-                for j in range(length):
-                    mask[j * b + k if time_major else k * length + j] = j < used
-        base += n
 
 
 cdef class SequenceReplayBuffer:
     """A ring of steps per environment, sampled as stretches of consecutive steps.
 
     **What a step is.** Row t holds obs_t, the action_t taken in it, and the reward_t, terminated_t and
-    truncated_t that followed; is_first_t says that obs_t is the first of an episode. (DreamerV3 writes the
-    reward with the observation that follows it: its r_t is reward_{t-1} here.) The observation after an
+    truncated_t that followed; is_first_t says that obs_t is the first of an episode. The observation after an
     episode's last step is not a row; give `next_obs` with every step to have it, at twice the memory.
+
+    DreamerV3 pushes rows of another kind: row t holds the reward that came with obs_t, and the last
+    observation of an episode is a row of its own, with an action of zeros, that is terminated or truncated.
 
     A step begins an episode if it is the first of its environment, if the step before it was terminated or
     truncated, or if it was pushed with ``is_first=True`` (a reset by hand).
+
+    **Numbers.** The steps of an environment are numbered from 0 in the order of their pushes, also once they
+    are replaced. A place in the memory is ``number * N + env``.
 
     Not to be pushed to by one thread while another samples.
 
@@ -162,6 +68,12 @@ cdef class SequenceReplayBuffer:
         As it is held: a multiple of `n_envs`.
     n_envs, obs_shape, obs_dim, act_dim, seq_len, state_dim, obs_dtype
         As given.
+    n_pushed
+        How many steps it was ever given, over all environments.
+    mark
+        For `get_news`.
+    nbytes
+        Bytes of its arrays at full capacity; the system gives them as they are first written.
 
     Raises
     ------
@@ -181,6 +93,7 @@ cdef class SequenceReplayBuffer:
     cdef readonly Py_ssize_t capacity, n_envs, obs_dim, act_dim, state_dim
     cdef readonly tuple obs_shape
     cdef readonly object seq_len, obs_dtype
+    cdef readonly Py_ssize_t mark
     cdef bint images
     cdef Rings rings
     # -1 until the first step has said whether next_obs is given, then 0 or 1.
@@ -188,7 +101,7 @@ cdef class SequenceReplayBuffer:
     cdef Py_ssize_t total
     # These own the memory that `rings` points into.
     cdef list columns
-    cdef cnp.ndarray heads, sizes, starting
+    cdef cnp.ndarray heads, sizes, starting, pushed, queued, marked, changed
 
     def __init__(self, capacity, obs_dim=None, act_dim=1, *, seq_len=None, n_envs=1, obs_shape=None,
                  obs_dtype=np.float32, state_dim=0) -> None:
@@ -239,6 +152,12 @@ cdef class SequenceReplayBuffer:
         self.starting = np.ones(self.n_envs, np.uint8)
         self.rings.heads = <const i64*>cnp.PyArray_DATA(self.heads)
         self.rings.sizes = <const i64*>cnp.PyArray_DATA(self.sizes)
+        self.pushed = np.zeros(self.n_envs, np.int64)
+        self.queued = np.zeros(self.n_envs, np.int64)  # steps that sample(online=True) has taken or lost
+        self.rings.pushed = <const i64*>cnp.PyArray_DATA(self.pushed)
+        self.changed = np.zeros((self.n_envs, self.rings.slots if self.state_dim else 0), np.uint8)
+        self.rings.changed = <u8*>cnp.PyArray_DATA(self.changed)
+        self.set_mark()
         self.total = 0
         self.with_next = -1
         cdef int i
@@ -265,6 +184,14 @@ cdef class SequenceReplayBuffer:
     def len(self) -> int:
         """Return the number of steps held over all environments, as ``len(buffer)``."""
         return self.total
+
+    @property
+    def n_pushed(self):
+        return int(self.pushed.sum())
+
+    @property
+    def nbytes(self):
+        return sum([column.nbytes for column in self.columns if column is not None])
 
     def push(self, obs, action, reward, terminated, truncated, next_obs=None, *, env=0, is_first=False,
              state=None) -> None:
@@ -320,11 +247,12 @@ cdef class SequenceReplayBuffer:
         self.commit(e, slot)
 
     def push_batch(self, obs, next_obs, actions, rewards, terminated, truncated, *, is_first=None,
-                   state=None) -> None:
+                   state=None, envs=None) -> None:
         """Append steps of all environments, all of them or, where one is wrong, none.
 
         The rows come time-major: row r is environment ``r % N``. So (N, ...) arrays are one step of every
-        environment, (T, N, ...) arrays are T of them, and flat arrays are read alike.
+        environment, (T, N, ...) arrays are T of them, and flat arrays are read alike. With `envs` row r is
+        environment ``envs[r]``, and there may be any number of rows R.
 
         Parameters
         ----------
@@ -338,16 +266,23 @@ cdef class SequenceReplayBuffer:
             As `rewards`, or None for no resets by hand.
         state
             (N, S) or (T, N, S), given exactly if the buffer has a `state_dim`.
+        envs
+            (R,) integers in [0, N), or None.
 
         Raises
         ------
         ValueError, TypeError
-            As `push`, and for a number of rows that is no multiple of N.
+            As `push`, for a number of rows that is no multiple of N, and for environments that there are not.
         """
         where = "SequenceReplayBuffer.push_batch"
         cdef cnp.ndarray r = batch_rows(rewards, np.size(rewards), 1, False, where, "rewards")
         cdef Py_ssize_t n = cnp.PyArray_SIZE(r)
-        if n % self.n_envs:
+        cdef const i64* named = NULL
+        cdef cnp.ndarray numbers
+        if envs is not None:
+            numbers = self.places(envs, (n,), self.n_envs, where, "envs")
+            named = <const i64*>cnp.PyArray_DATA(numbers)
+        elif n % self.n_envs:
             raise ValueError(f"{where}: rewards must have a multiple of the {self.n_envs} environments, got {n}")
         cdef list rows = [
             batch_rows(obs, n, self.obs_dim, self.images, where, "obs"),
@@ -372,7 +307,7 @@ cdef class SequenceReplayBuffer:
             if rows[c] is not None:
                 sources[c] = <const char*>cnp.PyArray_DATA(rows[c])
         for i in range(n):
-            e = i % self.n_envs
+            e = i % self.n_envs if named == NULL else <Py_ssize_t>named[i]
             slot = e * self.rings.slots + heads[e]
             for c in range(N_COLUMNS):
                 if sources[c] != NULL:
@@ -380,11 +315,58 @@ cdef class SequenceReplayBuffer:
                     memcpy(self.rings.columns[c] + slot * size, sources[c] + i * size, size)
             self.commit(e, slot)
 
-    def cut(self) -> None:
-        """Let the next step of every environment begin an episode, as after a reset of all of them by hand."""
+    def cut(self, truncated=False) -> None:
+        """Let the next step of every environment begin an episode, as after a reset of all of them by hand.
+
+        With `truncated` the newest step of each becomes the last of a truncated episode, unless it ended one.
+        """
+        cdef Py_ssize_t e
+        if as_flag(truncated, "SequenceReplayBuffer.cut", "truncated"):
+            for e in range(self.n_envs):
+                if self.sizes[e] and not self.starting[e]:
+                    self.columns[TRUNCATED][e, self.heads[e] - 1] = True
         self.starting[:] = 1
 
-    def sample(self, batch_size, seq_len=None, seed=None, *, cross_episodes=True, time_major=False):
+    def clear_queue(self) -> None:
+        """Let no step held so far count as new to ``sample(online=True)``."""
+        self.queued[:] = self.pushed
+
+    def update_states(self, indices, states) -> None:
+        """Replace the states of steps that follow those a batch began at.
+
+        Where a step is named more than once, its last state stays. Steps that begin an episode keep theirs, and
+        what is no longer held, or not yet there, is left out.
+
+        Parameters
+        ----------
+        indices
+            (B,) as `sample` returned them.
+        states
+            (B, T, S) finite numbers: row t is the state before the step t + 1 places behind the first.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For other shapes, what is not finite, places that no step was ever at, a buffer without `state_dim`.
+        """
+        where = "SequenceReplayBuffer.update_states"
+        if not self.state_dim:
+            raise ValueError(f"{where}: the buffer must be made with a state_dim to hold states, got 0")
+        shape = np.shape(states)
+        if len(shape) != 3 or shape[2] != self.state_dim:
+            raise ValueError(f"{where}: states must have shape (B, T, {self.state_dim}), got {shape}")
+        cdef Py_ssize_t b = shape[0], length = shape[1]
+        cdef cnp.ndarray rows = batch_rows(states, b * length, self.state_dim, False, where, "states")
+        most = int((self.pushed * self.n_envs + np.arange(self.n_envs)).max()) if self.total else 0
+        cdef cnp.ndarray numbers = self.places(indices, (b,), most, where, "indices")
+        if (numbers // self.n_envs >= self.pushed[numbers % self.n_envs]).any():
+            raise ValueError(f"{where}: indices must be places that steps were pushed to; pass what sample returned")
+        with nogil:
+            write_states(&self.rings, <const i64*>cnp.PyArray_DATA(numbers), b, length,
+                         <const char*>cnp.PyArray_DATA(rows))
+
+    def sample(self, batch_size, seq_len=None, seed=None, *, cross_episodes=True, time_major=False, online=False,
+               with_indices=False):
         """Draw stretches of consecutive steps of one environment each, with replacement.
 
         Parameters
@@ -402,6 +384,12 @@ cdef class SequenceReplayBuffer:
             everything else 0. The first step is uniform over all steps held.
         time_major
             True returns (T, B, ...) in place of (B, T, ...).
+        online
+            True: first the steps that came since the last such call, in stretches that do not overlap, the oldest
+            first and each once; the rest of the batch is drawn. A call then changes what the next one returns,
+            also in a buffer restored by `set_state`.
+        with_indices
+            True adds ``indices``.
 
         Returns
         -------
@@ -409,12 +397,13 @@ cdef class SequenceReplayBuffer:
             Fresh arrays ``obs`` (B, T, \\*obs_shape), ``actions`` (B, T, A), ``rewards`` (B, T) float32,
             ``terminated``, ``truncated``, ``is_first`` (B, T) bool; ``next_obs`` where it was pushed;
             ``mask`` (B, T) bool with ``cross_episodes=False``; ``state`` (B, S), the recurrent state before
-            the first step, with a `state_dim`.
+            the first step, with a `state_dim`; ``indices`` (B,) int64, the place of the first step, if asked for.
 
         Raises
         ------
         ValueError
-            Nothing to draw from (empty, or no environment holds T steps), an argument out of range.
+            Nothing to draw from (empty, or no environment holds T steps), an argument out of range, `online`
+            without `cross_episodes`.
         TypeError
             No `seed` or no `seq_len` at all, or one that is no integer.
         """
@@ -428,6 +417,10 @@ cdef class SequenceReplayBuffer:
         cdef u64 key = seed_key(seed, where)
         cdef bint cross = as_flag(cross_episodes, where, "cross_episodes")
         cdef bint by_time = as_flag(time_major, where, "time_major")
+        cdef bint newest = as_flag(online, where, "online")
+        cdef bint places = as_flag(with_indices, where, "with_indices")
+        if newest and not cross:
+            raise ValueError(f"{where}: online must be False with cross_episodes=False, got True")
         if b > (1 << 40) // length:
             raise ValueError(f"{where}: batch_size * seq_len must be at most 2**40, got {b} * {length}")
         cdef cnp.npy_intp[3] shape
@@ -481,11 +474,19 @@ cdef class SequenceReplayBuffer:
             array = np.empty((b, self.state_dim), np.float32)
             batch["state"] = array
             out[STATE] = <char*>cnp.PyArray_DATA(array)
+        cdef cnp.ndarray indices = np.empty(b, np.int64)
+        cdef i64* first = <i64*>cnp.PyArray_DATA(indices)
+        cdef Py_ssize_t n = 0
+        if newest:
+            n = take_queued(&self.rings, <i64*>cnp.PyArray_DATA(self.queued), length, first, b)
+        draw_starts(&self.rings, before, key, first + n, b - n)
+        if places:
+            batch["indices"] = indices
         if b * length * self.rings.sizes_of[OBS] < RELEASE_GIL_FROM:
-            sample_steps(&self.rings, before, key, b, length, cross, by_time, out, mask)
+            copy_sequences(&self.rings, first, b, length, cross, by_time, out, mask)
         else:
             with nogil:
-                sample_steps(&self.rings, before, key, b, length, cross, by_time, out, mask)
+                copy_sequences(&self.rings, first, b, length, cross, by_time, out, mask)
         return batch
 
     def get_state(self) -> dict:
@@ -496,11 +497,11 @@ cdef class SequenceReplayBuffer:
         dict
             The columns as (N, L, ...) with L the most steps that an environment holds (0 behind the steps
             of one that holds fewer), ``sizes`` (N,) int64, ``starting`` (N,) bool (whether its next step
-            begins an episode), and the ints ``capacity`` and ``n_envs``.
+            begins an episode), ``pushed`` (N,) int64 (steps ever given), ``queued`` (N,) int64 (how many of
+            them ``sample(online=True)`` no longer has to take), and the ints ``capacity`` and ``n_envs``.
         """
         cdef Py_ssize_t longest = int(self.sizes.max())
-        state = {"capacity": int(self.capacity), "n_envs": int(self.n_envs), "sizes": self.sizes.copy(),
-                 "starting": self.starting.astype(np.bool_)}
+        state = self.values()
         for c, column in enumerate(self.columns):
             if column is None or (c == NEXT_OBS and self.with_next != 1):
                 continue
@@ -511,6 +512,56 @@ cdef class SequenceReplayBuffer:
             state[NAMES[c]] = ordered
         return state
 
+    def get_news(self, mark=None, all_states=False) -> dict:
+        """Return what came or changed since the call that returned `mark`, and set a new mark.
+
+        Parameters
+        ----------
+        mark
+            Of the last call, or the attribute ``mark`` after `set_state`. Any other, and None, stands for everything.
+        all_states
+            True returns the states of all steps, not only of those that are new or changed.
+
+        Returns
+        -------
+        dict
+            ``values``: what `get_state` returns beside the columns. ``whole``: whether that is everything.
+            ``rows``: the columns of M steps by name, without the states, and ``places`` (M,) int64, where these
+            steps are; the newest step before the mark is among them. ``states``: (K, S) as ``state`` and their
+            ``places``; empty without a `state_dim`. ``mark``: for the next call.
+        """
+        cdef bint whole = mark is None or mark != self.mark
+        values = self.values()
+        parts, places = [], ([], [])
+        for e in range(self.n_envs):
+            numbers = np.arange(self.pushed[e] - self.sizes[e], self.pushed[e])
+            slots = (self.heads[e] - self.pushed[e] + numbers) % self.rings.slots
+            new = numbers >= (0 if whole else self.marked[e] - 1)
+            old = new | (self.changed[e, slots] != 0) | all_states if self.state_dim else new[:0]
+            parts.append((slots[new], slots[old] if self.state_dim else slots[:0]))
+            for kind, chosen in zip(places, (numbers[new], numbers[old] if self.state_dim else numbers[:0])):
+                kind.append(chosen * self.n_envs + e)
+        rows, states = ({"places": np.concatenate(kind)} for kind in places)
+        for c, column in enumerate(self.columns):
+            if column is not None and (c != NEXT_OBS or self.with_next == 1):
+                kind = states if c == STATE else rows
+                kind[NAMES[c]] = np.concatenate([column[e, parts[e][c == STATE]] for e in range(self.n_envs)])
+        self.set_mark()
+        return {"values": values, "whole": whole, "rows": rows, "states": states, "mark": self.mark}
+
+    cdef dict values(self):
+        """What a state holds beside the columns."""
+        return {"capacity": int(self.capacity), "n_envs": int(self.n_envs), "sizes": self.sizes.copy(),
+                "starting": self.starting.astype(np.bool_), "pushed": self.pushed.copy(), "queued": self.queued.copy()}
+
+    cdef void set_mark(self):
+        """Count what comes from now on as news."""
+        global MARKS
+        MARKS += 1
+        self.mark = MARKS
+        self.marked = self.pushed.copy()
+        self.changed[:] = 0
+
     def set_state(self, dict state not None) -> None:
         """Replace everything by what `get_state` of a buffer of the same sizes returned.
 
@@ -518,7 +569,11 @@ cdef class SequenceReplayBuffer:
         buffer is then as it was.
         """
         where = "SequenceReplayBuffer.set_state"
-        wanted = {"capacity", "n_envs", "sizes", "starting", *NAMES[:NEXT_OBS]} | ({"state"} if self.state_dim else set())
+        # States of before version 0.7 do not count pushes.
+        if isinstance(state, dict) and not {"pushed", "queued"} & set(state) and "sizes" in state:
+            state = {**state, "pushed": state["sizes"], "queued": state["sizes"]}
+        wanted = {"capacity", "n_envs", "sizes", "starting", "pushed", "queued", *NAMES[:NEXT_OBS]}
+        wanted |= {"state"} if self.state_dim else set()
         if set(state) - {"next_obs"} != wanted:
             raise ValueError(
                 f"{where}: state must have the keys {', '.join(sorted(wanted))} (and next_obs), got "
@@ -531,6 +586,10 @@ cdef class SequenceReplayBuffer:
         starting = state_array(state, "starting", np.bool_, (self.n_envs,), where)
         if ((sizes < 0) | (sizes >= self.rings.slots)).any():
             raise ValueError(f"{where}: sizes must lie in [0, {self.rings.slots - 1}], got {sizes.tolist()}")
+        pushed = state_array(state, "pushed", np.int64, (self.n_envs,), where)
+        queued = state_array(state, "queued", np.int64, (self.n_envs,), where)
+        if (pushed < sizes).any() or (queued < 0).any() or (queued > pushed).any() or (pushed > 1 << 40).any():
+            raise ValueError(f"{where}: pushed must be at least sizes and queued, got {pushed.tolist()}")
         cdef Py_ssize_t longest = int(sizes.max())
         shapes = (self.obs_shape, (self.act_dim,), (), (), (), (), self.obs_shape, (self.state_dim,))
         arrays = {}
@@ -546,6 +605,9 @@ cdef class SequenceReplayBuffer:
         self.sizes[:] = sizes
         self.heads[:] = sizes  # at most slots - 1, the last slot
         self.starting[:] = starting
+        self.pushed[:] = pushed
+        self.queued[:] = queued
+        self.set_mark()
         self.total = int(sizes.sum())
         self.with_next = -1 if self.total == 0 else "next_obs" in state
 
@@ -587,6 +649,17 @@ cdef class SequenceReplayBuffer:
             self.allocate(NEXT_OBS)
         return 0
 
+    cdef cnp.ndarray places(self, object values, tuple shape, object end, str where, str name):
+        """Return integers in [0, end) as a C-contiguous int64 array of this shape."""
+        array = np.asarray(values)
+        if array.dtype.kind not in "iu" or array.shape != shape:
+            raise TypeError(f"{where}: {name} must be integers of shape {shape}, got {array.dtype} {array.shape}")
+        array = np.ascontiguousarray(array, np.int64)
+        if array.size and not 0 <= array.min() <= array.max() < end:
+            bad = array[(array < 0) | (array >= end)][0]
+            raise ValueError(f"{where}: {name} must lie in [0, {end}), got {bad}")
+        return array
+
     cdef int put_obs(self, int c, Py_ssize_t slot, object obs, str where, str name) except -1:
         if self.images:
             return put_image(<u8*>self.rings.columns[c] + slot * self.obs_dim, self.obs_dim, obs, where, name)
@@ -598,7 +671,10 @@ cdef class SequenceReplayBuffer:
         cdef i64* sizes = <i64*>cnp.PyArray_DATA(self.sizes)
         cdef u8* starting = <u8*>cnp.PyArray_DATA(self.starting)
         (<u8*>self.rings.columns[IS_FIRST])[slot] |= starting[e]
+        if self.state_dim:
+            self.rings.changed[slot] = 0
         starting[e] = ((<u8*>self.rings.columns[TERMINATED])[slot] | (<u8*>self.rings.columns[TRUNCATED])[slot])
+        (<i64*>cnp.PyArray_DATA(self.pushed))[e] += 1
         heads[e] += 1
         if heads[e] == self.rings.slots:
             heads[e] = 0

@@ -14,12 +14,21 @@ from rlox.kernels.envs.env import (  # noqa: E402
     MountainCarContinuous,
     Pendulum,
 )
-from rlox.kernels.envs.native_env import NATIVE_ENVS, native_ids, register_native  # noqa: E402
+from rlox.kernels.envs.multi_agent import AgentVecEnv  # noqa: E402
+from rlox.kernels.envs.native_env import (  # noqa: E402
+    NATIVE_ENVS,
+    NATIVE_MULTI_AGENT_ENVS,
+    native_ids,
+    native_multi_agent_ids,
+    register_native,
+)
 from rlox.kernels.envs.vec_env import VecEnv  # noqa: E402
 
 __all__ = [
     "NATIVE_ENVS",
+    "NATIVE_MULTI_AGENT_ENVS",
     "Acrobot",
+    "AgentVecEnv",
     "CartPole",
     "Env",
     "GridWorld",
@@ -28,5 +37,6 @@ __all__ = [
     "Pendulum",
     "VecEnv",
     "native_ids",
+    "native_multi_agent_ids",
     "register_native",
 ]

@@ -6,12 +6,14 @@ costs nothing per environment. State is float64 in structure-of-arrays form: com
 n is ``state[s * n + i]``. Observations are float32 rows.
 """
 
-from rlox.kernels.philox cimport DOMAIN_ENV_RESET, Block, philox
+from rlox.kernels.philox cimport DOMAIN_ENV_RESET, DOMAIN_ENV_STEP, Block, philox
 from rlox.kernels.types cimport f32, f64, i64, u8, u32, u64
 
 
 cdef extern from "rlox_native.h":
     const char* RLOX_ENV_CAPSULE
+    const u32 RLOX_ENV_AGENTS
+    const size_t RLOX_ENV_V1_ONE_AGENT
 
     ctypedef struct rlox_batch_v1:
         i64 n
@@ -41,8 +43,22 @@ cdef extern from "rlox_native.h":
         reset_n_f reset_n
         step_n_f step_n
         observe_n_f observe_n
+        # Of several agents; to be read only where `flags` has RLOX_ENV_AGENTS: see agents_of.
+        i64 n_agents
+        i64 central_dim
+        observe_n_f central_n
+
+
+cdef inline i64 agents_of(const rlox_env_v1* spec) noexcept nogil:
+    """Rows of observations, actions and rewards that an environment has."""
+    return spec.n_agents if spec.flags & RLOX_ENV_AGENTS else 1
 
 
 cdef inline Block reset_block(const rlox_batch_v1* batch, Py_ssize_t i) noexcept nogil:
     """Random words for the start of environment i's episode: a pure function of its key and episode number."""
     return philox(batch.keys[i], batch.episodes[i], DOMAIN_ENV_RESET)
+
+
+cdef inline Block step_block(const rlox_batch_v1* batch, Py_ssize_t i) noexcept nogil:
+    """Random words for the step that environment i is taking: a pure function of its key, episode and step."""
+    return philox(batch.keys[i], batch.episodes[i], DOMAIN_ENV_STEP | <u64>batch.steps[i] << 32)

@@ -145,7 +145,7 @@ cdef class Env(NativeEnv):
         cdef f64 reward
         cdef u8 terminated, truncated
         self.spec.step_n(self.spec.params, &batch, data, <f32*>cnp.PyArray_DATA(obs), &reward, &terminated)
-        self.running = not count(1, self.spec.max_episode_steps or INT64_MAX, &reward, &terminated, &truncated,
+        self.running = not count(1, 1, self.spec.max_episode_steps or INT64_MAX, &reward, &terminated, &truncated,
                                  &self.length, &self.total)
         return {
             "obs": obs,

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT64_MAX
 from libc.string cimport memcpy
 
-from rlox.kernels.envs.base cimport rlox_batch_v1, rlox_env_v1
+from rlox.kernels.envs.base cimport RLOX_ENV_AGENTS, agents_of, rlox_batch_v1, rlox_env_v1
 from rlox.kernels.types cimport cf64_r, f32, f64, f64_r, i64, i64_r, u8, u8_r, u64
 
 # Environments are stepped in blocks, each with its own (S, block) state, so that the passes over a block (step,
@@ -12,14 +12,17 @@ cdef enum:
     BLOCK = 256
 
 
+# Of N environments with A agents each (1 but for those with several); flags and lengths are an environment's.
 cdef struct Outputs:
-    f32* obs
-    f64* rewards
-    u8* terminated
-    u8* truncated
-    f32* final_obs       # the last three may be NULL: not wanted
-    f64* episode_return
-    i64* episode_length
+    f32* obs             # (N, A, D)
+    f64* rewards         # (N, A)
+    u8* terminated       # (N)
+    u8* truncated        # (N)
+    f32* final_obs       # (N, A, D); the last three may be NULL: not wanted
+    f64* episode_return  # (N, A)
+    i64* episode_length  # (N)
+    f32* central         # (N, C) and, before any reset, (N, C); looked at only where the environment has them
+    f32* final_central
 
 
 cdef struct Envs:
@@ -28,7 +31,7 @@ cdef struct Envs:
     u64* keys
     u64* episodes  # number of the running episode; 2**64 - 1 before the first
     i64* steps
-    f64* returns
+    f64* returns   # (N, A)
 
 
 cdef inline Py_ssize_t n_blocks(Py_ssize_t n) noexcept nogil:
@@ -49,11 +52,12 @@ cdef inline rlox_batch_v1 block_of(const rlox_env_v1* spec, Envs* envs, Py_ssize
 cdef inline void start_episodes(const rlox_env_v1* spec, Envs* envs, Py_ssize_t start, const rlox_batch_v1* batch,
                                 i64 m, const i64* index, f32* obs) noexcept nogil:
     """Start the next episodes of the environments index[0..m) of a block, whose observations `obs` is."""
-    cdef i64 j
+    cdef i64 j, agent, agents = agents_of(spec)
     for j in range(m):
         envs.episodes[start + index[j]] += 1
         envs.steps[start + index[j]] = 0
-        envs.returns[start + index[j]] = 0.0
+        for agent in range(agents):
+            envs.returns[(start + index[j]) * agents + agent] = 0.0
     spec.reset_n(spec.params, batch, m, index, obs)
 
 
@@ -67,7 +71,8 @@ cdef inline void start_all(const rlox_env_v1* spec, Envs* envs, f32* obs) noexce
     for k in range(n_blocks(envs.n)):
         start = k * BLOCK
         batch = block_of(spec, envs, start)
-        start_episodes(spec, envs, start, &batch, batch.n, &index[0], obs + start * spec.obs_dim)
+        start_episodes(spec, envs, start, &batch, batch.n, &index[0],
+                       obs + start * agents_of(spec) * spec.obs_dim)
 
 
 cdef inline void observe_all(const rlox_env_v1* spec, Envs* envs, f32* obs) noexcept nogil:
@@ -76,15 +81,25 @@ cdef inline void observe_all(const rlox_env_v1* spec, Envs* envs, f32* obs) noex
     for k in range(n_blocks(envs.n)):
         start = k * BLOCK
         batch = block_of(spec, envs, start)
-        spec.observe_n(spec.params, &batch, obs + start * spec.obs_dim)
+        spec.observe_n(spec.params, &batch, obs + start * agents_of(spec) * spec.obs_dim)
 
 
-cdef inline int count(Py_ssize_t n, i64 limit, cf64_r rewards, u8_r terminated, u8_r truncated, i64_r steps,
-                      f64_r returns) noexcept nogil:
+cdef inline void central_all(const rlox_env_v1* spec, Envs* envs, f32* central) noexcept nogil:
+    """Write what a central critic sees, of an environment that has a function for it."""
+    cdef Py_ssize_t k, start
+    cdef rlox_batch_v1 batch
+    for k in range(n_blocks(envs.n)):
+        start = k * BLOCK
+        batch = block_of(spec, envs, start)
+        spec.central_n(spec.params, &batch, central + start * spec.central_dim)
+
+
+cdef inline int count(Py_ssize_t n, Py_ssize_t agents, i64 limit, cf64_r rewards, u8_r terminated, u8_r truncated,
+                      i64_r steps, f64_r returns) noexcept nogil:
     """Advance the statistics and apply the time limit; nonzero if an episode ended."""
     cdef Py_ssize_t i
     cdef u8 ended = 0
-    for i in range(n):
+    for i in range(n * agents):
         returns[i] += rewards[i]
     for i in range(n):
         steps[i] += 1
@@ -97,9 +112,11 @@ cdef inline int count(Py_ssize_t n, i64 limit, cf64_r rewards, u8_r terminated, 
 
 cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* actions, Outputs* out) noexcept nogil:
     """One step of every environment, with same-step auto-reset."""
-    cdef Py_ssize_t action_size = sizeof(i64) if spec.n_actions else spec.act_dim * sizeof(f32)
-    cdef Py_ssize_t row = spec.obs_dim
+    cdef Py_ssize_t agents = agents_of(spec)
+    cdef Py_ssize_t action_size = agents * (sizeof(i64) if spec.n_actions else spec.act_dim * sizeof(f32))
+    cdef Py_ssize_t row = agents * spec.obs_dim
     cdef i64 limit = spec.max_episode_steps or INT64_MAX
+    cdef Py_ssize_t seen = spec.central_dim if spec.flags & RLOX_ENV_AGENTS else 0
     cdef i64[BLOCK] index
     cdef rlox_batch_v1 batch
     cdef Py_ssize_t k, start, n
@@ -115,15 +132,19 @@ cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* action
         obs = out.obs + start * row
         terminated = out.terminated + start
         truncated = out.truncated + start
-        spec.step_n(spec.params, &batch, <const char*>actions + start * action_size, obs, out.rewards + start,
+        spec.step_n(spec.params, &batch, <const char*>actions + start * action_size, obs, out.rewards + start * agents,
                     terminated)
-        m = count(n, limit, out.rewards + start, terminated, truncated, envs.steps + start, envs.returns + start)
+        m = count(n, agents, limit, out.rewards + start * agents, terminated, truncated, envs.steps + start,
+                  envs.returns + start * agents)
         if out.final_obs != NULL:
             memcpy(out.final_obs + start * row, obs, n * row * sizeof(f32))
         if out.episode_return != NULL:
-            memcpy(out.episode_return + start, envs.returns + start, n * sizeof(f64))
+            memcpy(out.episode_return + start * agents, envs.returns + start * agents, n * agents * sizeof(f64))
         if out.episode_length != NULL:
             memcpy(out.episode_length + start, envs.steps + start, n * sizeof(i64))
+        if seen:
+            spec.central_n(spec.params, &batch, out.final_central + start * seen)
+            memcpy(out.central + start * seen, out.final_central + start * seen, n * seen * sizeof(f32))
         if m:
             m = 0
             # Eight flags at a time, for most of them are 0.
@@ -138,3 +159,5 @@ cdef inline void advance(const rlox_env_v1* spec, Envs* envs, const void* action
                 index[m] = j
                 m += terminated[j] | truncated[j]
             start_episodes(spec, envs, start, &batch, m, &index[0], obs)
+            if seen:
+                spec.central_n(spec.params, &batch, out.central + start * seen)

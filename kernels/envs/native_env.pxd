@@ -8,3 +8,4 @@ cdef class NativeEnv:
     cdef object capsule  # what keeps an environment from outside alive
 
     cdef int choose(self, object env_id, str where) except -1
+    cdef int find(self, object env_id, str where) except -1

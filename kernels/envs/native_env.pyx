@@ -2,10 +2,18 @@
 
 import numpy as np
 
+from libc.string cimport memcpy, memset
+
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid
 
 from rlox.kernels.envs.acrobot cimport spec as acrobot
-from rlox.kernels.envs.base cimport RLOX_ENV_CAPSULE, rlox_env_v1
+from rlox.kernels.envs.base cimport (
+    RLOX_ENV_AGENTS,
+    RLOX_ENV_CAPSULE,
+    RLOX_ENV_V1_ONE_AGENT,
+    agents_of,
+    rlox_env_v1,
+)
 from rlox.kernels.envs.cartpole cimport spec as cartpole
 from rlox.kernels.envs.gridworld cimport Params as Grid, spec as gridworld
 from rlox.kernels.envs.mountain_car cimport spec as mountain_car
@@ -27,12 +35,24 @@ SPECS[5] = gridworld(&GRID_5X5)
 
 NATIVE_ENVS: tuple[str, ...] = tuple([SPECS[k].env_id.decode() for k in range(N_SPECS)])
 
+# Those with several agents, which `AgentVecEnv` plays; their parameters make the struct (kernels/envs/multi_agent.pyx).
+NATIVE_MULTI_AGENT_ENVS: tuple[str, ...] = ("GridPursuit-v0",)
+
 REGISTERED = {}  # env_id -> capsule, of environments from outside
 
 
 def native_ids() -> tuple[str, ...]:
-    """Return every id that `VecEnv` takes: `NATIVE_ENVS`, then those that `register_native` added."""
-    return NATIVE_ENVS + tuple(REGISTERED)
+    """Return every id that `VecEnv` takes: `NATIVE_ENVS`, then those with one agent that `register_native` added."""
+    return NATIVE_ENVS + tuple([env_id for env_id, capsule in REGISTERED.items() if not has_agents(capsule)])
+
+
+def native_multi_agent_ids() -> tuple[str, ...]:
+    """Return every id that `AgentVecEnv` takes: `NATIVE_MULTI_AGENT_ENVS`, then those that `register_native` added."""
+    return NATIVE_MULTI_AGENT_ENVS + tuple([env_id for env_id, capsule in REGISTERED.items() if has_agents(capsule)])
+
+
+cdef bint has_agents(object capsule) except -1:
+    return (<const rlox_env_v1*>PyCapsule_GetPointer(capsule, RLOX_ENV_CAPSULE)).flags & RLOX_ENV_AGENTS
 
 
 def register_native(capsule) -> str:
@@ -62,6 +82,11 @@ def register_native(capsule) -> str:
     return env_id
 
 
+def capsule_id(capsule) -> str:
+    """Return the id inside a capsule; raises as `register_native` does."""
+    return env_of(capsule, "register_env").env_id.decode()
+
+
 cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
     """Return the struct in `capsule` once every field has been found in order."""
     if not PyCapsule_CheckExact(capsule):
@@ -74,13 +99,17 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
         got = "one without a name" if name == NULL else repr(name.decode(errors="replace"))
         raise ValueError(f"{where}: capsule must be named {RLOX_ENV_CAPSULE.decode()!r}, got {got}")
     cdef const rlox_env_v1* env = <const rlox_env_v1*>PyCapsule_GetPointer(capsule, RLOX_ENV_CAPSULE)
-    if env.struct_size < sizeof(rlox_env_v1):
+    # A struct that was built before there were several agents ends before their fields, and has no flags.
+    cdef size_t least = RLOX_ENV_V1_ONE_AGENT
+    if env.struct_size >= least and env.flags & RLOX_ENV_AGENTS:
+        least = sizeof(rlox_env_v1)
+    if env.struct_size < least:
         raise ValueError(
-            f"{where}: struct_size must be at least {sizeof(rlox_env_v1)}, got {env.struct_size}; set it to "
+            f"{where}: struct_size must be at least {least}, got {env.struct_size}; set it to "
             "sizeof(rlox_env_v1) and build against this rlox's rlox_native.h"
         )
-    if env.flags != 0:
-        raise ValueError(f"{where}: flags must be 0, got {env.flags}")
+    if env.flags & ~RLOX_ENV_AGENTS:
+        raise ValueError(f"{where}: flags must be 0 or RLOX_ENV_AGENTS ({RLOX_ENV_AGENTS}), got {env.flags}")
     if env.env_id == NULL or env.env_id[0] == 0:
         raise ValueError(f"{where}: env_id must be a name, got {'NULL' if env.env_id == NULL else 'an empty one'}")
     try:
@@ -112,7 +141,18 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
                            ("observe_n", env.observe_n == NULL)):
         if missing:
             raise ValueError(f"{where}: {field} must be a function, got NULL")
-    if env_id in NATIVE_ENVS:
+    if env.flags & RLOX_ENV_AGENTS:
+        if not 1 <= env.n_agents <= 1 << 20:
+            raise ValueError(f"{where}: n_agents must be at least 1 and at most 2**20, got {env.n_agents}")
+        if not 0 <= env.central_dim <= 1 << 40:
+            raise ValueError(f"{where}: central_dim must be at least 0 and at most 2**40, got {env.central_dim}")
+        if (env.central_n == NULL) != (env.central_dim == 0):
+            raise ValueError(
+                f"{where}: central_n must be "
+                + ("a function where central_dim is not 0, got NULL" if env.central_dim
+                   else "NULL where central_dim is 0, got a function")
+            )
+    if env_id in NATIVE_ENVS or env_id in NATIVE_MULTI_AGENT_ENVS:
         raise ValueError(f"{where}: env_id must not be that of a built-in environment; choose another id")
     known = REGISTERED.get(env_id)
     if known is not None and env != <const rlox_env_v1*>PyCapsule_GetPointer(known, RLOX_ENV_CAPSULE):
@@ -127,12 +167,27 @@ cdef class NativeEnv:
         self.spec = SPECS[0]  # so that nothing is NULL before `choose`
 
     cdef int choose(self, object env_id, str where) except -1:
-        """Take the environment that `env_id`, an id or a capsule, stands for."""
+        """Take the environment with one agent that `env_id`, an id or a capsule, stands for."""
+        self.find(env_id, where)
+        if self.capsule is not None and has_agents(self.capsule):
+            raise ValueError(
+                f"{where}: env_id must be an environment with one agent, got {self.env_id!r}, which has "
+                f"{agents_of(&self.spec)}; rlox.multi_agent.make_multi_agent_env plays it"
+            )
+        return 0
+
+    cdef int find(self, object env_id, str where) except -1:
+        """Take the environment that `env_id`, an id or a capsule, stands for, whatever number of agents it has."""
         cdef const rlox_env_v1* found
         if isinstance(env_id, str):
             if env_id in NATIVE_ENVS:
                 self.spec = SPECS[NATIVE_ENVS.index(env_id)]
                 return 0
+            if env_id in NATIVE_MULTI_AGENT_ENVS:
+                raise ValueError(
+                    f"{where}: env_id must be an environment with one agent, got {env_id!r}; "
+                    "rlox.multi_agent.make_multi_agent_env plays it"
+                )
             if env_id not in REGISTERED:
                 from rlox.envs.registry import register_offered
 
@@ -149,7 +204,8 @@ cdef class NativeEnv:
         else:
             raise TypeError(f"{where}: env_id must be an id or a PyCapsule, got {type(env_id).__name__}")
         found = env_of(self.capsule, where)
-        self.spec = found[0]
+        memset(&self.spec, 0, sizeof(rlox_env_v1))
+        memcpy(&self.spec, found, min(<size_t>found.struct_size, sizeof(rlox_env_v1)))
         return 0
 
     @property

@@ -18,6 +18,8 @@ from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
 from rlox.kernels.philox cimport derive_key
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
+from rlox.kernels.envs.snapshot import restore, saved
+
 cnp.import_array()
 
 # A smaller batch takes less than a microsecond or two: too short for another thread to use, while
@@ -42,7 +44,8 @@ cdef void step_through(void* self, const void* actions, f32* obs, f64* rewards, 
                        f32* final_obs, f64* episode_return, i64* episode_length) noexcept nogil:
     cdef Stepped* stepped = <Stepped*>self
     cdef Outputs out = Outputs(obs=obs, rewards=rewards, terminated=terminated, truncated=truncated,
-                               final_obs=final_obs, episode_return=episode_return, episode_length=episode_length)
+                               final_obs=final_obs, episode_return=episode_return, episode_length=episode_length,
+                               central=NULL, final_central=NULL)
     advance(stepped.spec, stepped.envs, actions, &out)
 
 
@@ -153,7 +156,7 @@ cdef class VecEnv(NativeEnv):
             rewards=<f64*>cnp.PyArray_DATA(rewards),
             terminated=<u8*>cnp.PyArray_DATA(flags),
             truncated=<u8*>cnp.PyArray_DATA(flags) + self.n_envs,
-            final_obs=NULL, episode_return=NULL, episode_length=NULL,
+            final_obs=NULL, episode_return=NULL, episode_length=NULL, central=NULL, final_central=NULL,
         )
         self.rekey(seed, "VecEnv")
 
@@ -451,23 +454,12 @@ cdef class VecEnv(NativeEnv):
         """
         if self.busy:
             self.refuse("get_state")
-        state = np.empty((self.spec.state_size, self.n_envs))
-        for start, stop, block in self.blocks():
-            state[:, start:stop] = block
-        return {
-            "state": state,
-            "keys": self.keys.copy(),
-            "episodes": self.episodes + np.uint64(1),
-            "steps": self.steps.copy(),
-            "returns": self.returns.copy(),
-        }
+        return saved(self.arrays(), self.spec.state_size, BLOCK)
 
-    def blocks(self):
-        """Yield (start, stop, the block's state (S, stop - start))."""
-        size = self.spec.state_size
-        for start in range(0, self.n_envs, BLOCK):
-            stop = min(start + BLOCK, self.n_envs)
-            yield start, stop, self.state[start * size : stop * size].reshape(size, stop - start)
+    cdef dict arrays(self):
+        """What a snapshot holds, by the names that it has there."""
+        return {"state": self.state, "keys": self.keys, "episodes": self.episodes, "steps": self.steps,
+                "returns": self.returns}
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue exactly from what `get_state` returned, of any VecEnv of this env_id and size.
@@ -483,34 +475,7 @@ cdef class VecEnv(NativeEnv):
         TypeError
             Another dtype, or no array.
         """
-        where = "VecEnv.set_state"
         if self.busy:
             self.refuse("set_state")
-        mine = {"state": np.broadcast_to(0.0, (self.spec.state_size, self.n_envs)), "keys": self.keys,
-                "episodes": self.episodes, "steps": self.steps, "returns": self.returns}
-        if set(state) != set(mine):
-            raise ValueError(
-                f"{where}: state must have the keys {sorted(mine)}, got {sorted(state)}; pass what "
-                "get_state returned"
-            )
-        for name, array in mine.items():
-            given = state[name]
-            if not isinstance(given, np.ndarray) or given.dtype != array.dtype:
-                got = getattr(given, "dtype", type(given).__name__)
-                raise TypeError(f"{where}: {name} must be an array of {array.dtype}, got {got}")
-            if given.shape != array.shape:
-                raise ValueError(f"{where}: {name} must have shape {array.shape}, got {given.shape}")
-            if not np.isfinite(given).all():
-                raise ValueError(f"{where}: {name} must be finite, got {given[~np.isfinite(given)][0]}")
-        steps = state["steps"]
-        limit = self.spec.max_episode_steps or INT64_MAX
-        wrong = (steps < 0) | (steps >= limit)
-        if wrong.any():
-            raise ValueError(f"{where}: steps must lie in [0, {limit}), got {steps[wrong][0]}")
-        for start, stop, block in self.blocks():
-            block[...] = state["state"][:, start:stop]
-        self.keys[...] = state["keys"]
-        self.episodes[...] = state["episodes"] - np.uint64(1)
-        self.steps[...] = steps
-        self.returns[...] = state["returns"]
-        self.ready = bool(state["episodes"].all())
+        self.ready = restore(self.arrays(), state, self.spec.state_size, BLOCK,
+                             self.spec.max_episode_steps or INT64_MAX, "VecEnv.set_state")

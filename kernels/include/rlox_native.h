@@ -10,6 +10,7 @@
 #ifndef RLOX_NATIVE_H
 #define RLOX_NATIVE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -18,6 +19,9 @@ extern "C" {
 
 #define RLOX_ENV_CAPSULE "rlox.env.v1"
 #define RLOX_REWARD_CAPSULE "rlox.reward.v1"
+
+/* Bits of rlox_env_v1.flags. */
+#define RLOX_ENV_AGENTS 1u /* several agents: the fields from n_agents on count; without it they are not read */
 
 /* N environments as the functions below see them: all of a VecEnv or a block of them (256 now), with its own arrays.
  * Component s of environment i is state[s * n + i]. */
@@ -31,7 +35,7 @@ typedef struct rlox_batch_v1 {
 
 typedef struct rlox_env_v1 {
     uint32_t struct_size;      /* sizeof(rlox_env_v1) */
-    uint32_t flags;            /* 0 */
+    uint32_t flags;            /* 0 or RLOX_ENV_AGENTS */
     const char *env_id;        /* "My-v0"; not empty */
     int64_t state_size;        /* S >= 1 numbers per environment: all that its future depends on */
     int64_t obs_dim;           /* D >= 1 */
@@ -49,7 +53,18 @@ typedef struct rlox_env_v1 {
                    uint8_t *terminated);
     /* Write obs (N, D) from the state. */
     void (*observe_n)(const void *params, const rlox_batch_v1 *batch, float *obs);
+
+    /* With RLOX_ENV_AGENTS, A agents act at once in each environment. The fields above are those of one agent, and the
+     * arrays of the functions have a row for each: obs (N, A, D), actions (N, A) or (N, A, act_dim), rewards (N, A).
+     * terminated stays (N): the agents of an environment begin and end their episode together. */
+    int64_t n_agents;    /* A >= 1 */
+    int64_t central_dim; /* C numbers that a central critic sees of each environment; 0: what all agents observe */
+    /* Write central (N, C) from the state; NULL where central_dim is 0. */
+    void (*central_n)(const void *params, const rlox_batch_v1 *batch, float *central);
 } rlox_env_v1;
+
+/* What struct_size must be at least without RLOX_ENV_AGENTS. */
+#define RLOX_ENV_V1_ONE_AGENT offsetof(rlox_env_v1, n_agents)
 
 typedef struct rlox_reward_v1 {
     uint32_t struct_size; /* sizeof(rlox_reward_v1) */

@@ -32,33 +32,6 @@ cdef enum Head:
 cdef f64 LOG_SQRT_2PI = 0.91893853320467274178
 
 
-cdef struct Loss:
-    bint ppo            # else A2C's policy gradient
-    f64 clip_eps
-    f64 vf_coef
-    f64 ent_coef
-    f64 clip_vf         # 0: off
-
-
-cdef struct Sums:
-    f64 policy_loss
-    f64 value_loss
-    f64 entropy
-    f64 approx_kl
-    f64 clipped
-
-
-# A chunk of a minibatch, gathered.
-cdef struct Rows:
-    const f32* obs      # (B, in_pad)
-    const i64* choices  # (B) categorical
-    const f32* actions  # (B, A) Gaussian
-    const f32* log_probs
-    const f32* advantages
-    const f32* returns
-    const f32* values
-
-
 cdef inline f64 policy_term(const Loss* loss, f64 log_prob, f64 old, f64 advantage, Sums* sums) noexcept nogil:
     """Add the policy loss of one row; return its derivative by the log-probability."""
     cdef f64 log_ratio, ratio, clipped, first, second

@@ -21,6 +21,7 @@ from rlox.kernels.rng import Rng
 from rlox.nn.batch import SequenceBatch
 from rlox.nn.optimizers import flat_copy
 from rlox.training.off_policy import OffPolicyAlgorithm
+from rlox.training.schedules import scheduled
 from rlox.world_models.acting import DreamerPolicy, WorldModelActor
 from rlox.world_models.collector import SequenceCollector
 from rlox.world_models.laprop import LaProp
@@ -119,6 +120,8 @@ class DreamerV3(OffPolicyAlgorithm):
         n_actions: int | None = None,
         **arguments: Any,
     ):
+        if arguments.get("compile"):
+            raise ValueError("DreamerV3: compile must be false, got True; kernels compute what compiling would fuse")
         super().__init__(env_id, n_envs, seed, **arguments)
         own = self.spec.n_actions or self.spec.act_dim or len(self.spec.choices)
         for name, given, found in (("obs_dim", obs_dim, self.spec.obs_dim), ("n_actions", n_actions, own)):
@@ -154,6 +157,7 @@ class DreamerV3(OffPolicyAlgorithm):
         """One step of model, actor and critic together; metrics as tensors ()."""
         c, policy, heads = self.config, self.policy, self.heads
         rssm, actor, critic = policy.rssm, policy.actor, heads.critic
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         # Sequences come as (B, T, ...), and are worked through as (T, B, ...).
         columns = (batch.obs, batch.actions, batch.rewards, batch.is_first, batch.terminated, batch.truncated)
         obs, actions, rewards, is_first, terminated, truncated = (x.transpose(0, 1) for x in columns)

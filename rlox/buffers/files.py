@@ -5,6 +5,9 @@ checkpoint is to hold: the names of all files it needs, and the little that chan
 that checkpoint is in place are files removed that it does not name. So whatever moment a process is killed at, the
 checkpoint on disk finds its files. Files whose transitions have all made room for newer ones are dropped, and small
 ones are joined.
+
+Of a memory of sequences the states of its steps change too. Those that did are written into files of their own, which
+are replaced by one of all states when they have become larger than that.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from rlox.buffers.protocols import Buffer
 from rlox.checkpoint import Checkpoint, is_count, load_checkpoint, one_line, save_checkpoint
 from rlox.kernels.buffers.mmap import MmapReplayBuffer
 from rlox.kernels.buffers.replay import ReplayBuffer
+from rlox.kernels.buffers.sequence import SequenceReplayBuffer
 
 _BIG = ("rows", "frames")
 # The newest files are joined as soon as there are so many of a size class, as long as that takes no more memory than
@@ -58,12 +62,15 @@ class ReplayFiles:
     """
 
     _files: list[dict[str, Any]]  # oldest first; those of a save that is being written among them
+    _mark: int | None
 
     def __init__(self, folder: str | os.PathLike, entry: dict[str, Any] | None = None, buffer: Buffer | None = None):
         self.folder = Path(folder)
         self._run = secrets.token_hex(4)
         self._lock = threading.Lock()  # of the disk: a checkpoint may be written while another is asked for
         self._begin_anew()
+        if entry is not None and entry["files"] and isinstance(buffer, SequenceReplayBuffer) and len(buffer):
+            self._files, self._mark = list(entry["files"]), buffer.mark
         if (
             entry is not None
             and entry["files"]
@@ -82,17 +89,21 @@ class ReplayFiles:
         self._files = []
         self._upto = (0, 0)  # transitions and frames that they hold
         self._newest = b""  # the last row they hold, by which a memory that was exchanged is noticed
+        self._mark = None  # of a memory of sequences, what they hold
 
     def take(self, buffer: Buffer) -> Taken:
         """Copy what is new, for another thread to write while the memory goes on; an OSError comes from there."""
         if isinstance(buffer, MmapReplayBuffer):
             # Its own file keeps what the two newest states name.
             values, arrays = _split(buffer.get_state(include_cold=False))
-            return self._taken_of([], values, arrays, None)
+            return self._taken_of([], values, arrays, {})
+        if isinstance(buffer, SequenceReplayBuffer):
+            return self._take_sequences(buffer)
         if not isinstance(buffer, ReplayBuffer):
             values, arrays = _split(buffer.get_state())
             self._files = []
-            return self._taken_of([self._named(secrets.token_hex(4))], values, {}, arrays)
+            file = self._named(secrets.token_hex(4))
+            return self._taken_of([file], values, {}, {file["name"]: arrays})
         count, frame = self._upto
         # One row more than is new: a memory that was cleared or exchanged shows by it.
         values, arrays = _split(buffer.get_state(max(0, count - 1), frame))
@@ -113,7 +124,30 @@ class ReplayFiles:
             files.append({**entry, "bytes": size, "joined": 0})
             self._newest = news["rows"][-1].tobytes()
         self._upto = now
-        return self._taken_of(files, values, arrays, news if grown else None)
+        return self._taken_of(files, values, arrays, {files[-1]["name"]: news} if grown else {})
+
+    def _take_sequences(self, buffer: SequenceReplayBuffer) -> Taken:
+        before = [file for file in self._files if "states" in file]
+        row = 8 + 4 * buffer.state_dim  # bytes of a state and its place
+        all_states = sum(file["bytes"] for file in before) > row * len(buffer)
+        found = buffer.get_news(self._mark, all_states)
+        values, arrays = _split(found["values"])
+        self._mark = found["mark"]
+        kept = [] if found["whole"] else self._files
+        oldest, now = arrays["pushed"] - arrays["sizes"], int(arrays["pushed"].sum())
+        rows = [file for file in kept if "states" not in file and (np.asarray(file["ended"]) > oldest).any()]
+        states = [] if all_states else [file for file in kept if "states" in file]
+        news: dict[str, dict[str, np.ndarray]] = {}
+        if len(found["rows"]["places"]):
+            file = {**self._named(f"{now:012d}-{secrets.token_hex(4)}"), "ended": arrays["pushed"].tolist()}
+            news[file["name"]] = found["rows"]
+            size = sum(x.nbytes for x in found["rows"].values())
+            rows.append({**file, "count": now, "bytes": size, "joined": 0})
+        if len(found["states"]["places"]):
+            file = {**self._named(f"states-{secrets.token_hex(4)}"), "states": True}
+            news[file["name"]] = found["states"]
+            states.append({**file, "bytes": sum(x.nbytes for x in found["states"].values())})
+        return self._taken_of([*rows, *states], values, arrays, news)
 
     def _named(self, stem: str) -> dict[str, Any]:
         return {"name": f"{stem}-{self._run}.safetensors"}
@@ -123,22 +157,23 @@ class ReplayFiles:
         files: list[dict[str, Any]],
         values: dict[str, Any],
         arrays: dict[str, np.ndarray],
-        news: dict[str, np.ndarray] | None,
+        news: dict[str, dict[str, np.ndarray]],
     ) -> Taken:
-        """`news` are for the last of `files`, which all hold the memory together."""
+        """`news` are for those of `files` that they name, which all hold the memory together."""
         self._files = files
         named: list[dict[str, Any]] = []
 
         def write() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             with self._lock:
                 try:
-                    if news is not None:
-                        self._write(files[-1]["name"], news)
+                    for name, piece in news.items():
+                        self._write(name, piece)
                     if lost := [file["name"] for file in files if not (self.folder / file["name"]).is_file()]:
                         raise FileNotFoundError(
                             2, f"replay memory: {self.folder / lost[0]} must be there; the next save writes all anew"
                         )
-                    named[:] = self._joined(files)
+                    named[:] = self._joined([file for file in files if "states" not in file])
+                    named.extend(file for file in files if "states" in file)
                     if self._files is files:
                         self._files = named
                 except BaseException:
@@ -271,6 +306,9 @@ def _set(
     arrays: dict[str, np.ndarray],
     pieces: list[dict[str, np.ndarray]],
 ) -> None:
+    if isinstance(buffer, SequenceReplayBuffer):
+        _set_sequences(buffer, values, arrays, pieces)
+        return
     if not isinstance(buffer, ReplayBuffer):
         buffer.set_state({**values, **arrays, **(pieces[0] if pieces else {})})
         return
@@ -290,3 +328,49 @@ def _set(
             frames[numbers[kept] % slots] = piece["frames"][kept]
         arrays["frames"] = frames
     buffer.set_state({**values, **arrays})
+
+
+def _set_sequences(
+    buffer: SequenceReplayBuffer,
+    values: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    pieces: list[dict[str, np.ndarray]],
+) -> None:
+    """What later pieces hold of a step counts, and they come later in the list."""
+    n = buffer.n_envs
+    sizes, pushed = (np.asarray(arrays[name]) for name in ("sizes", "pushed"))
+    if (
+        any(array.shape != (n,) or array.dtype != np.int64 for array in (sizes, pushed))
+        or ((sizes < 0) | (sizes > np.minimum(buffer.capacity // n, pushed))).any()
+    ):
+        raise ValueError(f"replay memory: sizes and pushed must fit {n} environments of {buffer.capacity // n} steps")
+    own = {name: x for name, x in buffer.get_state().items() if isinstance(x, np.ndarray)}
+    columns: dict[str, np.ndarray] = {}
+    held = np.arange(sizes.max(initial=0)) < sizes[:, None]  # (N, L)
+    filled = {name: ~held for name in (("obs", "state") if buffer.state_dim else ("obs",))}
+    for piece in pieces:
+        places = piece["places"]
+        if places.ndim != 1 or places.dtype != np.int64 or (len(places) and places.min() < 0):
+            raise ValueError(f"replay memory: places must be (M,) int64 and at least 0, got {places.dtype}")
+        env = places % n
+        at = places // n - (pushed - sizes)[env]
+        kept = (at >= 0) & (at < sizes[env])
+        for name, column in piece.items():
+            if name == "places":
+                continue
+            like = own.get("obs" if name == "next_obs" else name)
+            if like is None or column.dtype != like.dtype or column.shape != (len(places), *like.shape[2:]):
+                raise ValueError(
+                    f"replay memory: the files must hold rows of this memory, got {one_line(name, 40)} of shape "
+                    f"{column.shape} for {len(places)} places"
+                )
+            if name not in columns:
+                columns[name] = np.zeros((*held.shape, *column.shape[1:]), column.dtype)
+            columns[name][env[kept], at[kept]] = column[kept]
+            if name in filled:
+                filled[name][env[kept], at[kept]] = True
+    if any(not found.all() for found in filled.values()):
+        raise ValueError("replay memory: its files must hold every step, and some are missing")
+    if not pieces:
+        columns = {name: array[:, :0] for name, array in own.items() if array.ndim > 1}
+    buffer.set_state({**columns, **values, **arrays})

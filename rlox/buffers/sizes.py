@@ -25,7 +25,9 @@ class Footprint:
 _MINIATURE = 512
 
 
-def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_pushed: int) -> Footprint | None:
+def footprint(
+    config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_pushed: int, state_dim: int = 0
+) -> Footprint | None:
     """What the memory that `make_buffer` builds of the same arguments takes after `n_pushed` transitions.
 
     None where its class has no ``nbytes``. Nothing of its size is reserved.
@@ -36,6 +38,8 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
         As `make_buffer`.
     """
     least = max(_MINIATURE, n_envs, config.n_step)
+    if config.holds == "sequences":
+        least = _MINIATURE * n_envs  # each environment has as much room as the others
     if isinstance(config, MmapBufferConfig):
         with tempfile.TemporaryDirectory(prefix="rlox-replay-") as folder:
             # Without an older part there is no table of its blocks either, and all that is left are the rows.
@@ -48,7 +52,7 @@ def footprint(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, n_
         return None
 
     def nbytes(size: int) -> int:
-        memory: Any = make_buffer(replace(config, size=size), spec, n_envs, gamma)
+        memory: Any = make_buffer(replace(config, size=size), spec, n_envs, gamma, state_dim)
         return memory.nbytes
 
     try:

@@ -37,6 +37,7 @@ BUFFERS: dict[str, Entry] = {
         "rlox.kernels.buffers.prioritized:PrioritizedReplayBuffer", "rlox.config.data:PrioritizedBufferConfig"
     ),
     "mmap": Entry("rlox.kernels.buffers.mmap:MmapReplayBuffer", "rlox.config.data:MmapBufferConfig"),
+    "sequence": Entry("rlox.kernels.buffers.sequence:SequenceReplayBuffer", "rlox.config.data:SequenceBufferConfig"),
 }
 
 
@@ -124,14 +125,17 @@ def buffer_config_class(name: str) -> type[BufferConfig]:
 
 
 def buffer_config(
-    buffer: str | BufferConfig | Mapping[str, Any] | None = None, prioritized: bool | None = None, **changes: Any
+    buffer: str | BufferConfig | Mapping[str, Any] | None = None,
+    prioritized: bool | None = None,
+    usual: str = "uniform",
+    **changes: Any,
 ) -> BufferConfig:
     """The configuration that a name, a mapping, or a configuration stands for.
 
     Parameters
     ----------
     buffer
-        None, and a mapping without a ``name``, stand for the uniform memory.
+        None, and a mapping without a ``name``, stand for the `usual` memory.
     prioritized
         True turns that into the prioritized one; True and False must fit a name that is given.
     **changes
@@ -148,7 +152,7 @@ def buffer_config(
         fields = {"name": buffer} if isinstance(buffer, str) else dict(buffer or {})
         if not all(isinstance(key, str) for key in fields):
             raise TypeError(f"buffer: a mapping must have names of fields for keys, got {shown(buffer)}")
-        fields.setdefault("name", "prioritized" if prioritized else "uniform")
+        fields.setdefault("name", "prioritized" if prioritized else usual)
         kind = buffer_config_class(fields["name"])
     else:
         raise TypeError(
@@ -162,8 +166,11 @@ def buffer_config(
     return kind.from_kwargs("buffer", **fields)
 
 
-def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float) -> Buffer:
+def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float, state_dim: int = 0) -> Buffer:
     """Build the replay memory that `config` describes, for the observations and actions of `spec`.
+
+    One of sequences keeps actions as a world model sees them, `EnvSpec.model_width` numbers each, and with every step
+    `state_dim` numbers of the agent's own.
 
     Raises
     ------
@@ -172,10 +179,14 @@ def make_buffer(config: BufferConfig, spec: EnvSpec, n_envs: int, gamma: float) 
     """
     cls = buffer_class(config.name)
     arguments = {"obs_dim": spec.obs_dim, "act_dim": math.prod(spec.action_shape), **config.arguments()}
+    if config.holds == "sequences":
+        arguments |= {"act_dim": spec.model_width, "n_envs": n_envs, "state_dim": state_dim}
     if config.n_step > 1:
         arguments |= {"n_step": config.n_step, "gamma": gamma, "n_envs": n_envs}
     if spec.image:
         arguments |= {"obs_shape": spec.obs_shape, "obs_dtype": spec.obs_dtype}
+        if config.holds == "sequences":
+            del arguments["obs_dim"]
         if spec.n_stacked > 1 and config.frame_stacks:
             arguments |= {"n_stacked": spec.n_stacked, "n_envs": n_envs}
     try:

@@ -12,6 +12,7 @@ _EXPORTS = {
     "EvalCallback": "rlox.callbacks.evaluation",
     "LoggerCallback": "rlox.callbacks.loggers",
     "RecordLogger": "rlox.callbacks.loggers",
+    "PredictionsCallback": "rlox.callbacks.predictions",
     "ProgressCallback": "rlox.callbacks.progress",
     "TimingCallback": "rlox.callbacks.progress",
     "EarlyStoppingCallback": "rlox.callbacks.stopping",

@@ -77,7 +77,8 @@ def plan_advice(algorithm) -> Iterator[tuple[str, str]]:
             "n_envs, or set normalize_advantages=false",
         )
     normalizer = getattr(algorithm, "normalizer", None)
-    if spec.obs_bytes is not None and (normalizer is None or not normalizer.obs):
+    scales = hasattr(c, "normalize_obs")  # a world model squashes large numbers itself
+    if scales and spec.obs_bytes is not None and (normalizer is None or not normalizer.obs):
         image = len(spec.obs_bytes) == 2 and min(spec.obs_bytes) >= 36
         shape = ", ".join(map(str, (*spec.obs_bytes, 1)))
         remedy = f"for an image take the wrapper {{ReshapeObservation: {{shape: [{shape}]}}}}, else " if image else ""

@@ -18,3 +18,4 @@ class Stream(IntEnum):
     PROMPTS = 7  # which rows each update of a language model sees
     COMPLETIONS = 8  # the tokens of its completions
     ACTORS = 9  # seeds of the actors of a distributed training
+    OPPONENTS = 10  # which earlier policies each rollout of a self-play meets

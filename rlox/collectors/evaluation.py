@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
+from rlox.collectors.recurrent import RecurrentActor, Remembering
 from rlox.config import MOST_AT_ONCE, integer, require
 from rlox.envs import env_name, is_native, make_vec_env, spec_of
 from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
@@ -97,7 +98,7 @@ def unchecked_distributions() -> Iterator[None]:
 
 
 def evaluate(
-    policy: nn.Module | NativeActor,
+    policy: nn.Module | NativeActor | RecurrentActor,
     env_id: str | Callable[[], Any],
     n_episodes: int = 20,
     seed: int = 10_000,
@@ -118,8 +119,9 @@ def evaluate(
 
     Parameters
     ----------
-    policy : Module or NativeActor
-        Acts by ``mode``, or by sampling if not `deterministic`.
+    policy : Module, NativeActor or RecurrentActor
+        Acts by ``mode``, or by sampling if not `deterministic`. A recurrent one is given the state it returned, and
+        begins anew with each episode.
     env_id : str, callable or gymnasium.Env
         An environment object is left as it is: another is made from its spec.
     n_episodes, seed : int
@@ -156,8 +158,9 @@ def evaluate(
     require("evaluate", "deterministic", deterministic, bool)
     if render and frames is not None:
         raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
-    actor = policy
-    if not isinstance(policy, NativeActor):
+    actor: Any = policy
+    remembers = isinstance(policy, RecurrentActor)
+    if not (remembers or isinstance(policy, NativeActor)):
         from rlox.collectors.acting import ModuleActor, require_mode
 
         actor = ModuleActor(policy, device)
@@ -169,7 +172,9 @@ def evaluate(
         seen = obs if transform is None else np.ascontiguousarray(transform(obs), np.float32)
         return actor.mode(seen) if deterministic else actor.sample(seen, rng)
 
-    def exploring(n: int) -> _Exploring:
+    def exploring(n: int) -> _Exploring | Remembering:
+        if remembers:
+            return Remembering(actor, n, rng, deterministic)
         return _Exploring(act, None if deterministic or noise is None else noise(n), rng)
 
     native = is_native(env_id)

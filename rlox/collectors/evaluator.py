@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
+from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
 from rlox.envs.parallel_env import packed, raise_packed
 
@@ -63,7 +64,7 @@ def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = (
     torch = sys.modules.get("torch")
     if torch is not None:
         threads = threads or torch.get_num_threads()
-        if isinstance(arguments["policy"], torch.nn.Module):
+        if isinstance(arguments["policy"], (torch.nn.Module, RecurrentActor)):
             # Parameters may be views of a block that a pickle would hold once for each of them.
             arguments = {**arguments, "policy": copy.deepcopy(arguments["policy"])}
     env_id, registered = arguments["env_id"], None
@@ -83,8 +84,9 @@ def play(job: bytes) -> Evaluation:
 
         gymnasium.registry.setdefault(registered.id, registered)
     arguments = pickle.loads(arguments)  # now that what it names can be imported
+    by = arguments.pop("by", evaluate)  # of several agents, another function
     with torch_threads(threads), unchecked_distributions():
-        return evaluate(**arguments)
+        return by(**arguments)
 
 
 class WorkerDied(RuntimeError):

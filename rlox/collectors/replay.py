@@ -93,6 +93,29 @@ class ReplayCollector(Collector):
         actions = self.spec.clip(
             self.spec.random_actions(self.rng, self.n_envs) if random else self._explore(policy, obs)
         )
+        rewards = self._advance(obs, actions)
+        terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
+        self.follow_on(buffer)
+        buffer.push_batch(
+            obs.reshape(n, -1),
+            out["final_obs"].reshape(n, -1),
+            actions.reshape(n, -1).astype(np.float32, copy=False),
+            rewards,
+            terminated,
+            truncated,
+        )
+        self.has_fed(buffer)
+        ended = terminated | truncated
+        returns, lengths = self._ended(ended)
+        self._see(self._raw)
+        if self.action_noise is not None:
+            self.action_noise.end(ended)
+        return returns, lengths
+
+    def _advance(self, obs: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Take `actions` in the environments, which are at `obs`; returns the rewards (N,) f32, shaped where there is a
+        `reward_fn`. All else is in ``_out``, but that the next observations are ``_raw``."""
+        out = self._out
         try:
             self.env.step_all(actions, out)
         except ValueError as e:
@@ -105,31 +128,20 @@ class ReplayCollector(Collector):
         elif self.reward_fn is not None:
             # It may keep what it is given, and these arrays are used again.
             rewards = self._shaped(obs.copy(), actions.copy(), rewards.copy())
-        terminated, truncated, n = out["terminated"], out["truncated"], self.n_envs
-        self.env_steps += n
+        self.env_steps += self.n_envs
         rewards = rewards.astype(np.float32)
         # The memory, which is saved, must not hold them.
         if not all_finite(out["final_obs"]):
             self._refuse_numbers("observations", out["final_obs"], self.env_steps)
         if not all_finite(rewards):
             self._refuse_numbers("rewards", rewards, self.env_steps)
-        self.follow_on(buffer)
-        buffer.push_batch(
-            obs.reshape(n, -1),
-            out["final_obs"].reshape(n, -1),
-            actions.reshape(n, -1).astype(np.float32, copy=False),
-            rewards,
-            terminated,
-            truncated,
-        )
-        self.has_fed(buffer)
-        ended = terminated | truncated
-        returns, lengths = out["episode_return"][ended], out["episode_length"][ended]
+        return rewards
+
+    def _ended(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of the episodes that `ended` (N,) marks; the observations after them must be finite."""
+        returns, lengths = self._out["episode_return"][ended], self._out["episode_length"][ended]
         if len(returns) and not all_finite(self._raw):
             self._refuse_numbers("observations", self._raw, self.env_steps)
-        self._see(self._raw)
-        if self.action_noise is not None:
-            self.action_noise.end(ended)
         return returns, lengths
 
     def follow_on(self, buffer: Any) -> None:

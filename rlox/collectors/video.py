@@ -21,7 +21,10 @@ def render_fps(env: str | Callable[..., Any]) -> int:
     from gymnasium.envs.registration import load_env_creator
 
     from rlox.envs import foreign_id
+    from rlox.envs.registry import ZOO, is_native_multi_agent
 
+    if env.startswith(ZOO) or is_native_multi_agent(env):
+        return 10  # MPE's and the grid's pace; gymnasium knows nothing of them
     entry = gymnasium.spec(foreign_id(env.rpartition(":")[2])).entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     return int(getattr(creator, "metadata", {}).get("render_fps") or 30)

@@ -167,6 +167,8 @@ class Config:
     uses_dataset: ClassVar[str] = (
         "never"  # whether an algorithm learns from a dataset: never, may, must, or text: rows of text
     )
+    replays: ClassVar[str] = "nothing"  # what an algorithm's replay memory is sampled for: transitions or sequences
+    several_agents: ClassVar[bool] = False  # whether an algorithm learns for the agents of one environment at once
     largest: ClassVar[int] = 2**63 - 1  # no whole number is larger
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ class BufferConfig(Config):
     n_step: int = searched(1, "1,3,5")  # steps of a return before it bootstraps; episode ends and time limits cut it
 
     frame_stacks: ClassVar[bool] = True  # whether its class takes n_stacked, to store the frames of stacks once
+    holds: ClassVar[str] = "transitions"  # what it is sampled for: transitions or sequences, as `Config.replays` says
 
     def rules(self):
         yield "name", bool(self.name), "not be empty"
@@ -83,6 +84,25 @@ class MmapBufferConfig(BufferConfig):
 
     def arguments(self):
         return {"hot_capacity": self.n_hot, "total_capacity": self.size, "cold_path": self.folder}
+
+
+@dataclass
+class SequenceBufferConfig(BufferConfig):
+    """Stretches of consecutive steps, for agents that carry a state from step to step (DreamerV3)."""
+
+    name: str = "sequence"  # which one (`rlox ls buffers`); chosen by buffer=NAME
+    size: int = 1_000_000  # steps it holds, over all environments, before the oldest make room
+    online: bool = True  # each batch first takes the steps that no batch has had yet, the rest is drawn uniformly
+
+    frame_stacks = False
+    holds = "sequences"
+
+    def rules(self):
+        yield from super().rules()
+        yield "n_step", self.n_step == 1, "be 1, since sequences hold single steps"
+
+    def arguments(self):
+        return {"capacity": self.size}
 
 
 @dataclass

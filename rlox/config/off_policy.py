@@ -57,6 +57,8 @@ class BatchConfig(Config):
 class OffPolicyConfig(BatchConfig):
     """What every off-policy algorithm shares; its replay memory is a `BufferConfig`."""
 
+    replays = "transitions"
+
     gamma: float = searched(0.99, DISCOUNTS)  # discount factor per step, in [0, 1]
     learning_starts: int = 1000  # environment steps of random actions, kept in the memory, before the first update
     train_freq: int = searched(1, "1,4,8,16,64,256")  # environment steps, over all environments, per round of updates

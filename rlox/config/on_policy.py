@@ -19,6 +19,9 @@ from rlox.config.base import (
     searched,
 )
 
+CRITICS = ("central", "local")
+VALUE_LOSSES = ("mse", "huber")
+
 
 @dataclass
 class OnPolicyConfig(Config):
@@ -95,6 +98,36 @@ class PPOConfig(OnPolicyConfig):
         )
         yield "clip_vf", self.clip_vf is None or 0 < self.clip_vf < math.inf, "be > 0 and finite, or null"
         yield "target_kl", self.target_kl is None or 0 < self.target_kl < math.inf, "be > 0 and finite, or null"
+
+
+@dataclass
+class MAPPOConfig(PPOConfig):
+    """Multi-agent PPO (Yu et al. 2022, arXiv:2103.01955); with one agent, PPO."""
+
+    several_agents = True
+
+    n_steps: int = searched(64, "25,32,64,128,256")  # steps per environment in one rollout
+    batch_size: int = searched(128, "128,512,2048,8192")  # agent steps per gradient step, of agents that share a policy
+    share_parameters: bool = True  # agents with equal spaces act by one policy; false: each has its own
+    agent_id: bool = False  # agents that share a policy see which of them they are, as a one-hot vector
+    critic: str = "central"  # central: the critic sees the state of all agents; local: its agent's observation (IPPO)
+    value_norm: bool = False  # the critic predicts returns normalised by their running mean and deviation
+    value_loss: str = searched("mse", "mse,huber")  # mse: e^2; huber: e^2 / 2, linear beyond huber_delta
+    huber_delta: float = 10.0  # error at which value_loss=huber becomes linear, in the critic's units
+    clip_vf_max: bool = False  # with clip_vf, the greater of clipped and plain value loss, as OpenAI's PPO2 has it
+    self_play: bool = False  # one group learns at a time, against earlier policies of this run
+    self_play_pool: int = 10  # earlier policies that are kept of each group
+    self_play_every: int = 10  # updates from one that is kept to the next; then another group learns
+
+    def rules(self):
+        yield from super().rules()
+        yield "critic", self.critic in CRITICS, f"be one of {', '.join(CRITICS)}"
+        yield "value_loss", self.value_loss in VALUE_LOSSES, f"be one of {', '.join(VALUE_LOSSES)}"
+        yield "huber_delta", 0 < self.huber_delta < math.inf, "be > 0 and finite"
+        yield "clip_vf_max", not self.clip_vf_max or self.clip_vf is not None, "be false where clip_vf is null"
+        yield "agent_id", not self.agent_id or self.share_parameters, "be false where share_parameters is false"
+        yield "self_play_pool", 1 <= self.self_play_pool <= 1000, "be in [1, 1000]"
+        yield "self_play_every", self.self_play_every >= 1, "be >= 1"
 
 
 @dataclass

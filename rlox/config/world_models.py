@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlox.config.base import LARGEST_COUNT, LEARNING_RATES, MOST_AT_ONCE, Config, searched
+from rlox.config.base import LARGEST_COUNT, LEARNING_RATES, MOST_AT_ONCE, SCHEDULES, Config, searched
 
 
 class Size(NamedTuple):
@@ -37,6 +37,7 @@ class DreamerConfig(Config):
 
     largest = LARGEST_COUNT
     replays = "sequences"
+    uses_dataset = "may"
 
     size: str = searched("200k", "200k,1m,12m")  # widths of the model: 200k, 1m, 12m, 25m, 50m, 100m or 200m
     deter_dim: int | None = None  # width of the deterministic state, a multiple of 8; null: as size has it
@@ -47,10 +48,12 @@ class DreamerConfig(Config):
     batch_size: int = searched(16, "8,16,32")  # sequences per update
     seq_len: int = searched(16, "16,32,64")  # steps of each sequence
     replay_ratio: float = searched(64.0, "16,32,64,128,256,512")  # replayed steps per environment step
+    pretrain_updates: int = 0  # with dataset=: updates from its episodes before the first environment step
     learning_starts: int = 1000  # environment steps of random actions before the first update
     imagination_horizon: int = searched(15, "5,10,15")  # steps that the actor and the critic learn from, imagined
 
-    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of the one optimiser
+    learning_rate: float = searched(4e-4, LEARNING_RATES)  # step size of the one optimiser
+    learning_rate_schedule: str = "linear"  # constant, or linear: to 0 at total_timesteps
     warmup_updates: int = 100  # updates over which the step size rises from 0
     gradient_clip: float = 0.3  # each tensor's gradient norm is clipped to this share of the tensor's own norm
 
@@ -93,8 +96,14 @@ class DreamerConfig(Config):
         rows = self.batch_size * self.seq_len
         yield "seq_len", rows <= MOST_AT_ONCE, f"make batch_size * seq_len at most {MOST_AT_ONCE:,}"
         yield "replay_ratio", 0 < self.replay_ratio <= MOST_AT_ONCE, f"be > 0 and at most {MOST_AT_ONCE:,}"
-        yield "learning_starts", self.learning_starts >= 0, "be >= 0"
+        for name in ("pretrain_updates", "learning_starts"):
+            yield name, getattr(self, name) >= 0, "be >= 0"
         yield "learning_rate", 0 < self.learning_rate < math.inf, "be > 0 and finite"
+        yield (
+            "learning_rate_schedule",
+            self.learning_rate_schedule in SCHEDULES,
+            f"be one of {', '.join(SCHEDULES)}",
+        )
         yield "warmup_updates", self.warmup_updates >= 0, "be >= 0"
         yield "gradient_clip", 0 < self.gradient_clip < math.inf, "be > 0 and finite"
         for name in ("gamma", "gae_lambda", "kl_balance"):

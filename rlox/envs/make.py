@@ -7,7 +7,7 @@ from typing import Any
 
 from rlox.config import ENV_BACKENDS, integer, nearest
 from rlox.config.remote import RemoteConfig
-from rlox.envs.registry import env_name, is_native
+from rlox.envs.registry import ZOO, env_name, is_native, is_native_multi_agent
 
 
 def make_vec_env(
@@ -86,6 +86,11 @@ def make_vec_env(
         from rlox.kernels.envs.vec_env import VecEnv
 
         return VecEnv(n_envs, seed, env)
+    if is_native_multi_agent(env) or (isinstance(env, str) and env.startswith(ZOO)):
+        raise ValueError(
+            f"make_vec_env: env must be an environment with one agent, got {env}; train one with several by "
+            "algo=mappo, or make it by rlox.multi_agent.make_multi_agent_env"
+        )
     if workers:
         from rlox.envs.parallel_env import ParallelGymVecEnv
 

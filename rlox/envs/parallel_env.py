@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,7 +38,8 @@ _ALIVE_EVERY = 0.5  # seconds between two looks at whether the others still live
 _CLOSE_WITHIN = 3.0  # seconds that environments have to close, before their worker is killed
 _CLOSE_AFTER_FAILURE_WITHIN = 0.2  # the same, when the caller waits for the reason
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS")
-_STEP, _RESET, _SAVE, _RESTORE, _SETTLE, _DONE, _DATA, _FAILED = b"s", b"r", b"g", b"p", b"=", b".", b"d", b"!"
+_STEP, _RESET, _SAVE, _RESTORE, _RENDER, _SETTLE = b"s", b"r", b"g", b"p", b"v", b"="
+_DONE, _DATA, _FAILED = b".", b"d", b"!"
 _WITH_FRAME = (_DATA, _FAILED)  # replies that a pickled value follows
 _NO_SEED = -1
 
@@ -59,10 +60,194 @@ class _Worker:
     unread: bytearray = field(default_factory=bytearray)  # what has come of replies
 
 
-class ParallelGymVecEnv(ForeignVecEnv):
-    """N copies of a gymnasium environment, stepped by `workers` processes; the same seed plays as in `GymVecEnv`.
+class Workers:
+    """Processes that step shares of N environments, which they and this one see in the same memory.
 
     A worker ignores Ctrl-C, computes with one thread, and ends with the process that made it, whatever ends that one.
+
+    Parameters
+    ----------
+    name : str
+        The class that starts error messages.
+    env : str or callable
+        The environment, for messages.
+    module, function : str
+        What each calls: a function that hands its arguments on to `serve`.
+    orders : list
+        For each its rows and, pickled, what it must make (see `shared_out`).
+    size : callable
+        From what each has sent of its environments, how many bytes of memory all need. Its exceptions end the workers.
+
+    Attributes
+    ----------
+    hellos : list
+        What each has sent of its environments.
+    memory : mmap
+        What all share.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        env: Any,
+        module: str,
+        function: str,
+        orders: list[tuple[slice, bytes]],
+        size: Callable[[list[Any]], int],
+    ):
+        self._name, self._env = name, env
+        self.workers: list[_Worker] = []
+        self._failed = False  # whether a worker died or raised
+        self._unsettled = False  # whether replies may be outstanding, because an exception came before they were read
+        # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, stop_children, self.workers, self._owner, _CLOSE_WITHIN)
+        try:
+            with nameless_file() as memory:
+                for index, (rows, order) in enumerate(orders):
+                    process, sock = start_child(module, function, memory)
+                    sock.settimeout(_ALIVE_EVERY)
+                    self.workers.append(_Worker(index, rows, process, sock))
+                    _send(self.workers[-1].sock, order)
+                self.hellos = [self._hello(worker) for worker in self.workers]
+                needed = size(self.hellos)
+                os.ftruncate(memory.fileno(), needed)
+                for worker in self.workers:
+                    _send(worker.sock, b"")
+                self.memory = mmap.mmap(memory.fileno(), needed)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def open(self) -> bool:
+        return self._finalizer.alive
+
+    def step(self) -> None:
+        """Let every worker take a step of its environments."""
+        self._command(_STEP)
+
+    def reset(self) -> None:
+        """Let every worker start new episodes."""
+        self._command(_RESET)
+
+    def save(self) -> list[Any]:
+        """What each says of the state of its environments."""
+        return self._command(_SAVE, _DATA)
+
+    def restore(self, states: list[Any]) -> None:
+        """Hand each the states of its environments."""
+        self._command(_RESTORE, _DONE, [pickle.dumps(states[worker.rows]) for worker in self.workers])
+
+    def render(self) -> Any:
+        """What the first environment draws."""
+        return self._command(_RENDER, _DATA)[0]
+
+    def _command(self, command: bytes, reply: bytes = _DONE, frames: Sequence[bytes] | None = None) -> list[Any]:
+        """Let every worker do it, each with its one of `frames`; return what they answer when all have."""
+        if not self.open:
+            raise RuntimeError(f"{self._name}: {env_name(self._env)} is closed; make another one")
+        try:
+            self._failed = False
+            if self._unsettled:
+                self._exchange(_SETTLE, _SETTLE)
+            self._unsettled = True
+            answers = self._exchange(command, reply, frames)
+            self._unsettled = False
+        except Exception as e:
+            # A state that does not fit leaves the environments as they were, and so does a signal handler's exception.
+            if self._failed and not (command == _RESTORE and isinstance(e, ValueError)):
+                self.stop()
+            raise
+        return answers
+
+    def _exchange(self, command: bytes, reply: bytes, frames: Sequence[bytes] | None = None) -> list[Any]:
+        for worker in self.workers:
+            data = command if frames is None else command + framed(frames[worker.index])
+            try:
+                worker.sock.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._death(worker) from None
+            except BaseException:
+                if frames is not None:  # a part of one would be taken for the next command
+                    self.stop()
+                raise
+        answers = []
+        for worker in self.workers:
+            got, value = self._message(worker)
+            while got != reply:
+                # Anything else answers a command before an interrupt.
+                if got == _FAILED:
+                    self._failed = True
+                    raise_packed(*value)
+                got, value = self._message(worker)
+            answers.append(value)
+        return answers
+
+    def _hello(self, worker: _Worker) -> Any:
+        got, value = self._message(worker)
+        if got == _FAILED:
+            raise_packed(*value)
+        return value
+
+    def _message(self, worker: _Worker) -> tuple[bytes, Any]:
+        """The next reply and the value that comes with it; an interrupt meanwhile takes no part of it away."""
+        unread = worker.unread
+        self._await(worker, 1)
+        kind, size, value = bytes(unread[:1]), 1, None
+        if kind in _WITH_FRAME:
+            self._await(worker, 9)
+            size = 9 + struct.unpack_from("<Q", unread, 1)[0]
+            self._await(worker, size)
+            value = pickle.loads(unread[9:size])
+        del unread[:size]
+        return kind, value
+
+    def _await(self, worker: _Worker, size: int) -> None:
+        """Wait until `size` bytes of its replies are there."""
+        while (missing := size - len(worker.unread)) > 0:
+            try:
+                part = worker.sock.recv(missing)
+            except TimeoutError:
+                # Another worker may have died, or this one, while a child of its own holds the socket.
+                for other in self.workers:
+                    if other.process.poll() is not None:
+                        raise self._death(other) from None
+                continue
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                raise self._death(worker)
+            worker.unread += part
+
+    def _death(self, worker: _Worker) -> RuntimeError:
+        self._failed = True
+        try:
+            code = worker.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            code = worker.process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        hint = "; the system may have run out of memory: try fewer workers or envs" if code == -signal.SIGKILL else ""
+        return RuntimeError(
+            f"{self._name}: worker {worker.index} (pid {worker.process.pid}) died ({how}) with environments "
+            f"{worker.rows.start} to {worker.rows.stop - 1} of {env_name(self._env)}{hint}"
+        )
+
+    def close(self) -> None:
+        """End the workers; may be called again."""
+        if self._unsettled:  # stopped while workers step: who is asked to stop at once need not wait for them
+            self.stop()
+        self._finalizer()
+
+    def stop(self) -> None:
+        """End the workers without waiting for what they do."""
+        if self._finalizer.detach() is not None:
+            stop_children(self.workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
+
+
+class ParallelGymVecEnv(ForeignVecEnv):
+    """N copies of a gymnasium environment, stepped by `workers` processes; the same seed plays as in `GymVecEnv`.
 
     Parameters
     ----------
@@ -102,182 +287,80 @@ class ParallelGymVecEnv(ForeignVecEnv):
         super().__init__(env_id, n_envs, seed)
         if not 1 <= workers <= n_envs:
             raise ValueError(f"ParallelGymVecEnv: workers must be between 1 and n_envs ({n_envs}), got {workers}")
-        orders = _orders(env_id, n_envs, kwargs, wrappers, workers)
-        self._workers: list[_Worker] = []
-        self._failed = False  # whether a worker died or raised
-        self._unsettled = False  # whether replies may be outstanding, because an exception came before they were read
-        # Also at the interpreter's end. It holds the list, not this object, which can therefore be collected.
-        self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, stop_children, self._workers, self._owner, _CLOSE_WITHIN)
-        try:
-            with nameless_file() as memory:
-                for index, (rows, order) in enumerate(orders):
-                    process, sock = start_child("rlox.envs.parallel_env", "_work", memory)
-                    sock.settimeout(_ALIVE_EVERY)
-                    self._workers.append(_Worker(index, rows, process, sock))
-                    _send(self._workers[-1].sock, order)
-                specs, reasons, stacks = zip(*[self._hello(worker) for worker in self._workers], strict=True)
-                self.spec = specs[0]
-                self.why_not = next(filter(None, reasons), None)
-                self._stacks = [stack for share in stacks for stack in share]
-                if any(spec != self.spec for spec in specs):
-                    raise ValueError(
-                        "ParallelGymVecEnv: all environments must have the same spaces, got "
-                        f"{next(spec for spec in specs if spec != self.spec)} beside {self.spec}"
-                    )
-                size = _size(self.spec, n_envs)
-                os.ftruncate(memory.fileno(), size)
-                for worker in self._workers:
-                    _send(worker.sock, b"")
-                self._shared = _arrays(mmap.mmap(memory.fileno(), size), self.spec, n_envs)
-        except BaseException:
-            self._stop_after_failure()
-            raise
+        if isinstance(env_id, str):
+            env_id = foreign_id(env_id)
+        orders = shared_out("ParallelGymVecEnv", env_id, (env_id, kwargs, wrappers, n_envs), n_envs, workers)
+
+        def size(hellos: list[Any]) -> int:
+            specs = [spec for spec, _, _ in hellos]
+            other = next((spec for spec in specs if spec != specs[0]), None)
+            if other is not None:
+                raise ValueError(
+                    f"ParallelGymVecEnv: all environments must have the same spaces, got {other} beside {specs[0]}"
+                )
+            return size_of(_layout(specs[0], n_envs))
+
+        self._pool = Workers("ParallelGymVecEnv", self.env_id, "rlox.envs.parallel_env", "_work", orders, size)
+        self._workers = self._pool.workers
+        specs, reasons, stacks = zip(*self._pool.hellos, strict=True)
+        self.spec = specs[0]
+        self.why_not = next(filter(None, reasons), None)
+        self._stacks = [stack for share in stacks for stack in share]
+        self._shared = arrays_of(self._pool.memory, _layout(self.spec, n_envs))
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
-        self._shared["seeds"][:] = [_NO_SEED if seed is None else seed for seed in seeds]
-        self._command(_RESET)
+        put_seeds(seeds, self._shared["seeds"])
+        self._pool.reset()
         obs[...] = self._shared["obs"]
 
     def _step(self, actions: np.ndarray, out: dict[str, np.ndarray]) -> None:
         self._shared["actions"][...] = actions
-        self._command(_STEP)
+        self._pool.step()
         for key, array in out.items():
             array[...] = self._shared[key]
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        shares, reasons = zip(*self._command(_SAVE, _DATA), strict=True)
-        self.why_not = next(filter(None, reasons), None)
-        if self.why_not is not None:
+        if not self._pool.open:  # a worker has died since
             return None
-        return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
+        found, self.why_not = joined_states(self._pool)
+        return found
 
     def _set_state(self, states: list[Any]) -> None:
-        self._command(_RESTORE, _DONE, [pickle.dumps(states[worker.rows]) for worker in self._workers])
-
-    def _command(self, command: bytes, reply: bytes = _DONE, frames: Sequence[bytes] | None = None) -> list[Any]:
-        """Let every worker do it, each with its one of `frames`; return what they answer when all have."""
-        self._require_open()
-        try:
-            self._failed = False
-            if self._unsettled:
-                self._exchange(_SETTLE, _SETTLE)
-            self._unsettled = True
-            answers = self._exchange(command, reply, frames)
-            self._unsettled = False
-        except Exception as e:
-            # A state that does not fit leaves the environments as they were, and so does a signal handler's exception.
-            if self._failed and not (command == _RESTORE and isinstance(e, ValueError)):
-                self._stop_after_failure()
-            raise
-        return answers
-
-    def _require_open(self) -> None:
-        if not self._finalizer.alive:
-            raise RuntimeError(f"ParallelGymVecEnv: {env_name(self.env_id)} is closed; make another one")
-
-    def _exchange(self, command: bytes, reply: bytes, frames: Sequence[bytes] | None = None) -> list[Any]:
-        for worker in self._workers:
-            data = command if frames is None else command + framed(frames[worker.index])
-            try:
-                worker.sock.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):
-                raise self._death(worker) from None
-            except BaseException:
-                if frames is not None:  # a part of one would be taken for the next command
-                    self._stop_after_failure()
-                raise
-        answers = []
-        for worker in self._workers:
-            got, value = self._message(worker)
-            while got != reply:
-                # Anything else answers a command before an interrupt.
-                if got == _FAILED:
-                    self._failed = True
-                    raise_packed(*value)
-                got, value = self._message(worker)
-            answers.append(value)
-        return answers
-
-    def _hello(self, worker: _Worker) -> tuple[EnvSpec, str | None, list[list[str]]]:
-        got, value = self._message(worker)
-        if got == _FAILED:
-            raise_packed(*value)
-        return value
-
-    def _message(self, worker: _Worker) -> tuple[bytes, Any]:
-        """The next reply and the value that comes with it; an interrupt meanwhile takes no part of it away."""
-        unread = worker.unread
-        self._await(worker, 1)
-        kind, size, value = bytes(unread[:1]), 1, None
-        if kind in _WITH_FRAME:
-            self._await(worker, 9)
-            size = 9 + struct.unpack_from("<Q", unread, 1)[0]
-            self._await(worker, size)
-            value = pickle.loads(unread[9:size])
-        del unread[:size]
-        return kind, value
-
-    def _await(self, worker: _Worker, size: int) -> None:
-        """Wait until `size` bytes of its replies are there."""
-        while (missing := size - len(worker.unread)) > 0:
-            try:
-                part = worker.sock.recv(missing)
-            except TimeoutError:
-                # Another worker may have died, or this one, while a child of its own holds the socket.
-                for other in self._workers:
-                    if other.process.poll() is not None:
-                        raise self._death(other) from None
-                continue
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise self._death(worker)
-            worker.unread += part
-
-    def _death(self, worker: _Worker) -> RuntimeError:
-        self._failed = True
-        try:
-            code = worker.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            code = worker.process.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        hint = "; the system may have run out of memory: try fewer workers or envs" if code == -signal.SIGKILL else ""
-        return RuntimeError(
-            f"ParallelGymVecEnv: worker {worker.index} (pid {worker.process.pid}) died ({how}) with environments "
-            f"{worker.rows.start} to {worker.rows.stop - 1} of {env_name(self.env_id)}{hint}"
-        )
+        self._pool.restore(states)
 
     def _close(self) -> None:
-        if self._unsettled:  # stopped while workers step: who is asked to stop at once need not wait for them
-            self._stop_after_failure()
-        self._finalizer()
-
-    def _stop_after_failure(self) -> None:
-        self._at_rest = False
-        if self._finalizer.detach() is not None:
-            stop_children(self._workers, self._owner, _CLOSE_AFTER_FAILURE_WITHIN)
+        self._pool.close()
 
 
-def _orders(env_id, n_envs, kwargs, wrappers, workers) -> list[tuple[slice, bytes]]:
-    """For each worker its rows and, pickled, what it must make."""
-    if not isinstance(env_id, str) and not callable(env_id):
-        raise TypeError(
-            f"ParallelGymVecEnv: env_id must be an id or a callable, which every worker calls, got {env_id!r}"
-        )
-    if isinstance(env_id, str):
-        env_id = foreign_id(env_id)
+def joined_states(pool: Workers) -> tuple[tuple[list[Any], bytes] | None, str | None]:
+    """The states of all workers' environments as of one process, or None and why there are none."""
+    shares, reasons = zip(*pool.save(), strict=True)
+    why_not = next(filter(None, reasons), None)
+    if why_not is not None:
+        return None, why_not
+    return ([node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)), None
+
+
+def shared_out(name: str, env: Any, value: Any, n_envs: int, workers: int) -> list[tuple[slice, bytes]]:
+    """For each worker its rows and, pickled, `value`, of which it makes them: equal shares of N environments.
+
+    Raises
+    ------
+    TypeError
+        If `env` is neither an id nor a callable, or cannot be sent.
+    """
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(f"{name}: env_id must be an id or a callable, which every worker calls, got {env!r}")
     ends = [n_envs * i // workers for i in range(workers + 1)]
     try:
-        made = sendable((env_id, kwargs, wrappers, n_envs), env_id)
+        made = sendable(value, env)
         return [
             (slice(*pair), pickle.dumps((made, slice(*pair), index)))
             for index, pair in enumerate(itertools.pairwise(ends))
         ]
     except Exception as e:
         raise TypeError(
-            f"ParallelGymVecEnv: env_id {env_name(env_id)} and its kwargs must be such that cloudpickle can send them "
+            f"{name}: env_id {env_name(env)} and its kwargs must be such that cloudpickle can send them "
             f"to another process: {e}; pass an id, or a function that makes everything itself"
         ) from e
 
@@ -373,46 +456,126 @@ def _layout(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
     return {"actions": ((n, *spec.action_shape), spec.action_dtype), "seeds": ((n,), np.int64), **step_arrays(spec, n)}
 
 
-def _offsets(spec: EnvSpec, n: int) -> list[int]:
+def _offsets(layout: dict[str, tuple[tuple[int, ...], type]]) -> list[int]:
     """Where each array of the layout begins, on cache lines of its own, and where the last one ends."""
     offsets = [0]
-    for shape, dtype in _layout(spec, n).values():
+    for shape, dtype in layout.values():
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         offsets.append(offsets[-1] + (size + 63) // 64 * 64)
     return offsets
 
 
-def _size(spec: EnvSpec, n: int) -> int:
-    return _offsets(spec, n)[-1]
+def size_of(layout: dict[str, tuple[tuple[int, ...], type]]) -> int:
+    """Bytes of memory that arrays of these shapes and dtypes take."""
+    return _offsets(layout)[-1]
 
 
-def _arrays(memory: mmap.mmap, spec: EnvSpec, n: int) -> dict[str, np.ndarray]:
+def arrays_of(memory: mmap.mmap, layout: dict[str, tuple[tuple[int, ...], type]]) -> dict[str, np.ndarray]:
+    """The arrays of `layout` in `memory`."""
     return {
         key: np.ndarray(shape, dtype, memory, offset)
-        for (key, (shape, dtype)), offset in zip(_layout(spec, n).items(), _offsets(spec, n), strict=False)
+        for (key, (shape, dtype)), offset in zip(layout.items(), _offsets(layout), strict=False)
     }
+
+
+class Share(Protocol):
+    """A worker's environments, made of what `shared_out` was given, its rows and the worker's number."""
+
+    def hello(self) -> Any:
+        """What the parent must know of them."""
+
+    def attach(self, memory_fd: int) -> None:
+        """Take the memory that all share."""
+
+    def step(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def save(self) -> Any: ...
+
+    def restore(self, states: list[Any]) -> None: ...
+
+    def render(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class _GymShare:
+    """A worker's gymnasium environments, and their rows of the shared arrays."""
+
+    def __init__(self, value: Any, rows: slice, index: int):
+        env, kwargs, wrappers, self._n = value
+        self._rows = rows
+        process = f"worker {index}, pid {os.getpid()}"
+        n = rows.stop - rows.start
+        self._group = EnvGroup(env, kwargs, wrappers, n, "ParallelGymVecEnv", rows.start, process)
+
+    def hello(self) -> tuple[EnvSpec, str | None, list[list[str]]]:
+        return self._group.adapter.spec, self._group.why_not, self._group.stacks
+
+    def attach(self, memory_fd: int) -> None:
+        layout = _layout(self._group.adapter.spec, self._n)
+        arrays = arrays_of(mmap.mmap(memory_fd, size_of(layout)), layout)
+        self._arrays = {key: array[self._rows] for key, array in arrays.items()}
+
+    def step(self) -> None:
+        self._group.step(self._arrays["actions"], self._arrays)
+
+    def reset(self) -> None:
+        self._group.reset(seeds_of(self._arrays["seeds"]), self._arrays["obs"])
+
+    def save(self) -> Any:
+        return self._group.get_state(), self._group.why_not
+
+    def restore(self, states: list[Any]) -> None:
+        self._group.set_state(states)
+
+    def render(self) -> Any:
+        return None
+
+    def close(self) -> None:
+        self._group.close()
+
+
+def seeds_of(numbers: np.ndarray) -> list[int | None]:
+    """The seeds of a reset, from the array that carries them to a worker."""
+    return [None if seed == _NO_SEED else seed for seed in numbers.tolist()]
+
+
+def put_seeds(seeds: list[int | None], to: np.ndarray) -> None:
+    """Write the seeds of a reset where `seeds_of` reads them."""
+    to[:] = [_NO_SEED if seed is None else seed for seed in seeds]
 
 
 def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
     """The main function of a worker."""
+    serve(sock_fd, memory_fd, parent, _GymShare)
+
+
+def serve(sock_fd: int, memory_fd: int, parent: int, kind: Callable[[Any, slice, int], Share]) -> None:
+    """Make a share of environments and do what the parent says, until it has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=watch_parent, args=(parent,), daemon=True).start()
     sock = socket.socket(fileno=sock_fd)
-    group = None
+    share = None
     try:
-        group, arrays = _made(sock, memory_fd)
+        share = _made(sock, kind)
+        _send(sock, pickle.dumps(share.hello()), _DATA)
+        receive(sock)
+        share.attach(memory_fd)
+        os.close(memory_fd)
         while command := sock.recv(1):
             try:
                 if command == _STEP:
-                    group.step(arrays["actions"], arrays)
+                    share.step()
                 elif command == _RESET:
-                    seeds = [None if seed == _NO_SEED else seed for seed in arrays["seeds"].tolist()]
-                    group.reset(seeds, arrays["obs"])
+                    share.reset()
                 elif command == _RESTORE:
-                    group.set_state(pickle.loads(receive(sock)))
-                elif command == _SAVE:
-                    _send(sock, pickle.dumps((group.get_state(), group.why_not)), _DATA)
+                    share.restore(pickle.loads(receive(sock)))
+                elif command in (_SAVE, _RENDER):
+                    answer = share.save() if command == _SAVE else share.render()
+                    _send(sock, pickle.dumps(answer), _DATA)
                     continue
             except Exception as e:
                 _send(sock, packed(e), _FAILED)
@@ -421,8 +584,8 @@ def _work(sock_fd: int, memory_fd: int, parent: int) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent no longer waits
     finally:
-        if group is not None:
-            group.close()
+        if share is not None:
+            share.close()
 
 
 def watch_parent(parent: int) -> None:
@@ -433,8 +596,8 @@ def watch_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.ndarray]]:
-    """This worker's environments, and their rows of the shared arrays.
+def _made(sock: socket.socket, kind: Callable[[Any, slice, int], Share]) -> Share:
+    """This worker's environments.
 
     Raises
     ------
@@ -443,25 +606,13 @@ def _made(sock: socket.socket, memory_fd: int) -> tuple[EnvGroup, dict[str, np.n
     """
     try:
         made, rows, index = pickle.loads(receive(sock))
-        env, kwargs, wrappers, n = unpacked(made)
-        process = f"worker {index}, pid {os.getpid()}"
-        group = EnvGroup(env, kwargs, wrappers, rows.stop - rows.start, "ParallelGymVecEnv", rows.start, process)
+        return kind(unpacked(made), rows, index)
     except EOFError:
         raise
     except Exception as e:
         _send(sock, packed(e), _FAILED)
         receive(sock)
         raise EOFError from e
-    spec = group.adapter.spec
-    _send(sock, pickle.dumps((spec, group.why_not, group.stacks)), _DATA)
-    try:
-        receive(sock)
-    except (EOFError, ConnectionResetError):
-        group.close()
-        raise
-    arrays = _arrays(mmap.mmap(memory_fd, _size(spec, n)), spec, n)
-    os.close(memory_fd)
-    return group, {key: array[rows] for key, array in arrays.items()}
 
 
 def packed(e: BaseException) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlox.kernels.envs import NATIVE_ENVS
-from rlox.kernels.envs.native_env import native_ids, register_native
+from rlox.kernels.envs.native_env import native_ids, native_multi_agent_ids, register_native
 
 ENV_GROUP = "rlox.envs"
 REWARD_GROUP = "rlox.rewards"
@@ -52,19 +52,17 @@ def register_offered(env_id: str) -> bool:
     ImportError
         If the package's code fails.
     """
-    from rlox.kernels.envs.native_env import native_ids, register_native
-
     if env_id not in offers(ENV_GROUP):
         return False
     where = f"{ENV_GROUP}: {env_id} ({offers(ENV_GROUP)[env_id].value})"
     given = load(ENV_GROUP, env_id)
-    if env_id not in native_ids():  # importing the package may have registered it
+    if env_id not in (*native_ids(), *native_multi_agent_ids()):  # importing the package may have registered it
         made = given() if callable(given) else given
         try:
             given = None if made is None else register_native(made)
         except (TypeError, ValueError) as e:
             raise ValueError(f"{where} must be a capsule of an environment, or return one: {e}") from e
-        if env_id not in native_ids():
+        if env_id not in (*native_ids(), *native_multi_agent_ids()):
             raise ValueError(f"{where} must give the environment {env_id}, got {given}")
     return True
 
@@ -78,6 +76,13 @@ def get_include() -> str:
 
 # (namespace/)name-vN, which gymnasium and the command line take; a colon would stand for a module to import.
 _ID = re.compile(r"([\w-]+/)?[\w.-]+-v\d+")
+
+# rlox's own environments that are written in Python: where each is, and its limit of steps.
+TASKS: dict[str, tuple[str, int | None]] = {
+    "rlox/CartPoleHidden-v1": ("rlox.world_models.tasks:cart_pole_hidden", 500),
+    "rlox/DrawnCatch-v0": ("rlox.world_models.tasks:DrawnCatch", None),
+    "rlox/PendulumHidden-v1": ("rlox.world_models.tasks:pendulum_hidden", 200),
+}
 
 # Of each id from outside the module that registered it, for processes that must import it.
 _ORIGINS: dict[str, str] = {}
@@ -113,7 +118,8 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     """Add a native environment of one's own, by a ``rlox.env.v1`` capsule (rlox_native.h).
 
     From then on its id is native wherever one is taken: `VecEnv`, `make_vec_env`, algorithms, evaluation,
-    ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``. A package that is installed needs no call: it
+    ``rlox train --import``, and ``gymnasium.make_vec("rlox/<id>")``; one with several agents wherever those are taken,
+    as `rlox.multi_agent.make_multi_agent_env`. A package that is installed needs no call: it
     offers ids by entry points in the group ``rlox.envs``, ``"<id>" = "module:capsule"`` or a function that returns one.
 
     Parameters
@@ -135,11 +141,11 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     ValueError
         For a capsule of another kind, a struct that breaks the contract, or an id that is taken or no id.
     """
-    from rlox.kernels.envs.vec_env import VecEnv
+    from rlox.kernels.envs.native_env import capsule_id
 
     if module is None:
         module = sys._getframe(1).f_globals.get("__name__")
-    env_id = VecEnv(1, 0, capsule).env_id if type(capsule).__name__ == "PyCapsule" else ""
+    env_id = capsule_id(capsule) if type(capsule).__name__ == "PyCapsule" else ""
     if env_id and not _ID.fullmatch(env_id):
         raise ValueError(
             f"register_env: env_id must be a name and a version such as 'Mine-v0' or 'my_lab/Mine-v0', got {env_id!r}"
@@ -147,7 +153,8 @@ def register_env(capsule: Any, module: str | None = None) -> str:
     env_id = register_native(capsule)
     if module is not None and module != "__main__":
         _ORIGINS[env_id] = module
-    announce(env_id, origin(env_id))
+    if env_id in native_ids():
+        announce(env_id, origin(env_id))
     return env_id
 
 
@@ -174,28 +181,68 @@ def is_native(env: Any) -> bool:
     if not isinstance(env, str):
         return False
     if env not in native_ids():
-        if not _ID.fullmatch(env) or not register_offered(env):
+        if not _found(env) or env not in native_ids():
             return False
         announce(env)
     return True
 
 
+def is_native_multi_agent(env: Any) -> bool:
+    """Whether `env` is the id of a native environment with several agents, which `is_native` is False for.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As `is_native` does for what an installed package offers.
+    """
+    return isinstance(env, str) and _found(env) and env in native_multi_agent_ids()
+
+
+def _found(env_id: str) -> bool:
+    """Whether there is a native environment of this id, with one agent or several, once packages have been asked."""
+    if env_id in native_ids() or env_id in native_multi_agent_ids():
+        return True
+    return _ID.fullmatch(env_id) is not None and register_offered(env_id)
+
+
 def announce_all() -> None:
     """Register every native id with gymnasium, if that is imported: built in, registered so far, or offered by an
-    installed package."""
+    installed package; and `TASKS`."""
     for env_id in native_env_ids():
         announce(env_id, origin(env_id))
+    registration: Any = sys.modules.get("gymnasium.envs.registration")
+    if registration is None:
+        return
+    for env_id, (entry_point, limit) in TASKS.items():
+        if env_id not in registration.registry:
+            registration.register(env_id, entry_point=entry_point, max_episode_steps=limit)
 
 
 def foreign_id(env_id: str) -> str:
     """The id that gymnasium knows: that of a native environment from outside, which is gymnasium's only by rlox."""
-    if env_id in NATIVE_ENVS or not is_native(env_id):
+    if env_id not in TASKS and (env_id in NATIVE_ENVS or not is_native(env_id)):
         return env_id
     import gymnasium
+
+    if env_id in TASKS:
+        announce_all()
+        return env_id
 
     if gym_id(env_id) not in gymnasium.registry:
         announce_all()
     return gym_id(env_id) if gym_id(env_id) in gymnasium.registry else env_id
+
+
+ZOO = "pettingzoo:"  # of PettingZoo's environments: "pettingzoo:mpe2.simple_spread_v3"
+_ZOO_PACKAGES = ("mpe2", "pettingzoo")  # what rlox-cli[multi-agent] installs
+
+
+def imported_module(env_id: str) -> str:
+    """The module that making `env_id` imports and that only its user can vouch for; empty where there is none."""
+    if not env_id.startswith(ZOO):
+        return env_id.rpartition(":")[0]
+    module = env_id.removeprefix(ZOO).partition(":")[0]
+    return "" if module.partition(".")[0] in _ZOO_PACKAGES else module
 
 
 def env_name(env: Any) -> str:

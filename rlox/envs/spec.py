@@ -76,6 +76,16 @@ class EnvSpec:
         return () if self.act_dim is None else (self.act_dim,)
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices each component of an action has; () where it is continuous."""
+        return (self.n_actions,) if self.n_actions is not None else self.n_choices or ()
+
+    @property
+    def model_width(self) -> int:
+        """A, numbers of an action as a world model sees it: one-hot choices side by side, or numbers in [-1, 1]."""
+        return sum(self.choices) or self.act_dim or 0
+
+    @property
     def action_dtype(self) -> type:
         return np.float32 if self.continuous else np.int64
 
@@ -95,6 +105,23 @@ class EnvSpec:
         """Continuous actions (B, A) within finite bounds as numbers in [-1, 1]."""
         low, high = self.act_low, self.act_high
         return (actions - (high + low) / 2) / ((high - low) / 2)  # type: ignore[operator]  # there where continuous
+
+    def to_model(self, actions: np.ndarray) -> np.ndarray:
+        """Actions (B, …) as a world model sees them, (B, A) f32, see `model_width`."""
+        if self.continuous:
+            return self.to_unit(actions).astype(np.float32)
+        columns = np.asarray(actions).reshape(len(actions), -1).T
+        blocks = [np.eye(n, dtype=np.float32)[column] for n, column in zip(self.choices, columns, strict=True)]
+        return np.concatenate(blocks, 1)
+
+    def from_model(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse of `to_model`, (B, A) -> (B, ...); continuous actions are clipped to their bounds."""
+        if self.continuous:
+            low, high = self.act_low, self.act_high
+            return (low + (np.clip(actions, -1, 1) + 1) / 2 * (high - low)).astype(np.float32)  # type: ignore[operator]
+        edges = np.cumsum(self.choices)[:-1]
+        found = np.stack([block.argmax(1) for block in np.split(actions, edges, 1)], 1)
+        return found[:, 0] if self.discrete else found
 
     def random_actions(self, rng: Rng, n: int) -> np.ndarray:
         """`n` uniformly random actions; continuous ones must be bounded."""
@@ -176,10 +203,10 @@ class SpaceAdapter:
         ValueError
             For another shape, and for an image of floats.
         """
-        obs, spec = self.observe(obs), self.spec
+        obs = self.observe(obs)
         if type(obs) is np.ndarray and obs.shape == self._plain_shape and obs.dtype.kind in "fiub":
             return obs
-        array = np.asarray(obs)
+        spec, array = self.spec, np.asarray(obs)
         if array.shape != spec.obs_shape or array.dtype.kind not in ("iub" if spec.image else "fiub"):
             raise ValueError(
                 f"{self._where}: observations must have shape {spec.obs_shape} and dtype {np.dtype(spec.obs_dtype)}, "

@@ -1,10 +1,11 @@
-"""State of gymnasium environments: which can be saved and restored exactly, and how it travels in a checkpoint.
+"""State of foreign environments: which can be saved and restored exactly, and how it travels in a checkpoint.
 
 An environment is restorable where each layer of it, its wrappers and what they hold, is one of these:
 
 - Classic control, and MuJoCo's environments of gymnasium, v4 and v5; the generator that the innermost layer draws from
   (``np_random``, a PCG64) is saved with every environment.
 - gymnasium's TimeLimit, OrderEnforcing, PassiveEnvChecker, ClipAction, RescaleAction and FlattenObservation.
+- The environments of mpe2 with their wrappers, as ``parallel_env`` makes them.
 - Any layer whose class has a pair of methods ``get_state()`` and ``set_state(state)``. The first returns what decides
   that layer's future besides ``np_random``; the second, called on one that was made in the same way and may not have
   been reset, makes it go on from there, bit for bit. It is of an episode that is running. Values are None, booleans,
@@ -21,6 +22,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,7 @@ import numpy as np
 
 _JSON, _DATA = "env_json", "env_data"
 _DTYPES = {np.dtype(t).name: np.dtype(t) for t in (*"bhilqBHILQefd", np.bool_)}
+_MPE_CLASS = re.compile(r"mpe2\.\w+\.\w+\.raw_env")
 _MUJOCO_CLASS = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v[45]\.\w+")
 # What a step reads of MuJoCo's results before it computes them anew: where bodies were at the end of the step before,
 # which `mj_step` leaves as it was before its last integration, so that no `mj_forward` gives it back.
@@ -111,6 +114,82 @@ def _put_mujoco(env: Any, state: Any) -> None:
         likes[field][...] = state[field]
 
 
+def _mpe_objects(env: Any) -> dict[str, Any]:
+    """All that the scenario of mpe2 and its world are made of, by name."""
+    found = {"scenario": env.scenario, "world": env.world}
+    for kind in ("agents", "landmarks"):
+        for k, entity in enumerate(getattr(env.world, kind)):
+            found |= {f"{kind}.{k}": entity, f"{kind}.{k}.state": entity.state}
+            if kind == "agents":
+                found[f"{kind}.{k}.action"] = entity.action
+    return found
+
+
+def _get_mpe(env: Any) -> dict[str, Any]:
+    objects = _mpe_objects(env)
+    names = {id(thing): name for name, thing in objects.items()}
+
+    def plain(value: Any) -> Any:
+        if id(value) in names:
+            return {"is": names[id(value)]}
+        if isinstance(value, np.random.Generator):
+            return {"draws": _bits(value, "of mpe2's world")}
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        if isinstance(value, dict):
+            raise UnsavableState("mpe2's world holds a dict")
+        return value
+
+    held = {
+        name: {key: plain(value) for key, value in vars(thing).items() if not callable(value)}
+        for name, thing in objects.items()
+    }
+    bits = _bits(env.np_random, f"of {type(env).__name__}")
+    return {"objects": held, "steps": env.steps, "range": float(env.original_cam_range), "draws": bits}
+
+
+def _put_mpe(env: Any, state: Any) -> None:
+    """Its wrapper has reset it before."""
+    name = "the state of mpe2's environment"
+    objects = _mpe_objects(env)
+    if not isinstance(state, dict) or set(state) != {"objects", "steps", "range", "draws"}:
+        raise ValueError(f"{name} must hold objects, steps, range and draws, got {repr(state)[:80]}")
+    if not isinstance(state["objects"], dict) or set(state["objects"]) != set(objects):
+        raise ValueError(f"{name} must be of {', '.join(objects)}, got {repr(state['objects'])[:80]}")
+
+    def back(value: Any, now: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            if set(value) == {"draws"}:
+                return _generator(value["draws"])
+            if set(value) != {"is"} or value["is"] not in objects:
+                raise ValueError(f"{where} must be one of {', '.join(objects)}, got {repr(value)[:80]}")
+            return objects[value["is"]]
+        if isinstance(value, list):
+            return [back(item, None, where) for item in value]
+        if isinstance(now, np.ndarray) and isinstance(value, np.ndarray) and now.shape != value.shape:
+            raise ValueError(f"{where} must have shape {now.shape}, got {value.shape}")
+        return value
+
+    found = {}
+    for key, thing in objects.items():
+        fields, has = state["objects"][key], {k: v for k, v in vars(thing).items() if not callable(v)}
+        if not isinstance(fields, dict) or set(fields) != set(has):
+            raise ValueError(f"{name}, {key}, must hold {', '.join(has)}, got {repr(fields)[:80]}")
+        found[key] = {k: back(v, has[k], f"{name}, {key}.{k},") for k, v in fields.items()}
+    draws, steps = _generator(state["draws"]), count(state["steps"], f"steps in {name}")
+    for key, thing in objects.items():
+        vars(thing).update(found[key])
+    env.np_random, env.steps, env.original_cam_range = draws, steps, state["range"]
+
+
+def _bits(generator: Any, whose: str) -> Any:
+    """The state of a generator that can be saved."""
+    bits = generator.bit_generator.state if hasattr(generator, "bit_generator") else {}
+    if bits.get("bit_generator") != "PCG64":
+        raise UnsavableState(f"the np_random {whose} is no PCG64 generator")
+    return bits
+
+
 def _put_pair(layer: Any, state: Any) -> None:
     try:
         layer.set_state(state)
@@ -120,8 +199,10 @@ def _put_pair(layer: Any, state: Any) -> None:
 
 _STATELESS = _Part(lambda layer: None, lambda layer, state: None)
 _PAIR = _Part(lambda layer: layer.get_state(), _put_pair)
+_MPE = _Part(_get_mpe, _put_mpe)
 _MUJOCO = _Part(_get_mujoco, _put_mujoco)
 _WRAPPERS, _CLASSIC = "gymnasium.wrappers.", "gymnasium.envs.classic_control."
+_ZOO = "pettingzoo.utils."
 _KNOWN = {
     f"{_WRAPPERS}common.TimeLimit": _Part(lambda limit: int(limit._elapsed_steps), _put_elapsed),
     f"{_WRAPPERS}common.OrderEnforcing": _Part(lambda layer: None, lambda layer, _: setattr(layer, "_has_reset", True)),
@@ -135,17 +216,32 @@ _KNOWN = {
     f"{_CLASSIC}acrobot.AcrobotEnv": _classic(4, 100.0),
     f"{_CLASSIC}mountain_car.MountainCarEnv": _classic(2),
     f"{_CLASSIC}continuous_mountain_car.Continuous_MountainCarEnv": _classic(2),
+    # The reset lets all layers below begin to play; what they hold is put into place after it.
+    f"{_ZOO}conversions.aec_to_parallel_wrapper": _Part(lambda layer: None, lambda layer, _: layer.reset(seed=0)),
+    f"{_ZOO}wrappers.order_enforcing.OrderEnforcingWrapper": _STATELESS,
+    f"{_ZOO}wrappers.assert_out_of_bounds.AssertOutOfBoundsWrapper": _STATELESS,
+    f"{_ZOO}wrappers.clip_out_of_bounds.ClipOutOfBoundsWrapper": _STATELESS,
 }
 
 
 def _layers(env: Any) -> list[Any]:
     """The environment as it is used, what that wraps, and so on inwards."""
+    found = [env]
+    while (inner := _inside(found[-1])) is not None:
+        found.append(inner)
+    return found
+
+
+def _inside(layer: Any) -> Any:
+    """What a wrapper of gymnasium's or PettingZoo's wraps; None for an environment."""
     import gymnasium
 
-    found = [env]
-    while isinstance(found[-1], gymnasium.Wrapper):
-        found.append(found[-1].env)
-    return found
+    if isinstance(layer, gymnasium.Wrapper):
+        return layer.env
+    zoo = sys.modules.get("pettingzoo.utils")  # which who has made such a wrapper has imported
+    if zoo is not None and isinstance(layer, (zoo.BaseWrapper, zoo.BaseParallelWrapper)):
+        return layer.env
+    return getattr(layer, "aec_env", None) if _path(layer) == f"{_ZOO}conversions.aec_to_parallel_wrapper" else None
 
 
 def _path(layer: Any) -> str:
@@ -167,6 +263,8 @@ def _part(layer: Any) -> _Part | None:
         return _KNOWN[path]
     if _MUJOCO_CLASS.fullmatch(path):
         return _MUJOCO
+    if _MPE_CLASS.fullmatch(path):
+        return _MPE
     getter, setter = getattr(cls, "get_state", None), getattr(cls, "set_state", None)
     return _PAIR if _takes(getter, 1) and _takes(setter, 2) else None
 
@@ -200,9 +298,7 @@ def get_env_state(env: Any) -> dict[str, Any]:
     layers = _layers(env)
     generator, bits = getattr(layers[-1], "_np_random", None), None
     if generator is not None:
-        bits = generator.bit_generator.state if hasattr(generator, "bit_generator") else {}
-        if bits.get("bit_generator") != "PCG64":
-            raise UnsavableState(f"the np_random of {type(layers[-1]).__name__} is no PCG64 generator")
+        bits = _bits(generator, f"of {type(layers[-1]).__name__}")
     states = [part.get(layer) for layer, part in zip(layers, _parts(layers), strict=True)]
     return {"layers": states, "np_random": bits}
 

@@ -12,6 +12,8 @@ _EXPORTS = {
     "q_obstacle": "rlox.native.obstacles",
     "NativeAdam": "rlox.native.optimizer",
     "NativeOptimizer": "rlox.native.optimizer",
+    "NativePart": "rlox.native.players",
+    "NativePlayers": "rlox.native.players",
     "NativeActor": "rlox.native.policies",
     "NativeBoundedPolicy": "rlox.native.policies",
     "NativePolicy": "rlox.native.policies",

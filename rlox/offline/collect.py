@@ -15,6 +15,7 @@ import numpy as np
 
 from rlox.checkpoint import versions
 from rlox.checkpoint.streams import Stream
+from rlox.collectors.recurrent import RecurrentActor, Remembering
 from rlox.config import MOST_AT_ONCE
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.kernels.buffers.replay import ReplayBuffer
@@ -242,6 +243,9 @@ def _act(
     spec, algorithm, rng = spec_of(vec), behaviour.algorithm, Rng(seed, Stream.ACTION)
     obs = np.array(vec.reset_all())
     n, noise = len(obs), None
+    actor, remembering = getattr(algorithm, "actor", None), None
+    if isinstance(actor, RecurrentActor):
+        remembering = Remembering(actor, n, rng, deterministic)
     if algorithm is not None and not deterministic:
         import torch
 
@@ -267,6 +271,8 @@ def _act(
         for t in range(used):
             if algorithm is None:
                 actions = spec.random_actions(rng, n)
+            elif remembering is not None:
+                actions = spec.clip(remembering(obs))
             elif not deterministic and hasattr(algorithm, "explored"):
                 actions = algorithm.explored(obs, noise, rng)
             else:
@@ -274,8 +280,9 @@ def _act(
             block["obs"][t], block["actions"][t] = obs, actions
             step = vec.step_all(block["actions"][t])
             ended = step["terminated"] | step["truncated"]
-            if noise is not None:
-                noise.end(ended)
+            for keeper in (noise, remembering):
+                if keeper is not None:
+                    keeper.end(ended)
             block["next_obs"][t], block["rewards"][t] = step["final_obs"], step["rewards"]
             block["terminated"][t], block["truncated"][t] = step["terminated"], step["truncated"]
             kept = min(n, count - taken - t * n)  # of the last step only so many rows are asked for

@@ -35,7 +35,8 @@ def require_mixable(dataset: Any, spec: EnvSpec, where: str) -> None:
         )
     require_fit(dataset, spec, where)
     row = dataset.sample(1, 0)
-    for name, shape in (("obs", spec.obs_shape), ("next_obs", spec.obs_shape), ("actions", spec.action_shape)):
+    acts = spec.action_shape or (1,)  # of a discrete action
+    for name, shape in (("obs", spec.obs_shape), ("next_obs", spec.obs_shape), ("actions", acts)):
         if np.shape(row[name])[1:] != shape:
             raise ValueError(
                 f"{where}: the dataset must give {name} of shape (B, {str(shape)[1:]}, as the environment, got "

@@ -203,10 +203,12 @@ class MlflowRun:
             self.client.log_batch(self.id, metrics=batch[i : i + METRICS_PER_BATCH])
 
     def upload(self, kind: str, path: Path) -> None:
-        if kind != "completions":
+        if kind in ("last", "best"):
             self.client.log_artifact(self.id, str(path), "checkpoints")
             return
         self.client.log_artifact(self.id, str(path))
+        if kind != "completions":
+            return
         # By this tag MLflow's pages know that the file is a table.
         self.client.set_tag(self.id, "mlflow.loggedArtifacts", f'[{{"path": "{path.name}", "type": "table"}}]')
 

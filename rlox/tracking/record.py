@@ -30,7 +30,7 @@ from rlox.tracking import lock
 FILE = "metrics.jsonl"
 LOCK = "run.lock"
 RESERVED = ("segment", "step", "time", "event")
-KINDS = ("last", "best", "completions")
+KINDS = ("last", "best", "completions", "predictions")
 STATUSES = ("finished", "interrupted", "failed")
 _RUN_ID = re.compile(r"[\w-]{1,64}")  # part of names and queries in the trackers
 _MOST_BYTES = 4 << 20  # of a line
@@ -337,7 +337,8 @@ class Record:
         ----------
         kind
             ``"last"`` (what a resume continues from; releases the rows up to `step` to the
-            mirrors), ``"best"``, or ``"completions"``: no checkpoint, but a table of texts that trackers get too.
+            mirrors), ``"best"``, or what is no checkpoint and trackers get too: ``"completions"``, a table of texts,
+            and ``"predictions"``, a picture.
         file
             Its path, relative to the run folder.
         """

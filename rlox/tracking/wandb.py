@@ -112,6 +112,11 @@ class WandbRun:
             table = json.loads(path.read_text())
             self._run.log({"completions": self._wandb.Table(columns=table["columns"], data=table["data"])})
             return
+        if kind == "predictions":
+            film = path.suffix == ".gif"
+            shown = self._wandb.Video(str(path), format="gif") if film else self._wandb.Image(str(path))
+            self._run.log({"predictions": shown})
+            return
         artifact = self._wandb.Artifact(f"checkpoint-{kind}-{self._run.id}", type="model")
         artifact.add_file(str(path))
         self._run.log_artifact(artifact)

@@ -18,12 +18,13 @@ from rlox.checkpoint import Checkpoint, Counters, load_checkpoint, one_line, sav
 from rlox.checkpoint.streams import Stream
 from rlox.collectors import RewardFn
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
+from rlox.collectors.recurrent import FirstStep, RecurrentActor
 from rlox.config import BACKENDS, DEVICES, Config, choice, integer, require, shown
 from rlox.distributed.ranks import ALONE, OWN, Ranks, current
 from rlox.envs import EnvSpec, env_name
 from rlox.envs.gym_make import whole_games
 from rlox.kernels.rng import Rng
-from rlox.native import NativeActor, NativeAdam, NativeOptimizer, Watch
+from rlox.native import NativeAdam, NativeOptimizer, Watch
 from rlox.native.shadows import update_difference
 from rlox.nn.modules import load_weights_, state_of, weights_of
 
@@ -327,8 +328,8 @@ class Algorithm:
         self._policy = module
 
     @property
-    def actor(self) -> nn.Module | NativeActor:
-        """What acts in collection and evaluation."""
+    def actor(self) -> Any:
+        """What acts in collection and evaluation: a module, a `NativeActor` or a `RecurrentActor`."""
         return self.policy if self.native is None else self.native
 
     def plan(
@@ -395,6 +396,8 @@ class Algorithm:
     def predict(self, obs: Any, deterministic: bool = True) -> np.ndarray | int:
         """Action for one observation (D,), or actions for a batch (B, D); without what `make_noise` adds in training.
 
+        An agent that carries a state from step to step acts as in the first step of an episode.
+
         Returns
         -------
         int or array
@@ -410,8 +413,10 @@ class Algorithm:
         """
         where = f"{type(self).__name__}.predict"
         self.check_kernel("predict")
-        actor = self.native
-        if actor is None:
+        actor: Any = self.actor
+        if isinstance(actor, RecurrentActor):
+            actor = FirstStep(actor)
+        elif self.native is None:
             from rlox.collectors.acting import ModuleActor, require_mode
 
             actor = ModuleActor(self.policy, self.device)

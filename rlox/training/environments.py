@@ -12,6 +12,7 @@ from rlox.collectors import RewardFn, reward_name
 from rlox.collectors.vec_normalize import VecNormalize
 from rlox.config import ENV_BACKENDS, MOST_AT_ONCE, RemoteConfig, choice, integer, shown, usual_settings
 from rlox.envs.envpool_env import evaluation_kwargs
+from rlox.multi_agent import is_multi_agent
 from rlox.training import restoring
 from rlox.training.algorithm import Algorithm
 from rlox.training.table import ALGORITHMS, resolve
@@ -48,6 +49,8 @@ def construct(
     `collector` makes what gathers experience, given what every collector takes.
     """
     where = type(algorithm).__name__
+    if is_multi_agent(env_id) and not algorithm.Config.several_agents:
+        raise ValueError(f"{where}: env_id must have one agent, got {env_id}, which has several; MAPPO learns for them")
     usual = usual_settings(env_id)
     usual_reward = usual.pop("reward_fn", None)
     if isinstance(reward_fn, str) and reward_fn == "auto":
@@ -102,7 +105,9 @@ def construct(
     if env_backend == "envpool":
         algorithm.eval_kwargs = evaluation_kwargs(algorithm.collector.env)
     algorithm._lost_reward_fn = None
-    if algorithm._saved_shapes is not None:
+    if algorithm._saved_shapes is not None and algorithm.config.replays == "sequences":
+        restoring.require_model_widths(where, algorithm._saved_shapes, *algorithm.config.shape)
+    elif algorithm._saved_shapes is not None:
         # Of an image, features go in, and of critics, actions beside the observation.
         n_in = None if spec.image else {spec.obs_dim, spec.obs_dim + (spec.act_dim or 0)}
         restoring.require_widths(where, algorithm._saved_shapes, algorithm.config.hidden_sizes, n_in)
@@ -114,7 +119,7 @@ def _normalize(algorithm: Algorithm) -> None:
     """Set the normaliser, here and where the experience is gathered, if there is anything to normalise."""
     c, spec = algorithm.config, algorithm.spec
     rewards = getattr(c, "normalize_rewards", False)
-    if not (c.normalize_obs or rewards):
+    if not (getattr(c, "normalize_obs", False) or rewards):
         return
     if c.normalize_obs and spec.image:
         raise ValueError(

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_PRETRAINED = 100  # updates from a dataset between two reports
+
+
 @dataclass(frozen=True)
 class Episodes:
     """What one round of off-policy collection has brought; its length is the environment steps taken."""
@@ -49,7 +52,7 @@ def require_finite(losses: dict[str, float], algorithm) -> None:
     c = algorithm.counters
     for name, value in losses.items():
         # Explained variance is undefined (NaN) where all returns are equal; every other metric must be a number.
-        if not math.isfinite(value) and name != "explained_variance":
+        if not math.isfinite(value) and name.partition("/")[0] != "explained_variance":
             raise FloatingPointError(
                 f"{algorithm.name}: {name} became {value} at {c.unit[:-1]} {c.steps}; training cannot go on. "
                 "Try a lower learning_rate or max_grad_norm, and look for extreme rewards or observations"
@@ -131,10 +134,10 @@ def on_policy(algorithm) -> dict[str, float]:
 def off_policy(algorithm) -> dict[str, float]:
     """Collect into the replay memory, update from it, repeat until the horizon is reached or a callback says stop.
 
-    A round is `train_freq` environment steps, rounded up to whole steps of all environments, then `gradient_steps`
-    updates, once the memory has taken in `learning_starts` steps and holds `min_rows` transitions. Metrics are means
-    over the updates since the last report. There are a hundred reports in a training, one every 1,000 steps in a long
-    one; callbacks see metrics only then, and can stop the training only then. Where no Python code must see single
+    A round is ``round_steps`` environment steps, then the updates that are due (`gradient_steps`, or as many as the
+    replay ratio says), once the memory has taken in `learning_starts` steps and holds ``min_rows`` rows. Metrics are
+    means over the updates since the last report. There are a hundred reports in a training, one every 1,000 steps in a
+    long one; callbacks see metrics only then, and can stop the training only then. Where no Python code must see single
     steps, all rounds up to the next report are one call of the algorithm's kernel, with the same results.
 
     Raises
@@ -155,6 +158,18 @@ def off_policy(algorithm) -> dict[str, float]:
     go_on = ranks.lead(algorithm, "on_training_start")
     algorithm.check_kernel("train", functions=True)
     fused = algorithm.fused()
+    left = algorithm.pretraining_due() if go_on else 0
+    while go_on and left:
+        begun = clock()
+        c.in_round = 0
+        for _ in range(min(left, _PRETRAINED)):
+            history.append(update(algorithm.sample()))
+            c.updates += 1
+            left -= 1
+        metrics = {"mean_reward": c.mean_reward, **ranks.metrics(_means(history)), "time/update_s": clock() - begun}
+        history.clear()
+        require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
+        go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)
     since, since_steps, cpu = clock(), c.env_steps, time.process_time()
     while go_on and c.env_steps < end:
         started, round_start, c.in_round = clock(), c.env_steps, 0
@@ -172,7 +187,7 @@ def off_policy(algorithm) -> dict[str, float]:
             returns: list[float] = []
             lengths: list[int] = []
             try:
-                while c.env_steps - round_start < config.train_freq:
+                while c.env_steps - round_start < algorithm.round_steps:
                     algorithm.explore()
                     random = c.env_steps < config.learning_starts
                     ended_returns, ended_lengths = collector.step(algorithm.actor, buffer, random)
@@ -199,7 +214,7 @@ def off_policy(algorithm) -> dict[str, float]:
             collected = clock()
             begun = c.env_steps - algorithm.memory_start >= config.learning_starts
             if begun and not ranks.any(len(buffer) < algorithm.min_rows):
-                for _ in range(len(done) if config.gradient_steps == -1 else config.gradient_steps):
+                for _ in range(algorithm.updates_due(len(done))):
                     history.append(update(algorithm.sample()))
                     c.updates += 1
             now = clock()

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlox.buffers import Buffer, OfflineDataset, buffer_class, buffer_config, buffer_names, make_buffer
+from rlox.buffers import (
+    Buffer,
+    OfflineDataset,
+    buffer_class,
+    buffer_config,
+    buffer_config_class,
+    buffer_names,
+    make_buffer,
+)
 from rlox.buffers import files as replay_files
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
@@ -27,7 +35,7 @@ from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
 from rlox.native import bounded_obstacle
 from rlox.native.shadows import difference
-from rlox.nn.batch import TransitionBatch
+from rlox.nn.batch import SequenceBatch, TransitionBatch
 from rlox.nn.modules import load_weights_
 from rlox.offline.mixing import identity, joined, require_mixable
 from rlox.training import environments, loops
@@ -40,6 +48,8 @@ from rlox.training.bounded import (
 )
 from rlox.training.loops import Rounds
 from rlox.training.schedules import interpolated
+from rlox.world_models.pretraining import fill
+from rlox.world_models.pretraining import n_rows as dataset_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,7 +104,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     loop = staticmethod(loops.off_policy)
     stream = Stream.REPLAY
-    min_rows = 1  # transitions that the memory must hold for an update
+    Collector: ClassVar[type[ReplayCollector]] = ReplayCollector  # what gathers experience
+    min_rows = 1  # rows that the memory must hold for an update
     Policy: ClassVar[type[BoundedPolicy] | None] = None  # the kind of policy that `make_policy` makes
     outputs: ClassVar[str] = ""  # what a network of such a policy returns, for messages
 
@@ -137,6 +148,8 @@ class OffPolicyAlgorithm(Algorithm):
         self._buffer: Buffer | None = None
         self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
+        self._owed = 0.0  # replayed steps that are due by the replay ratio, less than an update's
+        sequences = self.Config.replays == "sequences"
         if isinstance(buffer, Buffer):
             self._buffer = buffer
             if not (buffer_size is n_step is prioritized is None):
@@ -144,15 +157,24 @@ class OffPolicyAlgorithm(Algorithm):
                     f"{where}: buffer_size, n_step and prioritized must not stand beside a buffer that is made already"
                 )
         else:
-            self.buffer_config = buffer_config(buffer, prioritized, size=buffer_size, n_step=n_step)
+            usual = "sequence" if sequences else "uniform"
+            self.buffer_config = buffer_config(buffer, prioritized, usual, size=buffer_size, n_step=n_step)
+            if self.buffer_config.holds != self.Config.replays:
+                able = [name for name in buffer_names() if buffer_config_class(name).holds == self.Config.replays]
+                raise ValueError(
+                    f"{where}: buffer must hold {self.Config.replays}, got {self.buffer_config.name!r}; try "
+                    f"{', '.join(able)}"
+                )
         environments.construct(
-            self, env_id, n_envs, seed, policy, logger, callbacks, collector=ReplayCollector, **arguments
+            self, env_id, n_envs, seed, policy, logger, callbacks, collector=self.Collector, **arguments
         )
         if self.native is not None:
             why = self._step_by_step()
             self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
         c = self.config
-        if self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, self.n_envs):
+        if sequences:
+            self._require_room(where)
+        elif self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, self.n_envs):
             raise ValueError(
                 f"{where}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
                 f"({self.n_envs}), got buffer_size={self.buffer_config.size}"
@@ -166,6 +188,9 @@ class OffPolicyAlgorithm(Algorithm):
         require_mixable(dataset, self.spec, where)
         if self.collector.reward_fn is not None:
             raise ValueError(f"{where}: reward_fn must be None beside a dataset, which holds the environment's rewards")
+        if sequences:
+            self._require_episodes(where)
+            return
         if not 0 < self._n_mixed < self._n_rows:
             raise ValueError(
                 f"{where}: dataset_share must leave at least one row of a batch of {c.batch_size} to the dataset and "
@@ -173,6 +198,59 @@ class OffPolicyAlgorithm(Algorithm):
             )
         self.min_rows = self._n_rows - self._n_mixed
         self._mixed = identity(dataset)
+
+    def _require_episodes(self, where: str) -> None:
+        """Raise unless the dataset's episodes can be put into the memory, before any of this one's own."""
+        dataset: Any = self.dataset
+        if not (hasattr(dataset, "get_state") and hasattr(dataset, "n_episodes")):
+            raise TypeError(
+                f"{where}: dataset must have get_state() and n_episodes, as rlox.OfflineDatasetBuffer, got "
+                f"{type(dataset).__name__}"
+            )
+        n, memory = dataset_rows(dataset), self._buffer
+        size = self.buffer_config.size if memory is None else memory.capacity  # type: ignore[union-attr]
+        # An environment's part is full before all are: episodes are whole.
+        needed = n + self.collector.n_envs * (int(dataset.stats()["max_episode_length"]) + 1)
+        if size < needed:
+            raise ValueError(
+                f"{where}: the buffer's size must be at least {needed:,} for the dataset's {n:,} observations, "
+                f"got {size:,}"
+            )
+
+    def pretraining_due(self) -> int:
+        """Updates from the dataset's sequences that are left before the first step; the memory then holds these."""
+        c = self.counters
+        if self.dataset is None or self.Config.replays != "sequences" or c.env_steps:
+            return 0
+        if not len(self.buffer):
+            fill(self.buffer, self.dataset, self.spec)
+        return max(0, self.config.pretrain_updates - c.updates)
+
+    def _require_room(self, where: str) -> None:
+        """A ValueError unless the memory fits the environments and has room for a sequence of each."""
+        length, n = self.config.seq_len, self.collector.n_envs
+        memory: Any = self._buffer
+        config: Any = self.buffer_config
+        self.min_rows = length * n
+        size = config.size if memory is None else memory.capacity
+        if memory is not None:
+            expected = (self.spec.obs_dim, self.spec.model_width, n, self.state_dim)
+            found = [getattr(memory, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim")]
+            if tuple(found) != expected:
+                raise ValueError(
+                    f"{where}: buffer must be a SequenceReplayBuffer of obs_dim, act_dim, n_envs and state_dim "
+                    f"{', '.join(map(str, expected))}, got {type(memory).__name__} of {', '.join(map(str, found))}"
+                )
+        if size // n < length:
+            raise ValueError(
+                f"{where}: the buffer's size must be at least seq_len ({length}) for each of the {n} environments, "
+                f"{length * n:,}, got {size:,}"
+            )
+
+    @property
+    def state_dim(self) -> int:
+        """S, numbers that the memory keeps with every step of the agent's own state before it; 0 for none."""
+        return self.actor.initial(1).shape[1] if self.Config.replays == "sequences" else 0
 
     @property
     def _n_rows(self) -> int:
@@ -226,7 +304,7 @@ class OffPolicyAlgorithm(Algorithm):
                 self._folder = tempfile.TemporaryDirectory(prefix="rlox-replay-")
                 config = replace(config, folder=self._folder.name)
             try:
-                self._buffer = make_buffer(config, self.spec, self.collector.n_envs, self.config.gamma)
+                self._buffer = make_buffer(config, self.spec, self.collector.n_envs, self.config.gamma, self.state_dim)
             except MemoryError as e:
                 raise ValueError(
                     f"{type(self).__name__}: buffer_size must fit in memory, got {config.size:,}: {e}"
@@ -271,7 +349,20 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def round_steps(self) -> int:
         """Environment steps of a round, over all environments."""
-        return -(-self.config.train_freq // self.n_envs) * self.n_envs
+        return -(-getattr(self.config, "train_freq", 1) // self.n_envs) * self.n_envs
+
+    def updates_due(self, n_steps: int) -> int:
+        """Updates after a round of `n_steps` environment steps.
+
+        By a replay ratio, as many as have replayed steps due; what is left over counts in later rounds.
+        """
+        c = self.config
+        if c.replays != "sequences":
+            return n_steps if c.gradient_steps == -1 else c.gradient_steps
+        self._owed += c.replay_ratio * n_steps
+        n_updates = int(self._owed // c.update_rows)
+        self._owed -= n_updates * c.update_rows
+        return n_updates
 
     def _step_by_step(self) -> str | None:
         """Why Python must see each step, whatever callbacks there are; None where `rounds` can do without."""
@@ -344,8 +435,8 @@ class OffPolicyAlgorithm(Algorithm):
         rows = self.buffer.get_state(since=max(0, count - n))["rows"]
         self.collector.require_finite_rows(rows.view(np.float32))
 
-    def sample(self) -> TransitionBatch:
-        """The next update's transitions."""
+    def sample(self) -> TransitionBatch | SequenceBatch:
+        """The next update's transitions; an algorithm that learns from sequences returns these."""
         rows = self._rows(self._n_rows)
         if self.normalizer is not None:
             # The memory holds what the environment said: old transitions are seen by the statistics of today.
@@ -366,6 +457,8 @@ class OffPolicyAlgorithm(Algorithm):
         info, tensors = environments.state(self)
         noise = self.collector.action_noise
         info["buffer"] = self._saved_buffer()
+        if self.Config.replays == "sequences":
+            info["replay_owed"] = self._owed
         if self._mixed is not None:
             info["dataset"] = self._mixed
         if noise is not None:
@@ -386,6 +479,8 @@ class OffPolicyAlgorithm(Algorithm):
         saved = header.get("buffer", {})
         if "buffer" in given or saved.get("name", "uniform") not in buffer_names():
             return {}
+        if buffer_config_class(saved.get("name", "uniform")).holds != cls.Config.replays:
+            return {}
         config = buffer_config(saved)
         # Where files are written, this machine's user decides.
         return {"buffer": replace(config, folder=None) if isinstance(config, MmapBufferConfig) else config}
@@ -403,6 +498,7 @@ class OffPolicyAlgorithm(Algorithm):
         if exact and noise is not None and saved_noise is not None:
             noise.set_state(saved_noise)
         self.memory_start = self.counters.env_steps
+        self._owed = float(checkpoint.header.get("replay_owed", 0.0))
         if self._default_buffer:
             self._lost_buffer = checkpoint.header["buffer"]["name"]
         entry = checkpoint.header.get("memory")

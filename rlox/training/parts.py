@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rlox.collectors.acting import ModuleActor
+    from rlox.collectors.recurrent import FirstStep
     from rlox.envs import EnvSpec
 
 MOST_THREADS = 1024  # of PyTorch's
@@ -31,7 +32,7 @@ def require_laid_out(algorithm: Any) -> None:
         return
     from rlox.nn.optimizers import FlatOptimizer, holds_all
 
-    for optimizer in vars(algorithm).values():
+    for optimizer in [*vars(algorithm).values(), *getattr(algorithm, "optimizers", ())]:
         if isinstance(optimizer, FlatOptimizer) and not holds_all(optimizer):
             raise ValueError(
                 f"{type(algorithm).__name__}.train: the networks' parameters must stay where they were laid out, got "
@@ -80,7 +81,7 @@ def require_env_arguments(where: str, env_kwargs: Any, env_wrappers: Any) -> Non
 def predicted(
     where: str,
     spec: EnvSpec,
-    actor: ModuleActor | NativeActor,
+    actor: ModuleActor | NativeActor | FirstStep,
     obs: Any,
     deterministic: bool,
     transform: Callable[[np.ndarray], np.ndarray] | None,

@@ -12,6 +12,7 @@ import numpy as np
 from rlox.checkpoint import Checkpoint, one_line
 from rlox.config import shown
 from rlox.envs import env_name
+from rlox.envs.registry import imported_module
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox.nn.modules import is_module, load_weights_
 
@@ -223,11 +224,23 @@ def require_no_code(where: str, path: str | os.PathLike, env: dict[str, Any], en
     # gymnasium imports the part before the colon, and a file must not decide what code runs. Its wrappers of old
     # gym take the id as an argument.
     for name in (env["id"], env["kwargs"].get("env_id")):
-        if env_id is None and ":" in str(name):
+        if env_id is None and imported_module(str(name)):
             raise ValueError(
                 f"{where}: the environment {name} of {path} names a module to import; if you trust it, pass "
                 f"env_id={env['id']!r}"
             )
+
+
+def require_model_widths(
+    where: str, shapes: frozenset[tuple[int, ...]], deter: int, units: int, stoch: int, classes: int
+) -> None:
+    """As `require_widths`, of a world model: a ValueError unless there are weights from its two states to a hidden
+    layer."""
+    if not shapes.issuperset({(units, deter), (units, stoch * classes)}):
+        raise ValueError(
+            f"{where}: from_checkpoint: size does not fit the checkpoint: it holds no weights of a model with "
+            f"deter_dim={deter}, hidden_dim={units}, stoch_dim={stoch} and stoch_classes={classes}"
+        )
 
 
 def require_widths(

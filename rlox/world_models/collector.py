@@ -40,7 +40,7 @@ class SequenceCollector(ReplayCollector):
         self._rewards = np.zeros(n, np.float32)  # that came with these
         self._first = np.ones(n, np.bool_)  # whether these begin an episode
 
-    def step(self, agent: RecurrentActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
+    def step(self, agent: RecurrentActor, buffer: Any, random: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Take one step in every environment and push its rows.
 
         Parameters

@@ -67,7 +67,7 @@ class DrawnCatch(gymnasium.Env):
         return self._observed(), (1.0 if caught else -1.0) if over else 0.0, over, False, {}
 
     def _observed(self) -> np.ndarray:
-        image = np.zeros(self.observation_space.shape, np.uint8)  # type: ignore[arg-type]  # a Box has a shape
+        image = np.zeros(self.observation_space.shape, np.uint8)
         image[-1, self._paddle - 1 : self._paddle + 2] = _DIM
         image[self._row, self._column] = _BRIGHT
         return image

@@ -27,6 +27,14 @@ def eval_(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     video: Annotated[Path | None, typer.Option(metavar="FILE", help="Film an episode into this .mp4 or .gif.")] = None,
     render: Annotated[bool, typer.Option("--render", help="Show an episode in a window.")] = False,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="World models: what is predicted beside what happens, as a film (.mp4, .gif) of images or a plot "
+            "(.png, .svg, .pdf) of vectors.",
+        ),
+    ] = None,
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps at which an episode is cut; by default as in training.")
     ] = None,
@@ -49,4 +57,17 @@ def eval_(
     with reported("eval"):
         from rlox_cli.run.evaluate import main
 
-        main(checkpoint, episodes, seed, stochastic, json, video, render, imports or [], max_steps, samples, pass_at)
+        main(
+            checkpoint,
+            episodes,
+            seed,
+            stochastic,
+            json,
+            video,
+            render,
+            imports or [],
+            max_steps,
+            samples,
+            pass_at,
+            predictions,
+        )

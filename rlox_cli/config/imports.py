@@ -12,7 +12,7 @@ from typing import Any
 from rlox.checkpoint import one_line
 from rlox.collectors import REWARDS
 from rlox.config import nearest
-from rlox.envs.registry import REWARD_GROUP, load, offers, worker_imports
+from rlox.envs.registry import REWARD_GROUP, imported_module, load, offers, worker_imports
 from rlox.kernels.envs import NATIVE_ENVS
 from rlox_cli.terminal.errors import UsageError
 
@@ -70,7 +70,7 @@ def needed_modules(env: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:
     """The modules that an environment of the user's came from: `env` as a checkpoint or a configuration has it."""
     # Wrappers of old gym take the id as an argument.
     for name in (env["id"], str(env["kwargs"].get("env_id", ""))):
-        if module := name.rpartition(":")[0]:
+        if module := imported_module(name):
             yield module
     for wrapper in env["wrappers"]:
         name = wrapper if isinstance(wrapper, str) else next(iter(wrapper), "")

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rlox.algorithms import ALGORITHMS, resolve
+from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import load_checkpoint, one_line
 from rlox.config import (
     BufferConfig,
     DatasetConfig,
     MmapBufferConfig,
-    OffPolicyConfig,
     RayConfig,
     RemoteConfig,
     RunConfig,
     nearest,
     tuned_pairs,
 )
+from rlox.envs.registry import ZOO, imported_module
+from rlox.multi_agent import is_multi_agent
 from rlox.offline.dataset import check_source
 from rlox_cli.config.imports import import_modules, resolve_reward
 from rlox_cli.config.language import check_language, refuse_language
@@ -55,12 +58,35 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
     refuse_language(run, algo)
     _check_off_policy(run, algo, buffer)
     _check_dataset(run, algo)
-    module, _, env_id = run.env.id.rpartition(":")
+    module = imported_module(run.env.id)
     import_modules([*run.imports, *([module] if module else [])])
-    check_env_id(env_id, run.env.kwargs, run.env.backend)
+    if is_multi_agent(run.env.id):
+        _check_multi_agent(run, algo)
+    else:
+        check_env_id(run.env.id.rpartition(":")[2], run.env.kwargs, run.env.backend)
     resolve_reward(run.env.reward_fn, run.imports)
     if run.init_from is not None:
         _check_init_from(run.init_from)
+
+
+def _check_multi_agent(run: RunConfig, algo: str) -> None:
+    """Raise a ValueError unless the algorithm serves several agents, and the environment's package is installed."""
+    if not run.algo.several_agents:
+        able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).several_agents]
+        raise ValueError(
+            f"env={run.env.id} has several agents, and algo={algo} learns for one; try algo={' or '.join(able)}"
+        )
+    if run.env.id.startswith(ZOO):
+        path = run.env.id.removeprefix(ZOO).partition(":")[0]
+        try:
+            if find_spec("pettingzoo") is None:
+                raise ImportError("PettingZoo is not installed")
+            import_module(path)
+        except ImportError as e:
+            raise ValueError(
+                f'env={run.env.id} is not available: {one_line(e)}; try: pip install "rlox-cli[multi-agent]", or name '
+                "an installed module with a parallel environment"
+            ) from e
 
 
 def applied_settings(run: RunConfig, algo: str, choice: str | None, overrides: list[str]) -> str | None:
@@ -111,19 +137,24 @@ def _check_distributed(run: RunConfig, algo: str) -> None:
 
 
 def _check_off_policy(run: RunConfig, algo: str, chosen: str | None) -> None:
-    if not isinstance(run.algo, OffPolicyConfig):
+    replays = run.algo.replays
+    if replays == "nothing":
         if run.buffer is not None:
             raise ValueError(f"buffer must be left out with algo={algo}, got {chosen or 'its keys'}; {OFF_POLICY_ONLY}")
         return
     if not isinstance(run.buffer, BufferConfig):
-        raise ValueError(f"buffer must be chosen for algo={algo}, got null; try buffer=uniform")
+        usual = "sequence" if replays == "sequences" else "uniform"
+        raise ValueError(f"buffer must be chosen for algo={algo}, got null; try buffer={usual}")
     if run.buffer.name != chosen:
         raise ValueError(f"buffer.name must be {chosen}, what buffer= chose, got {run.buffer.name!r}")
-    at_least = max(run.algo.batch_size, run.env.n_envs)
+    if run.buffer.holds != replays:
+        able = [name for name in buffer_names() if buffer_config_class(name).holds == replays]
+        raise ValueError(f"buffer must hold {replays} for algo={algo}, got {chosen}; try buffer={', '.join(able)}")
+    what, at_least = "algo.batch_size and env.n_envs", max(run.algo.batch_size, run.env.n_envs)
+    if replays == "sequences":
+        what, at_least = "algo.seq_len times env.n_envs", run.algo.seq_len * run.env.n_envs
     if run.buffer.size < at_least:
-        raise ValueError(
-            f"buffer.size must be at least algo.batch_size and env.n_envs ({at_least}), got {run.buffer.size}"
-        )
+        raise ValueError(f"buffer.size must be at least {what} ({at_least}), got {run.buffer.size}")
     if run.algo.learning_starts >= run.total_timesteps:
         raise ValueError(
             f"algo.learning_starts must be below total_timesteps ({run.total_timesteps}), or nothing is learned, "

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class, buffer_names
-from rlox.config import DatasetConfig, OffPolicyConfig, OnPolicyConfig, usual_settings
-from rlox.envs.registry import ENV_GROUP, offers
+from rlox.config import DatasetConfig, OnPolicyConfig, usual_settings
+from rlox.envs.registry import ENV_GROUP, ZOO, offers
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox_cli.config.shipped import shipped
@@ -72,12 +72,13 @@ class _Choices(ConfigSource):
 
 
 class GymEnvSource(_Choices):
-    """Any ``env=ID`` as ``{id: ID}``, with what is usual for ``ALE/…`` ids. It lists what installed packages offer."""
+    """Any ``env=ID`` as ``{id: ID}``, with what is usual for ``ALE/…`` ids, and ``env=pettingzoo:MODULE``. It lists
+    what installed packages offer."""
 
     group, name_of_scheme = "env", "gymenv"
 
     def serves(self, name: str) -> bool:
-        return _ENV_ID.fullmatch(name) is not None
+        return _ENV_ID.fullmatch(name) is not None or (name.startswith(ZOO) and name != ZOO)
 
     def names(self) -> list[str]:
         return [name for name in offers(ENV_GROUP) if self.serves(name)]
@@ -140,8 +141,9 @@ class AlgorithmSource(_Choices):
         found: dict[str, Any] = {"defaults": [f"{name}_schema@algo", "_self_"]}
         if not issubclass(kind, OnPolicyConfig):
             found["env"] = {"n_envs": 1}
-        if issubclass(kind, OffPolicyConfig):
-            found["defaults"].insert(1, {"override /buffer": "uniform"})
+        if kind.replays != "nothing":
+            usual = "sequence" if kind.replays == "sequences" else "uniform"
+            found["defaults"].insert(1, {"override /buffer": usual})
         return OmegaConf.create(found), "_global_"
 
 

@@ -183,7 +183,7 @@ def examine(job: Job, start: Start, multirun: bool) -> Report:
         finally:
             algorithm.close()
     lines = [
-        ("spaces", f"{_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}"),
+        *_spaces(algorithm),
         ("backend", f"{algorithm.backend} ({algorithm.backend_reason})"),
         *([("dataset", _dataset(algorithm.dataset))] if config.offline else ()),
         ("plan", _plan(algorithm, config)),
@@ -241,6 +241,25 @@ def _counted(n: int, name: str) -> str:
     return f"{n:,} {name}{'' if n == 1 else 's'}"
 
 
+def _spaces(algorithm: Any) -> list[tuple[str, str]]:
+    """What agents observe and do; of several, a line for each policy."""
+    if not (algorithm.config.several_agents and algorithm.several):
+        return [("spaces", f"{_observations(algorithm.spec)}; {algorithm.spec.describe_actions()}")]
+    lines = [
+        (
+            "agents",
+            f"{player.name}: {_counted(len(player.agents), 'agent')}; {_observations(player.spec)}; "
+            f"{player.spec.describe_actions()}{', masked' if player.masked else ''}",
+        )
+        for player in algorithm.players
+    ]
+    if algorithm.config.critic == "central":
+        agents = algorithm.collector.agents
+        source = "of the environment" if agents.state_source == "environment" else "all observations joined"
+        lines.append(("state", f"{_counted(agents.state_dim, 'number')}, {source}"))
+    return lines
+
+
 def _observations(spec: EnvSpec) -> str:
     if not spec.image:
         return f"observations of {_counted(spec.obs_dim, 'number')}"
@@ -264,6 +283,13 @@ def _plan(algorithm: Any, config: RunConfig) -> str:
     batches = f" in batches of {config.algo.batch_size:,}" if hasattr(config.algo, "batch_size") else ""
     if config.offline:
         training = f"{_counted(config.total_timesteps, 'update')}{batches} from {len(algorithm.dataset):,} transitions"
+    elif config.algo.replays == "sequences":
+        c = config.algo
+        training = (
+            f"{-(-config.total_timesteps // rollout) * rollout:,} steps in "
+            f"{_counted(config.env.n_envs, 'environment')}, an update of {_counted(c.batch_size, 'sequence')} of "
+            f"{_counted(c.seq_len, 'step')} for every {c.update_rows / c.replay_ratio:g}"
+        )
     else:
         training = (
             f"{-(-config.total_timesteps // rollout) * rollout:,} steps in "
@@ -285,6 +311,8 @@ def _memory(algorithm: Any, config: RunConfig, found: Estimate) -> str:
 def _time(config: RunConfig, found: Estimate, limit: int | None) -> str:
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.cpu.items() if seconds >= 0.05)
     text = f"{_duration(found.wall)}, {sum(found.cpu.values()):.1f} s of CPU ({parts})"
+    if found.update is not None:
+        text += f"; {found.update:.3g} s of CPU an update"
     if found.workers:
         text += f"; evaluated beside training, by {found.workers} process{'' if found.workers == 1 else 'es'}"
     if limit is not None and found.longest_evaluation > 0.1 * found.wall:

@@ -5,6 +5,7 @@ Costs are pairs of seconds, (2,): of all CPUs, and by the clock.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -20,7 +21,7 @@ from rich.console import Console
 from rlox.callbacks import AdviceCallback, Callback, EvalCallback, TimingCallback
 from rlox.callbacks.loggers import RecordLogger
 from rlox.collectors.evaluation import torch_threads
-from rlox.config import LARGEST_COUNT, Config, OffPolicyConfig, RunConfig
+from rlox.config import LARGEST_COUNT, Config, RunConfig
 from rlox.envs import is_native
 from rlox.tracking.record import Record
 from rlox_cli.preflight.probe import Seen
@@ -59,6 +60,7 @@ class Estimate:
     memory: int  # bytes of the process at its peak
     disk: int  # bytes of its files
     workers: int  # processes that evaluate beside training
+    update: float | None = None  # CPU seconds of an update, where a replay ratio says how many there are
 
 
 def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratch: Path) -> Estimate:
@@ -76,13 +78,13 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
     Exception
         What the environment or the learner raises; it would end the run as well.
     """
-    rollout = rollout_steps(config)
+    c, rollout = config.algo, rollout_steps(config)
     total = -(-config.total_timesteps // rollout) * rollout
     with Record(scratch / "run") as record, torch_threads(config.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an environment's warnings have been printed
         quiet = ProgressCallback(Console(file=StringIO()), "", config.total_timesteps, algorithm.counters.unit)
         algorithm.callbacks.extend([TimingCallback(), RecordLogger(record), AdviceCallback(lambda line: None), quiet])
-        off_policy = isinstance(config.algo, OffPolicyConfig)
+        off_policy = config.algo.replays != "nothing"
         probe = _offline if config.offline else _off_policy if off_policy else _on_policy
         once, each, each_random = probe(algorithm, config)
         making, each_played, side_by_side = _evaluation(algorithm, config)
@@ -95,6 +97,9 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         record.end(0, "finished")
     n_random = min(config.algo.learning_starts, total) if off_policy else 0
     training = once + each_random * n_random + each * (total - n_random)
+    update = (each - each_random) * c.update_rows / c.replay_ratio if c.replays == "sequences" else None
+    if update is not None and config.dataset is not None:
+        training = training + update * getattr(c, "pretrain_updates", 0)
 
     n_evaluations = evaluations(config)
     # Side by side all episodes take as long as the longest.
@@ -122,7 +127,8 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         if beside:
             # A save holds a copy of what is new, and the bytes that it makes of it.
             between = min(total, config.checkpoint.every_s / each[1], config.checkpoint.every_steps or total)
-            memory += 2 * int(between) * found.row
+            # Of sequences it may be all of them, since their states change.
+            memory += 2 * (found.resident if c.replays == "sequences" else int(between) * found.row)
     return Estimate(
         cpu=cpu | mirrors,
         # The command ends when the mirrors, which run beside the training, have all there is.
@@ -135,6 +141,7 @@ def estimate(algorithm: Any, config: RunConfig, seen: Seen, start: Start, scratc
         memory=memory,
         disk=2 * checkpoint.stat().st_size + own + beside,
         workers=workers,
+        update=None if update is None else float(update[0]),
     )
 
 
@@ -214,9 +221,13 @@ def _on_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarra
 def _off_policy(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Costs that come once, of a step with its share of the updates, and of one before the first update."""
     c, each_random = config.algo, np.zeros(2)
+    if getattr(c, "pretrain_updates", 0):
+        c = replace(c, pretrain_updates=0)
     if c.learning_starts:
         _, each_random = _trained(algorithm, config, replace(c, learning_starts=LARGEST_COUNT), _SHORT_S)
-    once, each = _trained(algorithm, config, replace(c, learning_starts=0), _UPDATES_S)
+    # As many steps as bring two updates, where a replay ratio says how often these come.
+    every = 32 if c.replays == "transitions" else math.ceil(2 * c.update_rows / c.replay_ratio)
+    once, each = _trained(algorithm, config, replace(c, learning_starts=0), _UPDATES_S, every)
     return once, each, each_random
 
 
@@ -251,6 +262,11 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
     """Costs of making the environment, and of a step of it; whether a step is one of all episodes side by side."""
     from rlox.envs.gym_make import ATARI_WRAPPERS, whole_games
 
+    if config.algo.several_agents and algorithm.several:
+        took, played = _timed(lambda: algorithm.evaluate(2, config.eval_seed, max_steps=config.eval.max_steps or 1000))
+        side_by_side = algorithm.collector.native
+        n_steps = played.lengths.max() if side_by_side else played.lengths.sum()
+        return np.zeros(2), took / max(1, int(n_steps)), side_by_side
     c, kwargs = config.env, algorithm.env_kwargs if config.offline else algorithm.eval_kwargs
     if is_native(c.id) and not (kwargs or c.wrappers):
         took, played = _timed(lambda: algorithm.evaluate(config.eval.n_episodes, config.eval_seed))

@@ -56,6 +56,10 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     where, limit, native = f"env={config.env.id}", time_limit(algorithm), plays_native(algorithm)
     if config.env.backend == "envpool":
         return Seen(limit, [], 0.0, False, [])
+    if algorithm.config.several_agents and algorithm.several:
+        from rlox_cli.preflight.agents import probe_agents
+
+        return Seen(limit, *probe_agents(config, where))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lines = [] if native else [*_contract(config, where)]

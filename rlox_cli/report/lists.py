@@ -61,7 +61,7 @@ def _list_envs(console: Console) -> None:
     import gymnasium
 
     from rlox.envs import native_env_ids, origin
-    from rlox.envs.registry import ENV_GROUP, offers
+    from rlox.envs.registry import ENV_GROUP, TASKS, offers
     from rlox.kernels.envs import NATIVE_ENVS
 
     console.print("native (compiled, same dynamics as gymnasium's):")
@@ -74,6 +74,9 @@ def _list_envs(console: Console) -> None:
         for name in outside:
             offer = offers(ENV_GROUP).get(name)
             console.print(f"  {name} ({offer.module if offer else origin(name)})")
+    console.print("rlox's own, in Python (images, or without velocities: for agents with a memory):")
+    for name in TASKS:
+        console.print(f"  {name}")
     groups: dict[str, list[str]] = {}
     for name, spec in gymnasium.registry.items():
         entry = spec.entry_point if isinstance(spec.entry_point, str) else "other"

@@ -13,7 +13,11 @@ from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import one_line, trained_for
 from rlox.collectors.evaluation import Evaluation
 from rlox.collectors.video import VideoWriter, render_fps
+from rlox.envs.registry import imported_module
 from rlox.offline.scores import normalized_score
+from rlox.world_models.pictures import require_kind
+from rlox.world_models.pictures import save as save_predictions
+from rlox.world_models.predictions import open_loop
 from rlox_cli.config.imports import import_modules, needed_modules, require_typed
 from rlox_cli.records.checkpoints import best_of, known_header
 from rlox_cli.run.evaluate_language import evaluate as evaluate_language
@@ -35,6 +39,7 @@ def main(
     max_steps: int | None = None,
     samples: int | None = None,
     pass_at: float = 1.0,
+    predictions: Path | None = None,
 ) -> None:
     """Evaluate and print; what is not given is taken from the checkpoint, else 20 episodes and seed 10_000 + seed."""
     import_modules(imports)
@@ -52,6 +57,7 @@ def main(
             ("--video", video),
             ("--render", render),
             ("--max-steps", max_steps),
+            ("--predictions", predictions),
         ):
             if given:
                 raise ValueError(f"{flag} must be left out for a language model, which plays no episodes")
@@ -79,6 +85,8 @@ def main(
                 f"{path}: eval.max_steps must be >= 1, or null, got {one_line(max_steps, 40)}; choose by --max-steps"
             )
     algorithm = restored(path, header, imports)
+    if predictions is not None:
+        require_kind(predictions, algorithm.spec.image)
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic, max_steps=max_steps)
     summary = evaluation.summary()
     # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.
@@ -89,6 +97,11 @@ def main(
     if render:
         one = algorithm.evaluate(1, seed, deterministic=not stochastic, render=True, max_steps=max_steps)
         _print_episode("shown", one)
+    if predictions is not None:
+        foreseen = open_loop(algorithm, seed=seed, deterministic=not stochastic, max_steps=max_steps)
+        save_predictions(foreseen, predictions)
+        print(f"{foreseen.horizon} steps after {foreseen.context} drawn in {predictions}", file=sys.stderr)
+        summary |= foreseen.summary()
     score = normalized_score(header["env"]["id"], summary["mean_return"])
     if as_json:
         print(jsonlib.dumps(summary if score is None else {**summary, "normalized_score": score}))
@@ -101,13 +114,28 @@ def main(
     )
     spread = f"{summary['min_return']:.2f} to {summary['max_return']:.2f}"
     print(f"  return  {summary['mean_return']:.2f} ± {summary['std_return']:.2f}  ({spread})")
+    _print_agents(evaluation)
     print(f"  length  {summary['mean_length']:.1f}")
+    if predictions is not None:
+        print(
+            f"  open loop  mean squared error {summary['open_loop_mse']:.4g}, "
+            f"{summary['open_loop_share']:.1%} of the observations' variance; "
+            f"{summary['open_loop_last_share']:.1%} in the last step"
+        )
     if score is not None:
         print(f"  normalized_score {score:.1f}  (0: random, 100: expert, D4RL's references)")
     same = not stochastic and episodes == recorded.get("n_episodes") and evaluation.seed == recorded.get("seed")
     if same and isinstance(recorded.get("mean_return"), (int, float)):
         exact = summary["mean_return"] == recorded["mean_return"]
         print(f"  in training {recorded['mean_return']:.2f}: {'reproduced exactly' if exact else 'NOT reproduced'}")
+
+
+def _print_agents(evaluation: Evaluation) -> None:
+    """A line for each of several agents, and each group of them; the return above is the sum over agents."""
+    means = getattr(evaluation, "by_name", {})
+    wide = max(map(len, means), default=0)
+    for name, mean in means.items():
+        print(f"    {name:<{wide}}  {mean:.2f}")
 
 
 def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
@@ -119,7 +147,7 @@ def restored(path: Path, header: dict[str, Any], imports: list[str]) -> Any:
     # Naming the environment and its wrappers is what lets gymnasium import their modules; they were typed.
     return resolve(entry_of(header["algorithm"]).cls).from_checkpoint(
         path,
-        env_id=env["id"] if ":" in f"{env['id']}{env['kwargs'].get('env_id')}" else None,
+        env_id=env["id"] if any(map(imported_module, (env["id"], str(env["kwargs"].get("env_id"))))) else None,
         env_wrappers=env["wrappers"] if any("." in name or ":" in name for name in _wrapper_names(env)) else None,
     )
 

@@ -17,8 +17,9 @@ import numpy as np
 from rlox.buffers import Footprint, footprint
 from rlox.callbacks import plan_advice
 from rlox.collectors.evaluation import MAX_STEPS
-from rlox.config import BatchConfig, EvalConfig, LLMConfig, OffPolicyConfig, RunConfig
+from rlox.config import BatchConfig, EvalConfig, LLMConfig, RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
+from rlox.multi_agent import is_multi_agent
 from rlox_cli.run import machine
 from rlox_cli.terminal.errors import UsageError
 
@@ -53,7 +54,7 @@ def require_memory(config: RunConfig) -> None:
     given = machine.memory()
     if given is None:
         return
-    free, hidden = given[0], config.algo.hidden_sizes
+    free, hidden = given[0], getattr(config.algo, "hidden_sizes", [])
     # Weights, gradients and an optimiser's two moments, of a policy and a critic; what lies before and behind is more.
     weights = 2 * 16 * (sum(hidden) + sum(a * b for a, b in itertools.pairwise(hidden)))
     for key, value, needed, what in (
@@ -72,13 +73,13 @@ def rollout_steps(config: RunConfig) -> int:
     n, c = config.env.n_envs, config.algo
     if config.offline or config.language:
         return 1
-    return -(-c.train_freq // n) * n if isinstance(c, OffPolicyConfig) else n * c.n_steps
+    return n * c.n_steps if c.replays == "nothing" else -(-getattr(c, "train_freq", 1) // n) * n
 
 
 def looks(config: RunConfig) -> int:
     """How often in the training callbacks are asked: whether to evaluate, save or stop."""
     total, per_round = config.total_timesteps, rollout_steps(config)
-    if isinstance(config.algo, (BatchConfig, LLMConfig)):
+    if config.algo.replays != "nothing" or isinstance(config.algo, (BatchConfig, LLMConfig)):
         per_round = max(per_round, min(1000, max(1, total // 100)))
     return -(-total // per_round)
 
@@ -86,14 +87,16 @@ def looks(config: RunConfig) -> int:
 def plan_warnings(config: RunConfig) -> Iterator[str]:
     """About numbers that do not go together."""
     c, total, rollout = config.algo, config.total_timesteps, rollout_steps(config)
-    off_policy = isinstance(c, OffPolicyConfig)
+    off_policy = c.replays != "nothing"
     if total < rollout:
         what = "round of train_freq" if off_policy else "rollout of env.n_envs x algo.n_steps"
         yield (
             f"total_timesteps={total:,} is less than one {what}, {rollout:,} steps: the run takes {rollout:,} and "
             "learns once"
         )
-    if not isinstance(c, (BatchConfig, LLMConfig)) and getattr(c, "batch_size", 0) > rollout:
+    several = is_multi_agent(config.env.id)  # a rollout holds a transition for each agent then
+    off_rollout = off_policy or several or isinstance(c, (BatchConfig, LLMConfig))
+    if not off_rollout and getattr(c, "batch_size", 0) > rollout:
         yield (
             f"algo.batch_size={c.batch_size:,} is more than a rollout holds, {rollout:,} transitions: each epoch is "
             "one step on all of them"
@@ -107,7 +110,7 @@ def plan_warnings(config: RunConfig) -> Iterator[str]:
     end = config.schedule_timesteps
     if end is not None and end < total:
         falls = stays = ""
-        if c.learning_rate_schedule == "linear":
+        if getattr(c, "learning_rate_schedule", "constant") == "linear":
             falls, stays = "algo.learning_rate", "nothing is learned"
         elif getattr(c, "policy_schedule", "constant") != "constant":
             falls, stays = "the policy's step size", "the policy stays as it is"
@@ -185,6 +188,11 @@ def time_limit(algorithm: Any) -> int | None:
 
 
 def _limit_of(env: Any, algorithm: Any) -> int | None:
+    if is_multi_agent(algorithm.env_id):
+        # PettingZoo has no common name for it; this is the one of MPE and SISL.
+        native = getattr(env, "native", None)
+        given = algorithm.env_kwargs.get("max_cycles") or getattr(native, "max_episode_steps", None)
+        return given if isinstance(given, int) and given > 0 else None
     if plays_native(algorithm):
         return env.max_episode_steps or None
     limits = [*_declared_limits(algorithm)]
@@ -211,6 +219,7 @@ def _declared_limits(algorithm: Any) -> Iterator[Any]:
 def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
     if (
         not config.language
+        and not is_multi_agent(config.env.id)
         and config.env.backend != "envpool"
         and config.eval.max_steps is None
         and time_limit(algorithm) is None
@@ -224,7 +233,7 @@ def time_limit_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
 
 def rollout_bytes(config: RunConfig, spec: EnvSpec) -> int:
     """Memory of one rollout and of the copies that an update makes of it, about; 0 where there are none."""
-    if isinstance(config.algo, BatchConfig):
+    if config.algo.replays != "nothing" or isinstance(config.algo, BatchConfig):
         return 0
     obs = spec.obs_dim * np.dtype(spec.obs_dtype).itemsize // spec.n_stacked
     # Rewards, flags, episode statistics, values, log-probabilities, advantages and returns: some 60 bytes.
@@ -235,7 +244,10 @@ def replay_footprint(algorithm: Any, config: RunConfig, n_steps: int) -> Footpri
     """Of the replay memory after `n_steps`; None where there is none, or it is not known."""
     if config.buffer is None:
         return None
-    return footprint(config.buffer, algorithm.spec, config.env.n_envs, config.algo.gamma, n_steps)
+    c, n = config.algo, config.env.n_envs
+    if c.replays == "sequences" and algorithm.dataset is not None:
+        n_steps += len(algorithm.dataset)
+    return footprint(config.buffer, algorithm.spec, n, c.gamma, n_steps, algorithm.state_dim)
 
 
 def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> Iterator[str]:
@@ -251,10 +263,13 @@ def memory_warnings(config: RunConfig, found: Footprint | None, more: int) -> It
         return
     free, total = given
     if found is not None and found.reserved > total:
+        what, remedy = "transitions", ", or take buffer=mmap, which keeps older ones in a file"
+        if config.buffer.holds == "sequences":
+            what, remedy = "steps", ""
         raise UsageError(
-            f"buffer.size must fit in memory, got {config.buffer.size:,} transitions of {found.row:,} bytes, "
+            f"buffer.size must fit in memory, got {config.buffer.size:,} {what} of {found.row:,} bytes, "
             f"{machine.size(found.reserved)}, where there are {machine.size(total)}; lower it to "
-            f"{int(_TIGHT * free) // found.row:,}, or take buffer=mmap, which keeps older ones in a file"
+            f"{int(_TIGHT * free) // found.row:,}{remedy}"
         )
     if needed > free:
         if found is None:
@@ -276,7 +291,9 @@ def disk_bytes(config: RunConfig, found: Footprint | None, n_steps: int) -> tupl
     if found is None:
         return 0, 0
     beside = config.checkpoint.memory and not found.disk
-    return found.disk, min(n_steps, config.buffer.size) * found.row if beside else 0
+    # The states of steps are written again as they change, until their files are twice as large as they are.
+    times = 2 if config.buffer.holds == "sequences" else 1
+    return found.disk, times * min(n_steps, config.buffer.size) * found.row if beside else 0
 
 
 def disk_warnings(config: RunConfig, found: Footprint | None, folder: Path, n_steps: int) -> Iterator[str]:

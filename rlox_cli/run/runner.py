@@ -23,6 +23,7 @@ from rlox.callbacks import (
     CheckpointCallback,
     CompletionsCallback,
     EvalCallback,
+    PredictionsCallback,
     TimeLimitCallback,
     TimingCallback,
 )
@@ -31,6 +32,7 @@ from rlox.checkpoint import load_checkpoint, versions
 from rlox.config import RunConfig
 from rlox.distributed.ranks import RankLost, current
 from rlox.envs.failures import failure_of
+from rlox.envs.registry import imported_module
 from rlox.tracking.record import FILE, Record
 from rlox.tracking.store import replace_text
 from rlox_cli.config.saved import resolved
@@ -235,9 +237,19 @@ def _carry_out(
     label = f"{algo} {config.env.id} seed {config.seed}"
     start, unit = algorithm.counters.steps, algorithm.counters.unit
     record = Record(folder, versions=versions(), resume_step=start if resumed else None, changed=changed, verify=verify)
+    recorder = RecordLogger(record)
     texts: list[Callback] = []
     if config.language:
         texts.append(CompletionsCallback(folder, lambda step, file: record.checkpoint(step, "completions", file)))
+    elif hasattr(algorithm.actor, "open_loop"):
+        texts.append(
+            PredictionsCallback(
+                folder,
+                # Behind the rows that wait for an evaluation.
+                lambda step, values: recorder.on_step(step=step, metrics=values),
+                lambda step, file: record.checkpoint(step, "predictions", file),
+            )
+        )
     with record, stop.signals:
         if resumed:
             _write_config(folder, plain)
@@ -249,7 +261,7 @@ def _carry_out(
                 algorithm.callbacks.extend(
                     [
                         timing,
-                        RecordLogger(record),
+                        recorder,
                         evaluations,
                         *texts,
                         *more,
@@ -381,7 +393,7 @@ def _last_good(folder: Path) -> str:
 def _describe(folder: Path, config: RunConfig, has_best: bool, console: Console) -> None:
     names = ["best", "last"] if has_best else ["last"]
     checkpoints = [shown(folder / "checkpoints" / f"{name}.safetensors") for name in names]
-    module = config.env.id.rpartition(":")[0]
+    module = imported_module(config.env.id)
     imports = "".join(f" --import {name}" for name in [*config.imports, *([module] if module else [])])
     for name, value in (
         ("checkpoints", ", ".join(checkpoints)),

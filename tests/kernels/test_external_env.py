@@ -246,7 +246,7 @@ def test_a_vec_env_keeps_its_capsule_alive():
     ("discrete", "change", "message"),
     [
         (True, {"struct_size": 8}, rf"struct_size must be at least {c.sizeof(Spec)}, got 8"),
-        (True, {"flags": 1}, "flags must be 0, got 1"),
+        (True, {"flags": 2}, r"flags must be 0 or RLOX_ENV_AGENTS \(1\), got 2"),
         (True, {"env_id": None}, "env_id must be a name, got NULL"),
         (True, {"env_id": b""}, "env_id must be a name, got an empty one"),
         (True, {"env_id": b"\xff\xfe"}, "env_id must be UTF-8"),

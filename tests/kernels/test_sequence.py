@@ -309,3 +309,138 @@ def test_images_take_only_bytes_and_empty_buffers_say_so():
     assert buffer.sample(2, 1, 1)["obs"].shape == (2, 1, 2, 2)
     assert buffer.sample(2, 1, 1)["obs"].dtype == np.uint8
     assert rlox.SequenceReplayBuffer is SequenceReplayBuffer
+
+
+def counted(steps, capacity=32, ends=(), **kind):
+    """Two environments of `steps` rows; obs and state hold the number of the step, plus 100 in the second."""
+    buffer = SequenceReplayBuffer(capacity, 1, 1, n_envs=2, state_dim=1, **kind)
+    for t in range(steps):
+        rows = np.float32([t, 100 + t])
+        buffer.push_batch(rows, None, rows, rows, [t in ends] * 2, [False] * 2, state=rows)
+    return buffer
+
+
+def test_new_steps_come_first_once_each_without_overlap():
+    buffer = counted(10)
+    batch = buffer.sample(5, 4, 1, online=True, with_indices=True)
+    # Both environments have two whole stretches; the fifth is drawn.
+    assert batch["obs"][:4, :, 0].tolist() == [
+        [0, 1, 2, 3], [100, 101, 102, 103], [4, 5, 6, 7], [104, 105, 106, 107],
+    ]  # fmt: skip
+    assert batch["indices"][:4].tolist() == [0, 1, 8, 9]
+    uniform = buffer.sample(1, 4, 1, with_indices=True)
+    for name in uniform:
+        np.testing.assert_array_equal(batch[name][4:], uniform[name])
+    # Nothing new: all are drawn, as without the queue.
+    again, plain = buffer.sample(3, 4, 2, online=True), buffer.sample(3, 4, 2)
+    assert set(again) == set(plain) == {*KEYS[:6], "state"}
+    np.testing.assert_array_equal(again["obs"], plain["obs"])
+    buffer.push(**ROW | {"obs": [10], "action": 10}, state=[10])
+    buffer.push(**ROW | {"obs": [11], "action": 11}, state=[11])
+    assert buffer.sample(1, 4, 3, online=True)["obs"][0, :, 0].tolist() == [8, 9, 10, 11]
+
+
+def test_steps_that_were_replaced_before_their_turn_are_lost():
+    buffer = counted(25, capacity=20)  # 10 held of each
+    batch = buffer.sample(4, 5, 0, online=True)
+    assert batch["obs"][:, 0, 0].tolist() == [15, 115, 20, 120]
+
+
+def test_the_queue_is_in_the_state():
+    buffer = counted(21)
+    buffer.sample(3, 4, 0, online=True)
+    other = SequenceReplayBuffer(32, 1, 1, n_envs=2, state_dim=1)
+    other.set_state(buffer.get_state())
+    assert other.n_pushed == buffer.n_pushed == 42
+    copied = pickle.loads(pickle.dumps(buffer))
+    for _ in range(3):
+        expected = buffer.sample(4, 4, 5, online=True, with_indices=True)
+        for found in (x.sample(4, 4, 5, online=True, with_indices=True) for x in (other, copied)):
+            for name in expected:
+                np.testing.assert_array_equal(found[name], expected[name])
+    old = buffer.get_state()
+    del old["pushed"], old["queued"]
+    other.set_state(old)  # as an older version wrote it: nothing is new
+    assert len(other) == 32
+    np.testing.assert_array_equal(other.sample(3, 4, 7, online=True)["obs"], other.sample(3, 4, 7)["obs"])
+
+
+@pytest.mark.parametrize("steps", [9, 40])
+def test_states_are_written_behind_their_step(steps):
+    buffer = counted(steps, ends=(4,) if steps == 9 else (34,))
+    batch = buffer.sample(64, 4, 3, with_indices=True)
+    fresh = 1000 + batch["obs"] + 1  # before the step behind each
+    buffer.update_states(batch["indices"], fresh)
+    kept = buffer.get_state()
+    number, state, first = kept["obs"][..., 0], kept["state"][..., 0], kept["is_first"]
+    before = set(number[state == number])
+    rows = {int(x) for x in fresh.ravel() - 1000}
+    held = {int(x) for x in number.ravel()}
+    begins = {int(x) for x in number[first]}
+    assert begins >= ({5, 105} if steps == 9 else {35, 135})
+    assert {int(x) for x in number[state == 1000 + number]} == (rows & held) - begins
+    assert before == held - (rows - begins)
+
+
+def test_states_of_rows_that_are_gone_or_to_come_are_left_out():
+    buffer = counted(16)
+    early = buffer.sample(1, 4, 0, online=True, with_indices=True)["indices"]  # number 0
+    for t in range(16, 19):
+        buffer.push(**ROW | {"obs": [t]}, state=[t])
+    buffer.update_states(early, np.float32([[[91], [92], [93], [94]]]))  # 0 to 2 are replaced by now
+    state = buffer.get_state()["state"][0, :, 0]
+    assert state.tolist() == [93, 94, *range(5, 19)]
+    buffer.update_states(np.array([18 * 2]), np.float32([[[7], [8]]]))
+    assert buffer.get_state()["state"][0, :, 0].tolist() == state.tolist()
+
+
+def test_rows_may_name_their_environments():
+    buffer = SequenceReplayBuffer(20, 1, 1, n_envs=2)
+    rows = np.arange(5.0)
+    buffer.push_batch(rows, None, rows, rows, [0] * 5, [0, 0, 1, 0, 0], envs=[0, 1, 1, 1, 0])
+    state = buffer.get_state()
+    assert state["sizes"].tolist() == [2, 3]
+    assert state["obs"][..., 0].tolist() == [[0, 4, 0], [1, 2, 3]]
+    assert state["is_first"].tolist() == [[True, False, False], [True, False, True]]
+
+
+def test_a_cut_episode_is_truncated_where_it_did_not_end():
+    buffer = SequenceReplayBuffer(20, 1, 1, n_envs=3)
+    buffer.push_batch([[1], [2]], None, [0, 0], [0, 0], [False, True], [False, False], envs=[0, 1])
+    buffer.cut(truncated=True)
+    buffer.push_batch([[3], [4], [5]], None, [0] * 3, [0] * 3, [False] * 3, [False] * 3)
+    state = buffer.get_state()
+    assert state["truncated"][:, 0].tolist() == [True, False, False]
+    assert state["terminated"][:, 0].tolist() == [False, True, False]
+    assert state["is_first"][:2].all()
+    buffer.cut()
+    assert not buffer.get_state()["truncated"][:, 1].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda b: b.sample(1, 2, 0, online=True, cross_episodes=False), ValueError, "sample: online must be False"),
+        (lambda b: b.update_states([0], np.zeros((1, 2, 3))), ValueError, r"states must have shape \(B, T, 1\)"),
+        (lambda b: b.update_states([0], np.full((1, 2, 1), np.nan)), ValueError, "states must be finite"),
+        (lambda b: b.update_states([0, 1], np.zeros((1, 2, 1))), TypeError, "indices must be integers of shape"),
+        (lambda b: b.update_states([-1], np.zeros((1, 2, 1))), ValueError, r"indices must lie in \[0, "),
+        (lambda b: b.update_states([99], np.zeros((1, 2, 1))), ValueError, r"indices must lie in \[0, "),
+        (lambda b: b.push_batch([[1]], None, [1], [1], [0], [0], state=[[1]], envs=[2]), ValueError,
+         r"push_batch: envs must lie in \[0, 2\), got 2"),
+        (lambda b: b.push_batch([[1]], None, [1], [1], [0], [0], state=[[1]], envs=[0.5]), TypeError,
+         "push_batch: envs must be integers"),
+        (lambda b: b.set_state({**b.get_state(), "queued": np.array([9, 9])}), ValueError, "pushed must be at least"),
+        (lambda b: b.set_state({**b.get_state(), "pushed": np.array([0, 0])}), ValueError, "pushed must be at least"),
+    ],
+)  # fmt: skip
+def test_errors_of_the_queue_and_of_states(call, error, message):
+    buffer = counted(4)
+    before = buffer.get_state()
+    with pytest.raises(error, match=r"SequenceReplayBuffer\." + ".*" + message):
+        call(buffer)
+    after = buffer.get_state()
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+    with pytest.raises(ValueError, match="update_states: the buffer must be made with a state_dim"):
+        filled().update_states([0], np.zeros((1, 1, 1)))

@@ -1,6 +1,5 @@
 """Stepping environments into a memory of sequences."""
 
-
 import numpy as np
 import probes
 import pytest

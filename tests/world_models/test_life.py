@@ -1,75 +1,14 @@
 """One life for algorithms that learn from sequences: memory, updates due, saving, resuming, acting."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import probes
 import pytest
 import torch
-from counting_agent import Counting
-from torch import nn
+from tiny_world import Tiny
 
 from rlox import SequenceReplayBuffer
+from rlox.algorithms import DQN
 from rlox.collectors import RecurrentActor
-from rlox.config import Config
-from rlox.nn.optimizers import FlatOptimizer
-from rlox.training import OffPolicyAlgorithm
-from rlox.world_models.collector import SequenceCollector
-from rlox.world_models.replay import sample_sequences
-
-
-@dataclass
-class TinyConfig(Config):
-    """Of an algorithm that learns rewards from sequences."""
-
-    replays = "sequences"
-
-    batch_size: int = 2
-    seq_len: int = 4
-    replay_ratio: float = 3.0
-    learning_starts: int = 20
-    learning_rate: float = 1e-2
-    gamma: float = 0.99
-
-    @property
-    def update_rows(self):
-        return self.batch_size * self.seq_len
-
-    @property
-    def shape(self):
-        return ()
-
-
-class Tiny(OffPolicyAlgorithm):
-    name = "tiny"
-    Config = TinyConfig
-    Collector = SequenceCollector
-
-    def make_policy(self, rng, policy):
-        self.policy = nn.Linear(self.spec.model_width, 1)
-        with torch.no_grad():
-            self.policy.weight.fill_(0.1)
-            self.policy.bias.zero_()
-
-    def setup(self, rng):
-        self.optimizer = FlatOptimizer(self.policy.parameters(), self.config.learning_rate)
-        self.updated, self.batches = [], []
-
-    @property
-    def actor(self):
-        return Counting(self.spec)
-
-    def sample(self):
-        return sample_sequences(self)
-
-    def update(self, batch):
-        self.updated.append(self.counters.env_steps)
-        self.batches.append(batch)
-        loss = (self.policy(batch.actions).squeeze(-1) - batch.rewards).square().mean()
-        self.optimizer.step(loss, None)
-        states = batch.state[:, None] + torch.arange(1, 5.0)[:, None]
-        batch.update_states(self.buffer, states)
-        return {"loss": loss.detach()}
 
 
 def same(a, b):
@@ -174,14 +113,12 @@ def test_what_does_not_fit_is_one_paragraph():
     with pytest.raises(ValueError, match="Tiny: buffer must hold sequences, got 'uniform'; try sequence"):
         Tiny("CartPole-v1", buffer="uniform")
     with pytest.raises(ValueError, match="DQN: buffer must hold transitions, got 'sequence'; try uniform"):
-        from rlox.algorithms import DQN
-
         DQN("CartPole-v1", buffer="sequence")
-    with pytest.raises(ValueError, match=r"size must be at least seq_len \(50\) for each of the 3 environments, 150, g"):
+    with pytest.raises(ValueError, match=r"size must be at least seq_len \(50\) for each of the 3 environments, 150"):
         Tiny("CartPole-v1", n_envs=3, seq_len=50, buffer_size=149)
     with pytest.raises(ValueError, match="n_step must be 1, since sequences hold single steps, got 3"):
         Tiny("CartPole-v1", n_step=3)
-    with pytest.raises(ValueError, match="buffer must be a SequenceReplayBuffer of obs_dim.* 4, 2, 1, 4, got Seq"):
+    with pytest.raises(ValueError, match=r"buffer must be a SequenceReplayBuffer of obs_dim.* 4, 2, 1, 4, got Seq"):
         Tiny("CartPole-v1", buffer=SequenceReplayBuffer(100, 4, 2, state_dim=5))
     with pytest.raises(ValueError, match="buffer_size must fit in memory, got 1,099,511,627,776"):
         Tiny("CartPole-v1", buffer_size=2**40).train(1)

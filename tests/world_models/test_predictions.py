@@ -23,7 +23,8 @@ def algorithm(env, agent=Foreseeing):
         return {"policy": actor, "env_id": env, "n_episodes": n_episodes, "seed": seed or 0,
                 "deterministic": deterministic}  # fmt: skip
 
-    return SimpleNamespace(name="fake", actor=actor, spec=spec, evaluation_arguments=arguments)
+    counters = SimpleNamespace(steps=0)
+    return SimpleNamespace(name="fake", actor=actor, spec=spec, evaluation_arguments=arguments, counters=counters)
 
 
 def test_what_is_exact_has_no_error_and_stretches_do_not_cross_episodes():
@@ -126,7 +127,11 @@ def test_the_callback_pictures_each_evaluation_once(env, file, tmp_path):
         return
     for step in (10, 10, 20):
         callback.on_evaluation(step=step, evaluation=found, algorithm=algorithm(env))
-    assert written == [(10, file), (20, file)]
+    # Of an evaluation that comes late, the model is that of the present step.
+    late = algorithm(env)
+    late.counters.steps = 35
+    callback.on_evaluation(step=30, evaluation=found, algorithm=late)
+    assert [step for step, _ in logged] == [10, 20, 35]
+    assert written == [(10, file), (20, file), (35, file)]
     assert (tmp_path / file).is_file()
-    assert [step for step, _ in logged] == [10, 20]
     assert set(logged[0][1]) == {"model/open_loop_mse", "model/open_loop_share", "model/open_loop_last_share"}

@@ -1,0 +1,147 @@
+"""What several agents learn: MAPPO and IPPO on simple_spread, unlike agents, opponents, and the native pursuit.
+
+    python benchmarks/multi_agent/learn.py spread-mappo spread-ippo listener tag pursuit --seeds 100 101 102 103 104
+
+writes benchmarks/multi_agent/learn.json, a cell for each task: per seed the curve of deterministic evaluations (sums
+over agents of undiscounted returns), the last score, and environment steps per CPU second, learning included and
+evaluation not. ``tag`` trains both sides by self-play and scores each against random, motionless and trained ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rlox
+from rlox.kernels.rng import Rng
+from rlox.multi_agent.collector import Actors
+from rlox.multi_agent.evaluation import evaluate_agents
+
+SPREAD = "pettingzoo:mpe2.simple_spread_v3"
+# The settings of the tuned file; other MPE tasks take them as they are.
+MPE = {
+    "n_envs": 32, "n_steps": 25, "batch_size": 2400, "n_epochs": 10, "learning_rate": 7e-4, "gamma": 0.95,
+    "vf_coef": 1.0, "max_grad_norm": 10.0, "value_norm": True, "value_loss": "huber",
+}  # fmt: skip
+SPREAD_TASK = {"N": 3, "local_ratio": 0.5, "max_cycles": 25}
+PLAY = {**MPE, "self_play": True, "self_play_every": 10, "self_play_pool": 20}
+# Environment, its arguments, steps, evaluations, settings.
+CELLS: dict[str, tuple[str, dict[str, Any], int, int, dict[str, Any]]] = {
+    "spread-mappo": (SPREAD, SPREAD_TASK, 160_000, 10, MPE),
+    "spread-ippo": (SPREAD, SPREAD_TASK, 160_000, 10, {**MPE, "critic": "local"}),
+    "spread-mappo-1M": (SPREAD, SPREAD_TASK, 1_000_000, 20, {**MPE, "learning_rate_schedule": "linear"}),
+    "spread-ippo-1M": (
+        SPREAD, SPREAD_TASK, 1_000_000, 20, {**MPE, "critic": "local", "learning_rate_schedule": "linear"},
+    ),
+    "listener": ("pettingzoo:mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, 320_000, 10, MPE),
+    "tag": ("pettingzoo:mpe2.simple_tag_v3", {"max_cycles": 25}, 320_000, 4, PLAY),
+    "pursuit": ("GridPursuit-v0", {}, 500_000, 10, dict(rlox.tuned("mappo", "GridPursuit-v0")["algo"], n_envs=64)),
+}  # fmt: skip
+EPISODES, EVAL_SEED = 100, 50_000
+
+
+class Fixed:
+    """A player that does not learn: random actions, or action 0, in which MPE's agents stay where they are."""
+
+    def __init__(self, n_actions: int, random: bool):
+        self.n_actions, self.random = n_actions, random
+        self.rng = Rng(0)
+
+    def mode(self, obs: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
+        return self.rng.integers(self.n_actions, len(obs)) if self.random else np.zeros(len(obs), np.int64)
+
+
+def opponents(algorithm: rlox.MAPPO, kwargs: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Mean returns of each side's agents, trained and random, against opponents: random, motionless, and the trained."""
+    found: dict[str, dict[str, float]] = {}
+    trained, players = algorithm.actor.parts, algorithm.players
+    for p, player in enumerate(players):
+        scores = {}
+        for name in ("random", "still", "trained"):
+            others = [Fixed(other.spec.n_actions, name == "random") for other in players]
+            for who, part in (("trained", trained[p]), ("untrained", Fixed(player.spec.n_actions, True))):
+                parts = list(trained if name == "trained" else others)
+                parts[p] = part
+                played = evaluate_agents(
+                    Actors(players, parts), algorithm.env_id, EPISODES, EVAL_SEED, env_kwargs=kwargs
+                )
+                scores[f"{who} against {name}"] = float(played.agent_returns[:, list(player.slots)].mean())
+        found[player.name] = scores
+    return found
+
+
+def train(cell: str, seed: int, backend: str) -> dict[str, Any]:
+    """One seed."""
+    env, kwargs, steps, n_points, settings = CELLS[cell]
+    algorithm = rlox.MAPPO(env, seed=seed, env_kwargs=kwargs, backend=backend, **settings)
+    curve, cpu = [[0, float(algorithm.evaluate(EPISODES, EVAL_SEED).returns.mean())]], 0.0
+    algorithm.plan(steps)
+    every = algorithm.n_envs * settings["n_steps"]
+    points = [-(-steps * (i + 1) // n_points // every) * every for i in range(n_points)]
+
+    class Evaluate(rlox.Callback):
+        """Scores at the points, outside the measured time."""
+
+        def on_step(self, *, step: int, **info: Any) -> bool:
+            nonlocal cpu, since
+            if points and step >= points[0]:
+                points.pop(0)
+                cpu += time.process_time() - since
+                curve.append([step, float(algorithm.evaluate(EPISODES, EVAL_SEED).returns.mean())])
+                print(cell, seed, curve[-1], flush=True)
+                since = time.process_time()
+            return True
+
+    algorithm.callbacks.extend([Evaluate()])
+    since = time.process_time()
+    algorithm.train()
+    cpu += time.process_time() - since
+    found = {
+        "curve": curve,
+        "final": curve[-1][1],
+        "steps_per_cpu_s": algorithm.counters.env_steps / cpu,
+        "backend": algorithm.backend,
+    }
+    if settings.get("self_play"):
+        found["opponents"] = opponents(algorithm, kwargs)
+        found["ratings"] = {k: v for k, v in algorithm.collector.metrics().items() if k.startswith("rating/")}
+    algorithm.close()
+    return found
+
+
+def iqm(scores: list[float]) -> float:
+    """Interquartile mean; of fewer than four scores the mean."""
+    ranked = np.sort(scores)
+    cut = len(ranked) // 4
+    return float(ranked[cut : len(ranked) - cut].mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="+", choices=CELLS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("learn.json"))
+    given = parser.parse_args()
+    result = json.loads(given.out.read_text()) if given.out.exists() else {"cells": {}}
+    for cell in given.cells:
+        env, kwargs, steps, _, settings = CELLS[cell]
+        runs = {str(seed): train(cell, seed, given.backend) for seed in given.seeds}
+        finals = [run["final"] for run in runs.values()]
+        result["cells"][cell] = {
+            "env": env, "kwargs": kwargs, "steps": steps, "settings": settings, "seeds": runs, "iqm": iqm(finals),
+            "steps_per_cpu_s": float(np.median([run["steps_per_cpu_s"] for run in runs.values()])),
+        }  # fmt: skip
+        result |= {"episodes": EPISODES, "rlox": rlox.__version__, "python": platform.python_version()}
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"{cell}: IQM {iqm(finals):.2f} of {len(finals)} seeds", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,440 @@
+"""Multi-agent PPO (Yu et al. 2022, arXiv:2103.01955): PPO's clipped loss for each policy, with a critic that sees what
+all agents see, or with local critics (IPPO; de Witt et al. 2020, arXiv:2011.09533).
+
+Departures from the paper's code: time limits bootstrap and are no terminations; advantages are normalised in each
+minibatch; one Adam for actor and critic of a policy, whose gradient norm is clipped together. Recurrent policies are
+not there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.callbacks import Callback
+from rlox.callbacks.loggers import LoggerCallback
+from rlox.collectors.evaluation import torch_threads
+from rlox.config import MAPPOConfig, integer, shown
+from rlox.kernels.nn.mappo import n_player_parameters
+from rlox.kernels.rng import Rng
+from rlox.multi_agent.batch import MultiAgentBatch
+from rlox.multi_agent.collector import Actors, MultiAgentCollector, SingleAgentCollector
+from rlox.multi_agent.evaluation import evaluate_agents
+from rlox.multi_agent.players import Player, ValueNorm, ValueNorms
+from rlox.multi_agent.self_play import SelfPlay
+from rlox.multi_agent.vec_env import is_multi_agent
+from rlox.native import NativeOptimizer, NativePart, NativePlayers, obstacle
+from rlox.training.on_policy import OnPolicyAlgorithm
+from rlox.training.parts import predicted
+from rlox.training.restoring import require_widths
+from rlox.training.schedules import scheduled
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass
+class Learner:
+    """One policy and what it learns by."""
+
+    name: str
+    policy: Any  # nn.Module; native: the kernel
+    optimizer: Any
+    norm: ValueNorm | None
+
+
+class MAPPO(OnPolicyAlgorithm):
+    """PPO for several agents; with one agent of a gymnasium environment it is PPO.
+
+    Parameters
+    ----------
+    env_id : str or callable
+        ``pettingzoo:mpe2.simple_spread_v3`` (any module with a parallel environment), ``GridPursuit-v0``, or with one
+        agent what `rlox.PPO` takes.
+    n_agents : int, optional
+        How many agents the environment must have; None: as many as it has.
+    n_envs, seed, policy, logger, callbacks
+        As `rlox.PPO` takes them; `policy` with one agent only.
+    env_fn : callable, optional
+        Returns a PettingZoo environment, in place of `env_id`.
+    **arguments
+        Further arguments of `rlox.PPO`; hyper-parameters of `rlox.config.MAPPOConfig`.
+    """
+
+    name = "mappo"
+    Config = MAPPOConfig
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_agents: int | None = None,
+        n_envs: int = 4,
+        seed: int = 42,
+        policy: nn.Module | None = None,
+        logger: LoggerCallback | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        env_fn: Callable[..., Any] | None = None,
+        **arguments: Any,
+    ):
+        if env_fn is not None and not callable(env_fn):
+            raise TypeError(f"MAPPO: env_fn must be a callable that returns an environment, got {shown(env_fn)}")
+        self._n_agents = None if n_agents is None else integer("MAPPO", "n_agents", n_agents, 1, 100_000)
+        env = env_id if env_fn is None else env_fn
+        more = callable(env_id) and n_agents not in (None, 1)
+        self.several = env_fn is not None or more or is_multi_agent(env)
+        if not self.several and n_agents not in (None, 1):
+            raise ValueError(
+                f"MAPPO: n_agents must be 1 on {shown(env_id)}, which has one agent, got {n_agents}; one with several "
+                "is pettingzoo:MODULE, or env_fn=FUNCTION"
+            )
+        if self.several and policy is not None:
+            raise ValueError(
+                "MAPPO: policy must be None with several agents, whose policies are made for their spaces, got "
+                f"{type(policy).__name__}"
+            )
+        super().__init__(env, n_envs, seed, policy, logger, callbacks, **arguments)
+
+    # ---- construction
+
+    def _make_collector(self, env: Any, n_envs: int, seed: int, **arguments: Any) -> Any:
+        c = self.config
+        if not self.several:
+            for name in ("self_play", "agent_id"):
+                if getattr(c, name):
+                    raise ValueError(f"MAPPO: {name} must be false with one agent, got true")
+            return SingleAgentCollector(env, n_envs, seed, gamma=c.gamma, gae_lambda=c.gae_lambda, **arguments)
+        made = MultiAgentCollector(env, n_envs, seed, c, **arguments)
+        found = made.agents.n_agents
+        if self._n_agents not in (None, found):
+            made.close()
+            raise ValueError(f"MAPPO: n_agents must be {found}, as many as the environment has, got {self._n_agents}")
+        if c.self_play and len(made.players) < 2:
+            made.close()
+            raise ValueError(
+                "MAPPO: self_play must be false where all agents act by one policy, got true; share_parameters=false "
+                "gives each its own"
+            )
+        if self._saved_shapes is not None:
+            seen = {player.obs_dim for player in made.players} | {player.state_dim or 0 for player in made.players}
+            vectors = None if any(player.spec.image for player in made.players) else seen
+            require_widths("MAPPO", self._saved_shapes, c.hidden_sizes, vectors)
+            self._saved_shapes = None  # looked at
+        return made
+
+    @property
+    def players(self) -> list[Player]:
+        """Who acts by which policy; empty with one agent of a gymnasium environment."""
+        return self.collector.players if self.several else []
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of all agents; empty with one agent of a gymnasium environment."""
+        return self.collector.agents.agents if self.several else ()
+
+    def _kernel_obstacle(self, policy: nn.Module | None) -> str | None:
+        c = self.config
+        if not self.several:
+            asked = {
+                "value_norm": c.value_norm,
+                "value_loss=huber": c.value_loss == "huber",
+                "clip_vf_max": c.clip_vf_max,
+            }
+            unknown = next((name for name, given in asked.items() if given), None)
+            return (
+                super()._kernel_obstacle(policy)
+                if unknown is None
+                else f"PPO's kernel, for one agent, has no {unknown}"
+            )
+        for player in self.players:
+            found = obstacle(player.network_spec, c, None)
+            if found is not None:
+                return f"of {player.name}, {found}"
+        return None
+
+    def _kernel_size(self) -> int:
+        if not self.several:
+            return super()._kernel_size()
+        hidden = self.config.hidden_sizes
+        return sum(
+            n_player_parameters(one.obs_dim, one.spec.n_actions or one.spec.act_dim, hidden, False, one.state_dim)
+            for one in self.players
+            if one.spec.n_choices is None and not one.spec.image
+        )
+
+    def make_policy(self, rng: Rng, policy: nn.Module | None) -> None:
+        if not self.several:
+            super().make_policy(rng, policy)
+            return
+        c, players = self.config, self.players
+        if self.backend == "native":
+            self.native = NativePlayers([NativePart.make(one.network_spec, one.state_dim, c, rng) for one in players])
+            return
+        from rlox.nn.players import PlayerPolicies, make_player_policy
+
+        self.policy = PlayerPolicies([make_player_policy(one.network_spec, one.state_dim, c, rng) for one in players])
+
+    def setup(self, rng: Rng) -> None:
+        c = self.config
+        names = [player.name for player in self.players] or ["agent"]
+        norms = self.keep("value_norm", ValueNorms(names)).by_name if c.value_norm else {}
+        if not self.several:
+            super().setup(rng)
+            self.collector.norm = norms.get("agent")
+            self.learners = [Learner("agent", self.native or self._policy, self.optimizer, norms.get("agent"))]
+            return
+        self.collector.norms = norms
+        self.keep("returns", self.collector.returns)
+        if self.native is not None:
+            parts = self.native.parts
+            self.learners = []
+            for name, part in zip(names, parts, strict=True):
+                optimizer = NativeOptimizer(part.net, c.learning_rate)
+                optimizer.actor = part
+                self.learners.append(Learner(name, part, optimizer, norms.get(name)))
+        else:
+            from rlox.nn.optimizers import FlatOptimizer
+            from rlox.nn.players import ModulePart
+
+            parts, self.learners = [], []
+            for name, policy in zip(names, self._policy.players, strict=True):
+                optimizer = FlatOptimizer(policy.parameters(), c.learning_rate, kind=c.optimizer)
+                self.learners.append(Learner(name, policy, optimizer, norms.get(name)))
+                parts.append(ModulePart(policy, self.device))
+                self.optimizers.append(optimizer)
+        self.optimizer = Optimizers([learner.optimizer for learner in self.learners])
+        self._actors = Actors(self.players, parts)
+        if c.self_play:
+            slots, copies = [player.slots for player in self.players], [copy.deepcopy(part) for part in parts]
+            game = SelfPlay(names, slots, parts, copies, c.self_play_pool, c.self_play_every, self.seed)
+            self.collector.self_play = self.keep("self_play", game)
+
+    @property
+    def actor(self) -> Any:
+        """What acts in collection and evaluation."""
+        return self._actors if self.several else super().actor
+
+    # ---- learning
+
+    def update(self, batch: MultiAgentBatch) -> dict[str, torch.Tensor]:
+        """For each policy `n_epochs` passes over its agents' steps in minibatches; means over all minibatches, and of
+        several policies those of each as ``<metric>/<name>``, as tensors ()."""
+        import torch
+
+        from rlox.nn.losses import normalized
+        from rlox.nn.players import MAPPOLoss
+
+        c, progress = self.config, self.counters.progress
+        clip_eps = scheduled(c.clip_eps, c.clip_eps_schedule, progress)
+        if self.compile and c.clip_eps_schedule != "constant":
+            clip_eps = torch.tensor(clip_eps, device=self.device)  # a number would be compiled in, each one anew
+        delta = c.huber_delta if c.value_loss == "huber" else None
+        loss_fn = MAPPOLoss(clip_eps, c.vf_coef, c.ent_coef, c.clip_vf, c.clip_vf_max, delta)
+        compute = self.compiled(MAPPOLoss.__call__)
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
+
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for learner, rows in zip(self.learners, batch.players, strict=True):
+            if rows is None:  # none of its agents was alive
+                continue
+            norm = learner.norm
+            history: list[dict[str, torch.Tensor]] = []
+            for _ in range(c.n_epochs):
+                for mb in rows.sample_minibatches(c.batch_size, rng=self.rng):
+                    advantages = normalized(mb.advantages) if c.normalize_advantages else mb.advantages
+                    returns = mb.returns
+                    if norm is not None:
+                        wide = returns.double()
+                        norm.update(wide.mean().item(), wide.square().mean().item())
+                        returns = (returns - norm.mean) / norm.deviation
+                    loss, metrics = compute(
+                        loss_fn, learner.policy, mb.obs, mb.states, mb.masks, mb.actions, mb.log_probs, advantages,
+                        returns, mb.values,
+                    )  # fmt: skip
+                    if c.target_kl is not None and history and metrics["approx_kl"] > 1.5 * c.target_kl:
+                        break
+                    metrics["grad_norm"] = learner.optimizer.step(loss, c.max_grad_norm)
+                    history.append(metrics)
+                else:
+                    continue
+                break
+            means = {name: torch.stack([metrics[name] for metrics in history]).mean() for name in history[0]}
+            found[learner.name] = {**means, "explained_variance": rows.explained_variance()}
+        return _joined(found, lambda values: torch.stack(values).mean())
+
+    def update_native(self, batch: MultiAgentBatch) -> dict[str, float]:  # type: ignore[override]  # its collector's
+        """`update` in one call of the kernel for each policy; the same metrics."""
+        c, progress = self.config, self.counters.progress
+        self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, progress)
+        columns = ("obs", "actions", "log_probs", "advantages", "returns", "values")
+        found = {}
+        for learner, rows in zip(self.learners, batch.players, strict=True):
+            if rows is None:
+                continue
+            more = {}
+            if self.several:  # one agent learns by PPO's kernel
+                more = {
+                    "states": rows.array("states"),
+                    "masks": rows.array("masks"),
+                    "clip_vf_max": c.clip_vf_max,
+                    "huber_delta": c.huber_delta if c.value_loss == "huber" else None,
+                    "moments": None if learner.norm is None else learner.norm.moments,
+                }
+            found[learner.name] = learner.policy.net.ppo(
+                *map(rows.array, columns),
+                self.rng,
+                n_epochs=c.n_epochs,
+                batch_size=c.batch_size,
+                learning_rate=self.optimizer.learning_rate,
+                clip_eps=scheduled(c.clip_eps, c.clip_eps_schedule, progress),
+                vf_coef=c.vf_coef,
+                ent_coef=c.ent_coef,
+                max_grad_norm=c.max_grad_norm,
+                clip_vf=c.clip_vf,
+                target_kl=c.target_kl,
+                normalize_advantages=c.normalize_advantages,
+                **more,
+            )
+        return _joined(found, lambda values: sum(values) / len(values))
+
+    # ---- acting
+
+    def predict(self, obs: Any, deterministic: bool = True, agent_idx: int = 0, mask: Any = None) -> np.ndarray | int:
+        """Action of agent `agent_idx` for one observation, or actions for a batch of them; as `rlox.PPO.predict`.
+
+        `mask` (n_actions,) or (B, n_actions) says which actions are legal, where the environment has masks.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As `rlox.PPO.predict`; and for an agent that there is not, or a mask where the environment has none.
+        """
+        index = integer("MAPPO.predict", "agent_idx", agent_idx, 0, max(0, len(self.agents) - 1))
+        if not self.several:
+            if mask is not None:
+                raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
+            return super().predict(obs, deterministic)
+        self.check_kernel("predict")
+        at = next(p for p, player in enumerate(self.players) if index in player.slots)
+        player, part = self.players[at], self._actors.parts[at]
+        acting = _OneAgent(player, part, player.slots.index(index), _checked_mask(player, mask))
+        return predicted("MAPPO.predict", player.spec, acting, obs, deterministic, None)
+
+    def predict_all(
+        self,
+        observations: Mapping[str, Any],
+        deterministic: bool = True,
+        masks: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Actions by the names of agents, for observations (and masks) by names, as PettingZoo's ``step`` takes them.
+
+        Raises
+        ------
+        ValueError
+            For a name that is no agent's.
+        """
+        unknown = [name for name in observations if name not in self.agents]
+        if unknown:
+            raise ValueError(
+                f"MAPPO.predict_all: observations must be of {', '.join(self.agents) or 'several agents'}, got "
+                f"{shown(unknown[0])}"
+            )
+        legal = masks or {}
+        return {
+            name: self.predict(obs, deterministic, self.agents.index(name), legal.get(name))
+            for name, obs in observations.items()
+        }
+
+    def evaluate(
+        self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
+    ) -> Any:
+        """As `rlox.PPO.evaluate`; of several agents `returns` are sums over them, and `agent_returns` those of each."""
+        if not self.several:
+            return super().evaluate(n_episodes, seed, deterministic, **options)
+        with torch_threads(self.threads):
+            arguments = self.evaluation_arguments(n_episodes, seed, deterministic)
+            return arguments.pop("by")(**arguments, **options)
+
+    def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+        """The arguments of `rlox.collectors.evaluation.evaluate`; with ``by``, of that function instead."""
+        found = super().evaluation_arguments(n_episodes, seed, deterministic)
+        if self.several:
+            found = {k: v for k, v in found.items() if k not in ("device", "transform")} | {"by": evaluate_agents}
+        return found
+
+
+class Optimizers:
+    """The optimisers of all policies, saved as one.
+
+    Attributes
+    ----------
+    learning_rate : float
+        Of all of them.
+    """
+
+    def __init__(self, optimizers: list[Any]):
+        self._optimizers = optimizers
+
+    @property
+    def learning_rate(self) -> float:
+        return self._optimizers[0].learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        for optimizer in self._optimizers:
+            optimizer.learning_rate = value
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Moments and step counts, copies, by the place of the policy."""
+        return {f"{i}.{name}": x for i, one in enumerate(self._optimizers) for name, x in one.state().items()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a ValueError where kind or size differ."""
+        for i, one in enumerate(self._optimizers):
+            own = {name.partition(".")[2]: x for name, x in state.items() if name.partition(".")[0] == str(i)}
+            one.set_state(own)
+
+
+class _OneAgent:
+    """One agent as `rlox.training.parts.predicted` takes it."""
+
+    def __init__(self, player: Player, part: Any, member: int, mask: np.ndarray | None):
+        self._player, self._part, self._member, self._mask = player, part, member, mask
+
+    def _seen(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        mask = self._mask
+        legal = None if mask is None else np.array(np.broadcast_to(mask, (len(obs), mask.shape[-1])))
+        return self._player.observed(obs, np.full(len(obs), self._member)), legal
+
+    def mode(self, obs: np.ndarray) -> np.ndarray:
+        return self._part.mode(*self._seen(obs))
+
+    def sample(self, obs: np.ndarray) -> np.ndarray:
+        return self._part.sample(*self._seen(obs))
+
+
+def _checked_mask(player: Player, mask: Any) -> np.ndarray | None:
+    if mask is None:
+        return None
+    if not player.masked:
+        raise ValueError("MAPPO.predict: mask must be None, since the environment has no action masks")
+    found = np.asarray(mask)
+    if found.shape[-1:] != (player.spec.n_actions,) or not found.astype(bool).any(-1).all():
+        raise ValueError(
+            f"MAPPO.predict: mask must have shape (.., {player.spec.n_actions}) and allow an action, got {shown(mask)}"
+        )
+    return found.astype(bool)
+
+
+def _joined(found: dict[str, dict[str, Any]], mean: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    """Metrics by policy as one table: their means, and of several policies those of each."""
+    tables = list(found.values())
+    if len(tables) == 1:
+        return tables[0]
+    joined = {name: mean([table[name] for table in tables]) for name in tables[0]} if tables else {}
+    return joined | {f"{name}/{who}": value for who, table in found.items() for name, value in table.items()}

@@ -1,0 +1,66 @@
+"""Picture what a world model foresees, while it is trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlox.callbacks.base import Callback
+from rlox.world_models.pictures import save_in
+from rlox.world_models.predictions import EpisodesTooShort, open_loop
+
+
+class PredictionsCallback(Callback):
+    """Has the model predict stretches of new episodes at each evaluation: a picture, and its error as metrics.
+
+    The episodes are played apart, on the evaluation's seed. The picture is replaced as a whole each time:
+    ``predictions.gif`` of images, ``predictions.png`` of vectors.
+
+    Parameters
+    ----------
+    folder : path
+        Where the picture goes.
+    log : callable, optional
+        Called as ``log(step, metrics)`` with ``model/open_loop_mse``, and so on for each name of
+        `rlox.world_models.predictions.Predictions.summary`.
+    written : callable, optional
+        Called as ``written(step, file)`` when the picture is in place.
+    n_episodes : int
+        Episodes at each evaluation.
+    """
+
+    section = "log"
+    acts_on_evaluation = False
+
+    def __init__(
+        self,
+        folder: str | Path,
+        log: Callable[[int, dict[str, float]], None] | None = None,
+        written: Callable[[int, str], None] | None = None,
+        n_episodes: int = 4,
+    ) -> None:
+        self.folder, self.n_episodes = Path(folder), n_episodes
+        self._log, self._written = log, written
+        self._drawn = -1  # the step of the last picture
+        self._warned = False
+
+    def on_evaluation(self, *, step: int, evaluation: Any, algorithm: Any, **info: Any) -> None:
+        # An evaluation beside the training comes later than its step; the model is the one that there is by now.
+        step = max(step, algorithm.counters.steps)
+        if step == self._drawn:
+            return
+        self._drawn = step
+        try:
+            found = open_loop(algorithm, self.n_episodes, evaluation.seed, evaluation.deterministic)
+        except EpisodesTooShort as e:
+            if not self._warned:
+                warnings.warn(f"no predictions are pictured: {e}", RuntimeWarning, stacklevel=2)
+            self._warned = True
+            return
+        if self._log is not None:
+            self._log(step, {f"model/{name}": value for name, value in found.summary().items()})
+        file = save_in(found, self.folder)
+        if self._written is not None:
+            self._written(step, file)

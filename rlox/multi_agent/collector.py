@@ -1,0 +1,435 @@
+"""Rollouts of several agents, and of one, as the batches that MAPPO learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.base import Collector
+from rlox.collectors.rollout import RolloutCollector
+from rlox.config import MAPPOConfig, RemoteConfig
+from rlox.envs import env_name
+from rlox.envs.failures import Diverged
+from rlox.kernels.advantage.gae import compute_gae_batched_f32
+from rlox.kernels.rng import Rng
+from rlox.kernels.stats import all_finite
+from rlox.multi_agent.batch import MultiAgentBatch, PlayerBatch
+from rlox.multi_agent.players import AgentReturns, Player, ValueNorm, players_of
+from rlox.multi_agent.self_play import SelfPlay
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
+from rlox.multi_agent.vec_env import make_multi_agent_env
+
+# In the state of the environments: what the next actions answer.
+_OBS, _ALIVE, _MASKS, _STATE = "step_obs", "step_alive", "step_masks", "step_state"
+
+
+class SingleAgentCollector(RolloutCollector):
+    """`rlox.collectors.RolloutCollector`, whose batch is that of one player."""
+
+    norm: ValueNorm | None = None
+
+    def collect(self, policy: Any, n_steps: int) -> MultiAgentBatch:  # type: ignore[override]  # the algorithm's own
+        """As `RolloutCollector.collect`."""
+        steps = self.gather(policy, n_steps)
+        n, cut = self.n_envs, len(steps.limits) > 0
+        after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
+        judged = steps.acting.judge(steps.seen(self.device), steps.flat_actions, after)
+        seen, actions, log_probs, values, after_values = judged
+        final_values = np.zeros((n_steps, n), np.float32)
+        if cut:
+            final_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
+        values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+        advantages, returns = _advantages(
+            steps.rewards,
+            values_np.reshape(n_steps, n),
+            steps.terminated,
+            steps.truncated,
+            after_values[:n],
+            final_values,
+            self.gamma,
+            self.gae_lambda,
+            self.norm,
+        )
+        place = steps.acting.place
+        batch = PlayerBatch(
+            obs=seen,
+            actions=actions,
+            log_probs=log_probs,
+            values=values,
+            advantages=place(advantages.reshape(-1)),
+            returns=place(returns.reshape(-1)),
+            rewards=place(steps.rewards.reshape(-1)),
+            dones=place((steps.terminated | steps.truncated).reshape(-1)),
+        )
+        return MultiAgentBatch([batch], n_steps * n, steps.episode_returns, steps.episode_lengths)
+
+
+def _advantages(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    last_values: np.ndarray,
+    final_values: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
+    norm: ValueNorm | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """GAE of M rows over T steps, (T, M) f32 each; values in the critic's units, which `norm` turns into those of
+    rewards. `last_values` (M,) are of what comes after the last step, `final_values` (T, M) of what truncated steps led
+    to."""
+    if norm is not None:
+        values, last_values, final_values = map(norm.denormalized, (values, last_values, final_values))
+    return compute_gae_batched_f32(
+        rewards,
+        values,
+        terminated,
+        last_values,
+        len(rewards),
+        gamma,
+        gae_lambda,
+        truncated=truncated,
+        next_values=final_values,
+    )
+
+
+class Actors:
+    """What acts for all players.
+
+    Parameters
+    ----------
+    players : list of Player
+        Who acts by which policy.
+    parts : list
+        For each player a `rlox.nn.players.ModulePart` or `rlox.native.NativePart`.
+    """
+
+    def __init__(self, players: Sequence[Player], parts: Sequence[Any]):
+        self.players = list(players)
+        self.parts = list(parts)
+
+    def actions(
+        self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
+    ) -> list[np.ndarray]:
+        """Actions by group (N, A_g, …), clipped, for observations (N, A_g, …) and masks by group."""
+        found: list[Any] = [None] * len(obs)
+        for player, part in zip(self.players, self.parts, strict=True):
+            n, a = len(obs[player.group]), len(player.members)
+            rows = flat(player.of_group(obs[player.group]))
+            seen = player.observed(rows, np.tile(np.arange(a), n))
+            mask = masks[player.group]
+            legal = None if mask is None else flat(player.of_group(mask))
+            taken = part.mode(seen, legal) if deterministic else part.sample(seen, legal, rng)
+            put(
+                found,
+                player,
+                player.spec.clip(taken).reshape(n, a, *player.spec.action_shape),
+                len(obs[player.group][0]),
+            )
+        return found
+
+
+def flat(rows: np.ndarray) -> np.ndarray:
+    """(N, A, …) -> (N * A, …)."""
+    return rows.reshape(-1, *rows.shape[2:])
+
+
+def put(actions: list[Any], player: Player, taken: np.ndarray, n_group: int) -> None:
+    """Put a player's actions (N, A, …) among those of its group (N, `n_group`, …)."""
+    if taken.shape[1] == n_group:
+        actions[player.group] = taken
+        return
+    if actions[player.group] is None:
+        actions[player.group] = np.zeros((len(taken), n_group, *taken.shape[2:]), taken.dtype)
+    actions[player.group][:, player.members] = taken
+
+
+class MultiAgentCollector(Collector):
+    """Steps N environments with several agents and returns whole rollouts, a batch for each player.
+
+    Rows of agents that are not alive are in no batch. A trace of advantages ends where its agent terminates (value 0
+    after it), is truncated (value of what the step truly led to, for this agent), or the rollout ends.
+
+    Parameters
+    ----------
+    env_id : str or callable
+        As `rlox.multi_agent.make_multi_agent_env` takes it, like `env_kwargs` and `env_workers`.
+    n_envs, seed : int
+        Number of environments N, and what decides them and the actions.
+    config : MAPPOConfig
+        Who shares a policy, and what critics see.
+    """
+
+    _where = "MultiAgentCollector.collect"
+    noise_axis = 1
+
+    def __init__(
+        self,
+        env_id: str | Callable[[], Any],
+        n_envs: int,
+        seed: int,
+        config: MAPPOConfig,
+        env_kwargs: dict[str, Any] | None = None,
+        env_workers: int = 0,
+        env_wrappers: Sequence[Any] = (),
+        env_backend: str = "auto",
+        reward_fn: Any = None,
+        remote: RemoteConfig | None = None,
+    ):
+        where = "MAPPO"
+        for name, given, meant in (
+            ("env_wrappers", bool(env_wrappers) and list(env_wrappers), "empty"),
+            ("env_backend", env_backend != "auto" and env_backend, "auto"),
+            ("reward_fn", reward_fn is not None and reward_fn, "None"),
+            ("remote", remote is not None and remote.addresses, "left out"),
+            ("normalize_obs", config.normalize_obs, "false"),
+            ("normalize_rewards", config.normalize_rewards, "false; value_norm=true normalises what critics predict"),
+        ):
+            if given:
+                raise ValueError(f"{where}: {name} must be {meant} with several agents, got {given}")
+        self.env = make_multi_agent_env(env_id, n_envs, seed, env_kwargs, env_workers)
+        self.agents: MultiAgentSpec = self.env.spec
+        try:
+            self.players = players_of(self.agents, config, where)
+        except ValueError:
+            self.env.close()
+            raise
+        self.spec = self.agents.groups[0].spec
+        self.config = config
+        self.n_envs = n_envs
+        self.reward_fn = None
+        self.normalizer = None
+        self.device = "cpu"
+        self.rng = Rng(seed, Stream.ACTION)
+        self.norms: dict[str, ValueNorm] = {}
+        self.returns = AgentReturns(self.agents)
+        self.self_play: SelfPlay | None = None
+        self._name = env_name(env_id)
+        self._raw: MultiAgentStep | None = None
+        self._lost: str | None = None
+        self.notify = lambda text: None
+        self.env_steps = 0
+
+    def collect(self, actors: Actors, n_steps: int) -> MultiAgentBatch:
+        """Take `n_steps` steps in every environment.
+
+        In a self-play, players whose turn it is not act by earlier policies, and have no batch.
+
+        Raises
+        ------
+        ValueError, FloatingPointError
+            For an environment that breaks PettingZoo's interface, or numbers not finite; names the agent.
+        """
+        n, players = self.n_envs, self.players
+        parts, learning = (actors.parts, [True] * len(players)) if self.self_play is None else self.self_play.begin()
+        noise = []
+        for player, part in zip(players, parts, strict=True):
+            drawn = np.empty((n_steps, *part.noise_shape(n * len(player.members))), np.float32)
+            part.fill_noise(self.rng, drawn)
+            noise.append(drawn)
+        who = [np.tile(np.arange(len(player.members)), n) for player in players]
+        acted: list[list[np.ndarray]] = [[] for _ in players]
+        try:
+            steps = self._steps(parts, noise, who, acted)
+        except BaseException:
+            self._raw = None  # in the middle of a rollout: the episodes are given up, so that no checkpoint holds them
+            raise
+        self._raw = steps[-1]
+        self.env_steps += n_steps * n
+        batches = [
+            self._batch(player, part, steps, acted[p], who[p]) if learning[p] else None
+            for p, (player, part) in enumerate(zip(players, parts, strict=True))
+        ]
+        ended = np.stack([step.ended for step in steps[1:]])
+        returns = np.stack([step.episode_returns for step in steps[1:]])[ended]
+        lengths = np.stack([step.episode_lengths for step in steps[1:]])[ended]
+        self.returns.extend(returns)
+        if self.self_play is not None:
+            self.self_play.end(returns)
+        return MultiAgentBatch(batches, n_steps * n, returns.sum(1), lengths)
+
+    def _steps(
+        self,
+        parts: Sequence[Any],
+        noise: Sequence[np.ndarray],
+        who: Sequence[np.ndarray],
+        acted: list[list[np.ndarray]],
+    ) -> list[MultiAgentStep]:
+        """What each of T steps has led to, behind where the first starts; the actions, as sampled, go into `acted`."""
+        n = self.n_envs
+        steps = [self.env.reset_all() if self._raw is None else self._raw]
+        for t in range(len(noise[0])):
+            now = steps[-1]
+            taken: list[Any] = [None] * len(now.obs)
+            for p, (player, part) in enumerate(zip(self.players, parts, strict=True)):
+                seen = player.observed(flat(player.of_group(now.obs[player.group])), who[p])
+                mask = now.masks[player.group]
+                legal = None if mask is None else flat(player.of_group(mask))
+                actions = part.act(seen, noise[p][t], legal)
+                acted[p].append(actions)
+                clipped = player.spec.clip(actions)
+                if player.spec.continuous and not all_finite(clipped):
+                    self._refuse_policies(player, actions)
+                shape = (n, len(player.members), *player.spec.action_shape)
+                put(taken, player, clipped.reshape(shape), now.obs[player.group].shape[1])
+            steps.append(self.env.step_all(taken))
+        return steps
+
+    def _batch(
+        self, player: Player, part: Any, steps: Sequence[MultiAgentStep], acted: list[np.ndarray], who: np.ndarray
+    ) -> PlayerBatch | None:
+        """What the steps (T + 1, the first before any action) have brought to one player."""
+        g, n_steps, m = player.group, len(acted), len(who)
+
+        def column(name: str, rows: Sequence[MultiAgentStep]) -> np.ndarray:
+            """(T, M, …) of the agents of this player."""
+            found = np.stack([player.of_group(getattr(step, name)[g]) for step in rows])
+            return found.reshape(len(rows), m, *found.shape[3:])
+
+        before, results = steps[:-1], steps[1:]
+        alive = column("alive", before)
+        live = np.flatnonzero(alive)
+        if not len(live):
+            return None
+        t_of, m_of = np.divmod(live, m)
+        terminated, truncated = column("terminated", results), column("truncated", results)
+        rewards = column("rewards", results).astype(np.float32)
+        here = who[m_of]
+
+        obs = player.observed(column("obs", before)[t_of, m_of], here)
+        actions = np.stack(acted)[t_of, m_of]
+        masks = None if not player.masked else column("masks", before)[t_of, m_of]
+        # What is valued after the last step, of agents that go on, and where time limits cut.
+        goes_on = np.flatnonzero(column("alive", steps[-1:])[0])
+        cut_t, cut_m = np.nonzero(truncated)
+        states = None
+        if player.state_dim is None:
+            reached = [column("obs", steps[-1:])[0][goes_on], column("final_obs", results)[cut_t, cut_m]]
+            after = player.observed(np.concatenate(reached), np.concatenate([who[goes_on], who[cut_m]]))
+        else:
+            n_members = len(player.members)
+            seen = np.stack([step.state for step in before])
+            states = player.judged(seen[t_of, m_of // n_members], here)
+            final = np.stack([step.final_state for step in results])
+            reached = [steps[-1].state[goes_on // n_members], final[cut_t, cut_m // n_members]]
+            after = player.judged(np.concatenate(reached), np.concatenate([who[goes_on], who[cut_m]]))
+        log_probs, seen_values, after_values = part.judge(obs, states, masks, actions, after)
+        values, final_values = np.zeros((2, n_steps, m), np.float32)
+        last_values = np.zeros(m, np.float32)
+        values[t_of, m_of] = seen_values
+        last_values[goes_on] = after_values[: len(goes_on)]
+        final_values[cut_t, cut_m] = after_values[len(goes_on) :]
+        # Between two lives of an agent nothing is alive, and no trace may go through.
+        advantages, returns = _advantages(
+            rewards,
+            values,
+            terminated | ~alive,
+            truncated,
+            last_values,
+            final_values,
+            self.config.gamma,
+            self.config.gae_lambda,
+            self.norms.get(player.name),
+        )
+        place = part.place
+        return PlayerBatch(
+            obs=place(obs),
+            actions=place(actions),
+            log_probs=place(log_probs),
+            values=place(seen_values),
+            advantages=place(advantages[t_of, m_of]),
+            returns=place(returns[t_of, m_of]),
+            rewards=place(rewards[t_of, m_of]),
+            dones=place((terminated | truncated)[t_of, m_of]),
+            states=place(states),
+            masks=place(masks),
+        )
+
+    def _refuse_policies(self, player: Player, actions: np.ndarray) -> None:
+        raise Diverged(
+            f"{self._where}: the actions of {player.name} on {self._name} became {actions[~np.isfinite(actions)][0]} "
+            f"about step {self.env_steps:,}, where observations were finite: the policy's weights have diverged. Try a "
+            "lower learning_rate or max_grad_norm"
+        )
+
+    # ---- what a checkpoint holds
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """Exact snapshot of the environments; None before they have started, or where they are not `restorable`."""
+        found = None if self._raw is None else self.env.get_state()
+        return None if found is None else {**found, **self._answered()}
+
+    def _answered(self) -> dict[str, np.ndarray]:
+        """What the next actions answer."""
+        now = self._raw
+        assert now is not None
+        found = {_STATE: now.state.copy()}
+        for g, (obs, alive, mask) in enumerate(zip(now.obs, now.alive, now.masks, strict=True)):
+            found |= {f"{_OBS}.{g}": obs.copy(), f"{_ALIVE}.{g}": alive.copy()}
+            if mask is not None:
+                found[f"{_MASKS}.{g}"] = mask.copy()
+        return found
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue from what `state` returned.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If it is no state of such environments, or damaged.
+        """
+        now = MultiAgentStep.empty(self.agents, self.n_envs)
+        targets = {_STATE: now.state}
+        for g, mask in enumerate(now.masks):
+            targets |= {f"{_OBS}.{g}": now.obs[g], f"{_ALIVE}.{g}": now.alive[g]}
+            if mask is not None:
+                targets[f"{_MASKS}.{g}"] = mask
+        for name, target in targets.items():
+            array = state.get(name)
+            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (target.shape, target.dtype):
+                raise ValueError(
+                    f"{type(self).__name__}.set_state: {name} must be an array {target.shape} of {target.dtype}, got "
+                    f"{getattr(array, 'shape', array)}"
+                )
+            target[...] = array
+        self.env.set_state({name: array for name, array in state.items() if name not in targets})
+        self._raw = now
+        self._lost = None
+
+    def restore(self, state: dict[str, np.ndarray]) -> bool:
+        """`set_state`, where `state` is of environments such as these; returns whether it was, or they start afresh."""
+        if not state:
+            self._lost = "the checkpoint holds no state of it"
+        elif not self.env.fits({k: x for k, x in state.items() if not k.startswith("step_")}):
+            self._lost = "the checkpoint's was made of other parts"
+        elif self.restorable:
+            self.set_state(state)
+            return True
+        return False
+
+    @property
+    def native(self) -> bool:
+        """Whether kernels step the environments."""
+        return type(self.env).__module__ == "rlox.multi_agent.native"
+
+    @property
+    def restorable(self) -> bool:
+        """Whether the environments can be saved and restored exactly."""
+        return self.env.why_not is None
+
+    def metrics(self) -> dict[str, float]:
+        """The mean return of each agent over the last 100 episodes, and in a self-play the ratings."""
+        return self.returns.metrics() | ({} if self.self_play is None else self.self_play.metrics())
+
+    def lines(self) -> list[str]:
+        """For a live view, a line for each agent and group, with its mean return."""
+        start = "episode/return/"
+        found = {name.removeprefix(start): x for name, x in self.returns.metrics().items() if name.startswith(start)}
+        return [f"{name}  return {value:.1f}" for name, value in found.items()]
+
+    def close(self) -> None:
+        """End the environments and their worker processes."""
+        self.env.close()

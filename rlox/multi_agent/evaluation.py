@@ -1,0 +1,146 @@
+"""Evaluation of several agents: whole episodes on an environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.collectors.evaluation import MAX_STEPS, Evaluation, warn_of_cut
+from rlox.config import MOST_AT_ONCE, integer, require
+from rlox.envs import env_name
+from rlox.kernels.rng import Rng
+from rlox.kernels.stats import all_finite
+from rlox.multi_agent.collector import Actors
+from rlox.multi_agent.players import AgentReturns
+from rlox.multi_agent.spec import MultiAgentSpec
+from rlox.multi_agent.vec_env import make_multi_agent_env
+
+_SIDE_BY_SIDE = 100  # native episodes at once, at most
+
+
+@dataclass(frozen=True)
+class AgentsEvaluation(Evaluation):
+    """`returns` are sums over all agents of their undiscounted returns."""
+
+    agent_returns: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # (E, A) f64, of each agent
+    by_name: dict[str, float] = field(default_factory=dict)  # mean returns of agents, and of groups of several
+
+    def summary(self) -> dict[str, float | int]:
+        """As of `Evaluation`, and ``return/<name>`` of each agent and group."""
+        return {**super().summary(), **{f"return/{name}": value for name, value in self.by_name.items()}}
+
+
+def evaluate_agents(
+    policy: Actors,
+    env_id: str | Callable[..., Any],
+    n_episodes: int = 20,
+    seed: int = 10_000,
+    deterministic: bool = True,
+    env_kwargs: dict[str, Any] | None = None,
+    wrappers: Any = (),
+    frames: Callable[[np.ndarray], None] | None = None,
+    render: bool = False,
+    max_steps: int | None = None,
+) -> AgentsEvaluation:
+    """Play `n_episodes` episodes of a fresh environment seeded `seed`; nothing that training draws from is touched.
+
+    Parameters
+    ----------
+    policy : Actors
+        Act by their modes, or by samples if not `deterministic`.
+    env_id, env_kwargs
+        As `rlox.multi_agent.make_multi_agent_env` takes them. Native episodes are played side by side.
+    wrappers
+        Must be empty.
+    frames : callable, optional
+        Given each picture of the first episode, (H, W, 3) uint8.
+    render : bool
+        Show the episodes in a window.
+    max_steps : int, optional
+        Steps after which an episode is cut, with a RuntimeWarning; None: 108,000.
+
+    Raises
+    ------
+    ValueError
+        If `n_episodes` or `max_steps` < 1, or the environment cannot be rendered as asked for.
+    """
+    n_episodes = integer("evaluate", "n_episodes", n_episodes, 1, MOST_AT_ONCE)
+    limit = MAX_STEPS if max_steps is None else integer("evaluate", "max_steps", max_steps, 1)
+    seed = integer("evaluate", "seed", seed, 0)
+    require("evaluate", "deterministic", deterministic, bool)
+    if wrappers:
+        raise ValueError(f"evaluate: wrappers must be empty with several agents, got {list(wrappers)}")
+    if render and frames is not None:
+        raise ValueError("evaluate: render must be False where frames are given, an environment has one render mode")
+    mode = "human" if render else None if frames is None else "rgb_array"
+    kwargs = dict(env_kwargs or {}) if mode is None else {**(env_kwargs or {}), "render_mode": mode}
+    backend = "auto" if mode is None else "pettingzoo"
+    env = make_multi_agent_env(env_id, 1, seed, kwargs, backend=backend)
+    native = type(env).__module__ == "rlox.multi_agent.native"
+    spec: MultiAgentSpec = env.spec
+    rng = Rng(seed, Stream.EVALUATION)
+    returns, lengths, n_cut = np.zeros((n_episodes, len(spec.agents))), np.zeros(n_episodes, np.int64), 0
+    done = 0
+    try:
+        while done < n_episodes:
+            n = min(_SIDE_BY_SIDE, n_episodes - done) if native else 1
+            if native:
+                # Each batch of episodes has a seed of its own; each environment plays one.
+                env.close()
+                env = make_multi_agent_env(env_id, n, (seed + done) % 2**64, kwargs, backend=backend)
+            n_cut += _play(env, policy, deterministic, rng, limit, returns[done : done + n], lengths[done : done + n],
+                           frames if done == 0 else None, env_id)  # fmt: skip
+            done += n
+    finally:
+        env.close()
+    if not all_finite(returns):
+        bad = int(np.argwhere(~np.isfinite(returns))[0][0])
+        raise FloatingPointError(
+            f"evaluate: {env_name(env_id)}: rewards must be finite, got returns {returns[bad].tolist()} in episode "
+            f"{bad}; mend the environment"
+        )
+    return AgentsEvaluation(
+        returns.sum(1), lengths, seed, deterministic, n_cut, returns, AgentReturns(spec).by_name(returns.mean(0))
+    )
+
+
+def _play(
+    env: Any,
+    policy: Actors,
+    deterministic: bool,
+    rng: Rng,
+    limit: int,
+    returns: np.ndarray,
+    lengths: np.ndarray,
+    frames: Callable[[np.ndarray], None] | None,
+    env_id: Any,
+) -> int:
+    """An episode in each environment, into `returns` (N, A) and `lengths` (N,); returns how many were cut."""
+
+    def show() -> None:
+        if frames is not None:
+            picture = env.render()
+            if picture is None:
+                raise ValueError(
+                    f"evaluate: {env_name(env_id)} must offer the render mode rgb_array, and its render() gives nothing"
+                )
+            frames(np.asarray(picture))
+
+    step, running = env.reset_all(), np.ones(len(lengths), bool)
+    show()
+    while running.any():
+        step = env.step_all(policy.actions(step.obs, step.masks, deterministic, rng))
+        for group, rewards in zip(env.spec.groups, step.rewards, strict=True):
+            returns[np.ix_(running, group.slots)] += rewards[running]
+        lengths[running] += 1
+        if not step.ended[0]:  # its next episode has begun then
+            show()
+        running &= ~step.ended
+        if running.any() and lengths[running].max() >= limit:
+            warn_of_cut(env_id, limit)
+            return int(running.sum())
+    return 0

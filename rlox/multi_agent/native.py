@@ -1,0 +1,225 @@
+"""Native environments with several agents, as the arrays of a `MultiAgentStep`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.envs.registry import is_native_multi_agent
+from rlox.envs.spec import EnvSpec
+from rlox.kernels.envs.multi_agent import AgentVecEnv
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
+
+# What the agents of our own environments are called; those from outside are agent_0, agent_1, …
+_NAMES = {"GridPursuit-v0": "pursuer"}
+
+_CELL = 40  # pixels
+_PAPER, _LINE, _PREY = (250, 250, 248), (215, 215, 210), (214, 69, 65)
+_PURSUERS = ((38, 93, 171), (22, 133, 112), (128, 74, 161), (180, 120, 20), (70, 70, 75))
+
+
+def native_spec(env: AgentVecEnv, state: str = "auto") -> MultiAgentSpec:
+    """What an algorithm must know of the environment that `env` plays."""
+    one = EnvSpec((env.obs_dim,), n_actions=env.n_actions)
+    if not env.discrete:
+        one = EnvSpec((env.obs_dim,), act_dim=env.act_dim, act_low=env.act_low, act_high=env.act_high)
+    agents = tuple(f"{_NAMES.get(env.env_id, 'agent')}_{a}" for a in range(env.n_agents))
+    central = env.central_dim and state != "observations"
+    return MultiAgentSpec(
+        agents,
+        grouped(agents, [0] * len(agents), [one] * len(agents)),
+        env.central_dim if central else env.n_agents * env.obs_dim,
+        "environment" if central else "observations",
+        (False,),
+    )
+
+
+class NativeMultiAgentVecEnv:
+    """N copies of a native environment with A agents, which begin and end their episode together.
+
+    Parameters
+    ----------
+    env_id : str
+        ``GridPursuit-v0``, or the id of one from outside (`rlox.register_env`).
+    n_envs : int
+        Number of copies N.
+    seed : int
+        Copy i is seeded with an independent mix of (seed, i).
+    kwargs : dict, optional
+        What the environment is made with: ``size``, ``n_pursuers``, ``n_catchers``, ``max_cycles`` and ``randomness``
+        of GridPursuit-v0 (see kernels/envs/pursuit.pxd); none from outside.
+    state : str
+        What a central critic sees: ``environment``, ``observations`` (of all agents, joined), or ``auto``: the
+        environment's where it has a function for it.
+
+    Attributes
+    ----------
+    spec : MultiAgentSpec
+        Agents, their one group, shapes and bounds.
+    native : AgentVecEnv
+        The compiled environments; its ``stepper()`` gives a kernel the N * A agents as rows.
+    why_not : None
+        They can always be saved and restored exactly.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an id that is none, a number out of range, or an unknown argument.
+    """
+
+    why_not: str | None = None
+
+    def __init__(
+        self, env_id: str, n_envs: int = 1, seed: int = 0, kwargs: dict[str, Any] | None = None, state: str = "auto"
+    ):
+        where = "NativeMultiAgentVecEnv"
+        arguments = dict(kwargs or {})
+        mode = arguments.pop("render_mode", None)
+        if mode not in (None, "rgb_array"):
+            raise ValueError(f"{where}: render_mode must be None or 'rgb_array', got {mode!r}")
+        if state not in ("auto", "environment", "observations"):
+            raise ValueError(f"{where}: state must be one of auto, environment, observations, got {state!r}")
+        is_native_multi_agent(env_id)  # registers what an installed package offers under the id
+        self.native = AgentVecEnv(n_envs, seed, env_id, arguments)
+        if state == "environment" and not self.native.central_dim:
+            raise ValueError(
+                f"{where}: state must be observations where the environment has none of its own, as {env_id}, got "
+                f"{state!r}"
+            )
+        self.spec = native_spec(self.native, state)
+        self.env_id = env_id
+        self.n_envs = n_envs
+        self._draws = mode is not None
+        self._started = False
+        self._has_central = self.spec.state_source == "environment"
+        # Where the environment's own state is not wanted, it has to go somewhere.
+        self._unused = np.empty((2, n_envs, self.native.central_dim), np.float32)
+
+    @property
+    def seed(self) -> int:
+        return self.native.seed
+
+    def __len__(self) -> int:
+        return self.n_envs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reset_all(self, seed: int | None = None) -> MultiAgentStep:
+        """Start a new episode everywhere; with a seed, the first ones of that seed."""
+        out = MultiAgentStep.empty(self.spec, self.n_envs)
+        out.obs[0][...] = self.native.reset_all(seed)
+        out.alive[0].fill(True)
+        out.state[...] = self.native.central() if self._has_central else out.obs[0].reshape(self.n_envs, -1)
+        self._started = True
+        return out
+
+    def step_all(self, actions: Sequence[Any], out: MultiAgentStep | None = None) -> MultiAgentStep:
+        """Step every copy once; see `MultiAgentVecEnv.step_all`."""
+        if not self._started:
+            self.reset_all()
+        group = self.spec.groups[0].spec
+        taken = actions[0] if len(actions) == 1 else actions
+        shape = (self.n_envs, self.spec.n_agents, *group.action_shape)
+        # The kernel looks at the numbers; what it would not take as it is, is converted.
+        if not isinstance(taken, np.ndarray) or taken.dtype != group.action_dtype or taken.shape != shape:
+            (taken,) = checked_group_actions(self.spec, actions, self.n_envs, None, "NativeMultiAgentVecEnv.step_all")
+        if out is None:
+            out = self._fresh()
+        unused, has = self._unused, self._has_central
+        central, final = (out.state, out.final_state) if has else (unused[0], unused[1])
+        self.native.step_into(
+            np.ascontiguousarray(taken), out.obs[0], out.rewards[0], out.terminated[0], out.truncated[0],
+            out.final_obs[0], out.episode_returns, out.episode_lengths, central, final,
+        )  # fmt: skip
+        out.alive[0].fill(True)
+        if not has:
+            out.state[...] = out.obs[0].reshape(self.n_envs, -1)
+            out.final_state[...] = out.final_obs[0].reshape(self.n_envs, -1)
+        np.logical_or(out.terminated[0][:, 0], out.truncated[0][:, 0], out=out.ended)
+        going = ~out.ended
+        out.episode_returns[going] = np.nan
+        out.episode_lengths[going] = 0
+        return out
+
+    def _fresh(self) -> MultiAgentStep:
+        """New arrays, of which `step_all` writes every number."""
+        n, agents, group = self.n_envs, self.spec.n_agents, self.spec.groups[0].spec
+        obs, state = (n, agents, *group.obs_shape), (n, self.spec.state_dim)
+        return MultiAgentStep(
+            obs=[np.empty(obs, np.float32)],
+            alive=[np.empty((n, agents), np.bool_)],
+            masks=[None],
+            state=np.empty(state, np.float32),
+            rewards=[np.empty((n, agents))],
+            terminated=[np.empty((n, agents), np.bool_)],
+            truncated=[np.empty((n, agents), np.bool_)],
+            final_obs=[np.empty(obs, np.float32)],
+            final_state=np.empty(state, np.float32),
+            ended=np.empty(n, np.bool_),
+            episode_returns=np.empty((n, agents)),
+            episode_lengths=np.empty(n, np.int64),
+        )
+
+    def get_state(self) -> dict[str, np.ndarray] | None:
+        """Everything that the future of the running episodes depends on; None before there are any."""
+        return self.native.get_state() if self._started else None
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` comes from environments like these, so that `set_state` may succeed."""
+        mine = self.native.get_state()
+        return set(state) == set(mine) and all(
+            isinstance(state[key], np.ndarray) and state[key].shape == array.shape for key, array in mine.items()
+        )
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue exactly from what `get_state` returned. Raises ValueError if it is no state of such environments."""
+        self.native.set_state(state)
+        self._started = bool(state["episodes"].all())
+
+    def render(self) -> np.ndarray | None:
+        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        if not self._draws:
+            return None
+        if self.native.env_id != "GridPursuit-v0":
+            return None
+        return drawn_pursuit(self.native.central()[0], self.native.params["size"])
+
+    def close(self) -> None:
+        """Nothing to do: the memory goes with the object."""
+
+
+def drawn_pursuit(state: np.ndarray, size: int) -> np.ndarray:
+    """GridPursuit-v0 as (H, W, 3) uint8: the prey is a red disc, the pursuers are squares of other colours.
+
+    Parameters
+    ----------
+    state : array (2 * (A + 1),)
+        Row and column of each pursuer, then of the prey, divided by size - 1.
+    size : int
+        Cells in a row.
+    """
+    cells = np.rint(np.asarray(state, np.float64).reshape(-1, 2) * (size - 1)).astype(int)
+    frame = np.empty((size * _CELL + 1, size * _CELL + 1, 3), np.uint8)
+    frame[...] = _PAPER
+    frame[::_CELL] = frame[:, ::_CELL] = _LINE
+    offsets = np.arange(_CELL) - (_CELL - 1) / 2
+    disc = np.hypot(*np.meshgrid(offsets, offsets)) <= 0.36 * _CELL
+
+    def corner(cell: np.ndarray) -> tuple[slice, slice]:
+        row, column = cell * _CELL + 1
+        return slice(row, row + _CELL - 1), slice(column, column + _CELL - 1)
+
+    frame[corner(cells[-1])][disc[:-1, :-1]] = _PREY
+    n = len(cells) - 1
+    side = int(_CELL * 0.4)
+    for a, cell in enumerate(cells[:-1]):
+        # Pursuers in one cell stand behind each other, each a little to the side.
+        shift = 4 + (_CELL - side - 8) * a // max(n - 1, 1)
+        frame[corner(cell)][shift : shift + side, shift : shift + side] = _PURSUERS[a % len(_PURSUERS)]
+    return frame

@@ -1,0 +1,866 @@
+"""Any PettingZoo environment, N copies stepped in this process, as the arrays of a `MultiAgentStep`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.envs import state as env_state
+from rlox.envs.failures import (
+    NO_ANSWERS,
+    UNANSWERED,
+    described,
+    failure_of,
+    frames_of,
+    note_cause,
+    wrong_observation,
+)
+from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
+from rlox.envs.spec import SpaceAdapter
+from rlox.kernels.rng import Rng
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
+
+STATES = ("auto", "environment", "observations")
+MASK = "action_mask"
+
+# Where packages keep their environments: what a module without its package may be found in.
+_PACKAGES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
+_REMEDY = 'pip install "rlox-cli[multi-agent]" brings pettingzoo and mpe2'
+# Classes whose ``state()`` computes the observations of all agents once more, to join them.
+_JOINS = ("mpe2._mpe_utils.simple_env.SimpleEnv.state",)
+
+
+def make_zoo_env(env: str | Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """One PettingZoo environment with the parallel interface.
+
+    Parameters
+    ----------
+    env : str or callable
+        ``pettingzoo:package.module``, ``package.module:factory``, a native id, or a callable that returns one. An AEC
+        environment is converted by ``pettingzoo.utils.conversions.aec_to_parallel``.
+    kwargs : mapping, optional
+        Arguments of the environment.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If there is no such environment, it refuses its arguments, or its interface is another one.
+    ImportError
+        If a package is missing; names the remedy.
+    """
+    where = f"make_zoo_env: {env_name(env)}"
+    try:
+        made = _factory(env)(**(kwargs or {}))
+    except Exception as e:
+        if isinstance(env, str) and kwargs and isinstance(e, TypeError) and "unexpected keyword argument" in str(e):
+            raise ValueError(f"{where} does not take kwargs {dict(kwargs)}: {e}") from e
+        if frames_of(e.__traceback__)[-1].module != "rlox":
+            note_cause(e, f"making environment {env_name(env)}")
+        raise
+    zoo = sys.modules.get("pettingzoo")  # which whoever made an AEC environment has imported
+    if zoo is not None and isinstance(made, zoo.AECEnv):
+        from pettingzoo.utils.conversions import aec_to_parallel
+
+        try:
+            return aec_to_parallel(made)
+        except AssertionError as e:
+            raise ValueError(
+                f"{where} must be an environment in which all agents act in every step, got an AEC environment that "
+                "does not say so (metadata is_parallelizable); where agents take turns, pass a function that returns "
+                "pettingzoo.utils.conversions.turn_based_aec_to_parallel(env)"
+            ) from e
+    missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(made, name)]
+    if missing:
+        raise TypeError(
+            f"{where} must be a PettingZoo environment with the parallel interface, got {type(made).__name__}, which "
+            f"has no {missing[0]}"
+        )
+    return made
+
+
+def _factory(env: str | Callable[..., Any]) -> Callable[..., Any]:
+    if not isinstance(env, str):
+        if not callable(env):
+            raise TypeError(
+                f"make_zoo_env: env must be an id or a callable that returns an environment, got {type(env).__name__}"
+            )
+        return env
+    if is_native_multi_agent(env):
+        from rlox.multi_agent.scene import parallel_env
+
+        return lambda **kwargs: parallel_env(env, **kwargs)
+    path, _, attribute = env.removeprefix(ZOO).partition(":")
+    if not path or (":" not in env):
+        raise ValueError(
+            f"make_zoo_env: env must be pettingzoo:package.module, package.module:factory or a native id with several "
+            f"agents, got {env!r}; try pettingzoo:mpe2.simple_spread_v3 or GridPursuit-v0"
+        )
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as e:
+        raise ImportError(f"make_zoo_env: {env} cannot be imported: {e}; {_hint(path, e)}") from e
+    names = [attribute] if attribute else ["parallel_env", "env"]
+    found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if not callable(found):
+        raise ValueError(
+            f"make_zoo_env: {env} must name a module with a function {' or '.join(names)} that returns an environment, "
+            f"got one without; name the function, as {ZOO}{path}:my_env"
+        )
+    return found
+
+
+def _hint(path: str, e: ModuleNotFoundError) -> str:
+    if e.name is None or not (path == e.name or path.startswith(e.name + ".")):
+        return f"it needs {e.name}; PettingZoo's own families bring theirs as pip install 'pettingzoo[butterfly]'"
+    for package in _PACKAGES:
+        try:
+            if importlib.util.find_spec(f"{package}.{path}") is not None:
+                return f"did you mean {ZOO}{package}.{path}?"
+        except ImportError:
+            continue
+    return _REMEDY
+
+
+class _Agent(NamedTuple):
+    """One possible agent."""
+
+    name: Any  # as the environment calls it
+    slot: int
+    group: int
+    column: int
+    row: Callable[[Any], Any]  # what it observes, as a row of an array
+    to_env: Callable[[Any], Any]
+
+
+@dataclass
+class _Space:
+    """What one agent observes and takes."""
+
+    observed: Any
+    taken: Any
+    adapter: SpaceAdapter
+    masked: bool  # whether a mask of legal actions comes with the observation
+
+
+class ZooCopies:
+    """PettingZoo environments stepped one after the other into the rows of arrays: auto-reset and episode statistics.
+
+    Parameters
+    ----------
+    env, kwargs
+        What `make_zoo_env` takes.
+    seeds : sequence of int
+        One for each copy, with which it is reset once to learn what it gives.
+    where : str
+        The name that starts error messages.
+    first : int
+        The number of the first one, as errors count them.
+    process : str
+        Which process steps them, where it is another than that of the training.
+    state : str
+        One of `STATES`.
+
+    Attributes
+    ----------
+    spec : MultiAgentSpec
+    stacks : list
+        Of each copy the classes that it is built of.
+    why_not : str, optional
+        Why they cannot be restored exactly.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Any],
+        kwargs: Mapping[str, Any] | None,
+        seeds: Sequence[int],
+        where: str,
+        first: int = 0,
+        process: str = "",
+        state: str = "auto",
+    ):
+        if state not in STATES:
+            raise ValueError(f"{where}: state must be one of {', '.join(STATES)}, got {state!r}")
+        self.where, self._first = f"{where}: {env_name(env)}", first
+        self._name = ", ".join(filter(None, [env_name(env), process]))
+        n = len(seeds)
+        self._lengths = [0] * n
+        self.envs: list[Any] = []
+        for _ in range(n):
+            self.envs.append(make_zoo_env(env, kwargs))
+        answers = [self._first_answer(i, seed) for i, seed in enumerate(seeds)]
+        names = self._possible(0)
+        for i in range(1, n):
+            if (others := self._possible(i)) != names:
+                self._refuse(i, f"its agents must be those of the first copy, {names}, got {others}")
+        self._spaces = [self._space(name) for name in names]
+        for i in range(n):
+            self._check_spaces(i)
+        self._describe(names, answers[0][1], state)
+        # Of each copy: who acts next, everybody that it lists, and what each agent has gathered in the episode.
+        self._live: list[list[_Agent]] = [[] for _ in range(n)]
+        self._listed: list[list[Any]] = [[] for _ in range(n)]
+        self._returns = [[0.0] * len(names) for _ in range(n)]
+        self._alive = [np.zeros((n, len(group.agents)), np.bool_) for group in self.spec.groups]
+        self.stacks = [env_state.stack_of(e) for e in self.envs]
+        self.why_not = next(filter(None, map(env_state.why_not, self.envs)), None)
+
+    def _first_answer(self, i: int, seed: int) -> tuple[Any, Any]:
+        answer = UNANSWERED
+        try:
+            answer = self.envs[i].reset(seed=seed)
+            obs, infos = answer
+            if not (isinstance(obs, Mapping) and isinstance(infos, Mapping)):
+                raise TypeError("reset must return two dicts")
+        except (Exception, SystemExit) as e:
+            self._blame(i, "reset", e, answer, list(getattr(self.envs[i], "agents", ())))
+            raise
+        return obs, infos
+
+    def _possible(self, i: int) -> list[Any]:
+        names = getattr(self.envs[i], "possible_agents", None)
+        if names is None:
+            self._refuse(i, "it must have possible_agents, a list of all that may act, got none; set it in __init__")
+        names = list(names)
+        if not names:
+            self._refuse(i, "possible_agents must hold at least one agent, got none")
+        twice = [name for name, count in Counter(map(str, names)).items() if count > 1]
+        if twice:
+            self._refuse(i, f"possible_agents must name each agent once, got {twice[0]!r} more than once in {names}")
+        return names
+
+    def _space(self, name: Any) -> _Space:
+        from gymnasium import spaces
+
+        observed, taken = self.envs[0].observation_space(name), self.envs[0].action_space(name)
+        where = f"{self.where}: agent {name!r}"
+        part, masked = observed, isinstance(observed, spaces.Dict) and MASK in observed.spaces
+        if masked:
+            part = spaces.Dict({key: space for key, space in observed.spaces.items() if key != MASK})
+            if not part.spaces:
+                raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observed}")
+        return _Space(observed, taken, SpaceAdapter(part, taken, where), masked)
+
+    def _check_spaces(self, i: int) -> None:
+        """Raise unless the spaces of copy `i` are those that it had, and the first copy's."""
+        env = self.envs[i]
+        for slot, name in enumerate(self._possible(i)):
+            had = self._spaces[slot]
+            for kind, space, now in (
+                ("observation", had.observed, env.observation_space(name)),
+                ("action", had.taken, env.action_space(name)),
+            ):
+                if now is not space and now != space:
+                    self._refuse(
+                        i,
+                        f"the {kind} space of agent {name!r} must stay what it was, {space}, got {now}; "
+                        "pad what the agent sees or may do to the largest size",
+                    )
+
+    def _describe(self, names: list[Any], infos: Any, state: str) -> None:
+        """Find the groups, and what the state is."""
+        kinds: list[int] = []
+        seen: list[Any] = []
+        for space in self._spaces:
+            kind = (space.observed, space.taken)
+            kinds.append(next((k for k, other in enumerate(seen) if other == kind), len(seen)))
+            if kinds[-1] == len(seen):
+                seen.append(kind)
+        groups = grouped([str(name) for name in names], kinds, [space.adapter.spec for space in self._spaces])
+        places = {slot: (g, a) for g, group in enumerate(groups) for a, slot in enumerate(group.slots)}
+        self._agents = {
+            name: _Agent(name, slot, *places[slot], space.adapter.row, space.adapter.to_env)
+            for slot, (name, space) in enumerate(zip(names, self._spaces, strict=True))
+        }
+        # Where the masks of legal actions of each group come from: "observation", "info", or "" for none.
+        offered = [_mask_in(infos, name) for name in names]
+        self._masks = []
+        for group in groups:
+            first = self._spaces[group.slots[0]]
+            at_info = "info" if any(offered[slot] for slot in group.slots) else ""
+            self._masks.append("observation" if first.masked else at_info)
+            if self._masks[-1] and not group.spec.discrete:
+                raise ValueError(
+                    f"{self.where}: {MASK} of agent {names[group.slots[0]]!r} must come with Discrete actions, got "
+                    f"{first.taken}"
+                )
+        joined = sum(group.spec.obs_dim * len(group.agents) for group in groups)
+        self._reads_state = state != "observations" and self._has_state(state)
+        dim = self._read_state(0).size if self._reads_state else joined
+        source = "environment" if self._reads_state else "observations"
+        self.spec = MultiAgentSpec(tuple(map(str, names)), groups, dim, source, tuple(map(bool, self._masks)))
+        ends = list(itertools.accumulate(self._spaces[slot].adapter.spec.obs_dim for slot in range(len(names))))
+        self._joints = [
+            (slice(end - self._spaces[slot].adapter.spec.obs_dim, end), *places[slot]) for slot, end in enumerate(ends)
+        ]
+
+    def _has_state(self, state: str) -> bool:
+        """Whether the copies are asked for their state: they have one that is more than their observations joined."""
+        env = self.envs[0]
+        method = getattr(type(getattr(env, "unwrapped", env)), "state", None)
+        path = f"{getattr(method, '__module__', '')}.{getattr(method, '__qualname__', '')}"
+        if state == "auto" and (method is None or path in _JOINS):
+            return False
+        try:
+            env.state()
+        except (NotImplementedError, AttributeError) as e:  # PettingZoo's own base classes raise the first
+            if state == "environment":
+                raise ValueError(
+                    f"{self.where}: state must be observations where the environment has no state(), got 'environment'"
+                ) from e
+            return False
+        except (Exception, SystemExit) as e:
+            self._blame(0, "state", e, UNANSWERED, ())
+            raise
+        return True
+
+    def _read_state(self, i: int) -> np.ndarray:
+        answer = self.envs[i].state()
+        state = np.asarray(answer)
+        if state.dtype.kind not in "fiub":
+            self._refuse(
+                i,
+                f"state() must return an array of numbers, got {described(answer)}; or take state=observations",
+            )
+        return state.reshape(-1)
+
+    def reset(self, seeds: Sequence[int | None], out: MultiAgentStep) -> None:
+        """Start a new episode everywhere; write what the first actions are taken on."""
+        out.clear()
+        for i, seed in enumerate(seeds):
+            self._start(i, seed, out)
+        self._settle(out, list(range(len(self.envs))))
+
+    def step(self, actions: Sequence[np.ndarray], out: MultiAgentStep) -> None:
+        """Take one step each; write every array."""
+        out.clear()
+        # Numbers of Python's where an action is one: NumPy's cost more to take out of an array one by one.
+        chosen: list[Any] = [array.tolist() if array.ndim == 2 else array for array in actions]
+        over = []
+        for i, env in enumerate(self.envs):
+            answer, live = UNANSWERED, self._live[i]
+            self._lengths[i] += 1
+            try:
+                answer = env.step({agent.name: agent.to_env(chosen[agent.group][i][agent.column]) for agent in live})
+                self._take(i, answer, out)
+                if self._reads_state:
+                    self._put_state(i, out.final_state)
+            except (Exception, SystemExit) as e:
+                self._blame(i, "step", e, answer, [agent.name for agent in live])
+                raise
+            if not self._live[i]:
+                over.append(i)
+        self._check_finite(out, "final_obs", range(len(self.envs)))
+        for obs, final, alive, now in zip(out.obs, out.final_obs, out.alive, self._alive, strict=True):
+            obs[...] = final
+            alive[...] = now
+            if not now.all():
+                obs[~now] = 0
+        if self._reads_state:
+            out.state[...] = out.final_state
+        else:
+            self._join(out.final_obs, out.final_state)
+            for part, g, a in self._joints:
+                if out.terminated[g][:, a].any():
+                    out.final_state[out.terminated[g][:, a], part] = 0
+        for i in over:
+            out.ended[i] = True
+            out.episode_returns[i] = self._returns[i]
+            out.episode_lengths[i] = self._lengths[i]
+            for mask in out.masks:
+                if mask is not None:
+                    mask[i] = True
+            self._start(i, None, out)
+        self._settle(out, over)
+
+    def _start(self, i: int, seed: int | None, out: MultiAgentStep) -> None:
+        """Begin an episode of copy `i`; write its rows of ``obs``, ``masks`` and the environment's ``state``."""
+        answer, env = UNANSWERED, self.envs[i]
+        self._lengths[i] = 0
+        self._returns[i] = [0.0] * len(self._agents)
+        try:
+            answer = env.reset(seed=seed)
+            obs, infos = answer
+            self._check_spaces(i)
+            self._look(i, list(env.agents), ())
+            if not self._live[i]:
+                self._refuse(i, "reset must leave at least one agent in agents, got none")
+            for agent in self._live[i]:
+                out.obs[agent.group][i, agent.column] = agent.row(obs[agent.name])
+            self._put_masks(i, obs, infos, out)
+            if self._reads_state:
+                self._put_state(i, out.state)
+        except (Exception, SystemExit) as e:
+            self._blame(i, "reset", e, answer, [agent.name for agent in self._live[i]])
+            raise
+
+    def _settle(self, out: MultiAgentStep, started: Sequence[int]) -> None:
+        """Write what follows from the observations once all are there; `started` has begun an episode."""
+        if started:
+            self._check_finite(out, "obs", started)
+            for alive, now in zip(out.alive, self._alive, strict=True):
+                alive[...] = now
+        if not self._reads_state:
+            self._join(out.obs, out.state)
+
+    def _take(self, i: int, answer: Any, out: MultiAgentStep) -> None:
+        """Write what a step of copy `i` has led to, and find out who goes on."""
+        obs, rewards, terminated, truncated, infos = answer
+        names, returns, listed = self.envs[i].agents, self._returns[i], self._listed[i]
+        same, flagged = names == listed, []
+        reward_rows, final_rows = out.rewards, out.final_obs
+        for name, slot, g, a, row, _ in self._live[i]:
+            if same or name in names:
+                reward, done, cut = rewards[name], terminated[name], truncated[name]
+            else:
+                done, cut = terminated.get(name, False), truncated.get(name, False)
+                # It may have left without a word, but not with a flag and no reward.
+                reward = rewards[name] if name in rewards or done or cut else 0.0
+                done = done or not cut
+            if type(reward) is not float:
+                if type(reward) in NO_ANSWERS:
+                    raise TypeError("step must return a number for each agent")
+                reward = float(reward)
+            reward_rows[g][i, a] = reward
+            returns[slot] += reward
+            if done or cut or done is None or cut is None:
+                if not NO_ANSWERS.isdisjoint((type(done), type(cut))):
+                    raise TypeError("step must return two flags for each agent")
+                out.terminated[g][i, a] = done
+                out.truncated[g][i, a] = cut
+                flagged.append(name)
+            if not done or name in obs:
+                final_rows[g][i, a] = row(obs[name])
+        if flagged or not same:
+            for agent in self._look(i, list(names), flagged):
+                out.final_obs[agent.group][i, agent.column] = agent.row(obs[agent.name])
+        self._put_masks(i, obs, infos, out)
+
+    def _look(self, i: int, names: list[Any], flagged: Sequence[Any]) -> list[_Agent]:
+        """Find out who of those that copy `i` lists acts next; returns those that did not act before.
+
+        One with a flag is dead until it has been missing from the list.
+        """
+        if len(set(map(str, names))) != len(names):
+            twice = next(name for name, count in Counter(map(str, names)).items() if count > 1)
+            self._refuse(i, f"agents must name each agent once, got {twice!r} more than once in {names}")
+        unknown = next((name for name in names if name not in self._agents), None)
+        if unknown is not None:
+            self._refuse(
+                i,
+                f"agents must be among possible_agents, {list(self._agents)}, got {unknown!r}; list there all that may "
+                "appear",
+            )
+        before = {agent.name for agent in self._live[i]} if self._lengths[i] else set()
+        known = set(self._listed[i]) if self._lengths[i] else set()
+        came = [self._agents[name] for name in names if name not in known]
+        stayed = before.difference(flagged)
+        self._live[i] = [self._agents[name] for name in names if name in stayed or name not in known]
+        self._listed[i] = names
+        for alive in self._alive:
+            alive[i] = False
+        for agent in self._live[i]:
+            self._alive[agent.group][i, agent.column] = True
+        return came
+
+    def _put_masks(self, i: int, obs: Any, infos: Any, out: MultiAgentStep) -> None:
+        """Write which actions are legal for the agents of copy `i` that act next."""
+        for name, _, g, a, _, _ in self._live[i]:
+            mask, kind = out.masks[g], self._masks[g]
+            if kind != "observation" and _mask_in(infos, name) != (kind == "info"):
+                self._refuse(
+                    i, f"the info of agent {name!r} must hold {MASK} in every step, from the first reset on, or in none"
+                )
+            if mask is None:
+                continue
+            given = np.asarray((obs if kind == "observation" else infos)[name][MASK])
+            if given.shape != mask.shape[2:] or given.dtype.kind not in "biu":
+                self._refuse(
+                    i,
+                    f"{MASK} of agent {name!r} must be {mask.shape[2]} flags, one for each action, got "
+                    f"{described(given)} of dtype {given.dtype}",
+                )
+            mask[i, a] = given
+            if not mask[i, a].any():
+                self._refuse(i, f"{MASK} of agent {name!r} must allow at least one action, got none")
+
+    def _put_state(self, i: int, to: np.ndarray) -> None:
+        state = self._read_state(i)
+        if state.size != to.shape[1]:
+            self._refuse(
+                i,
+                f"state() must keep its shape, {to.shape[1]} numbers, got {state.size}; pad it, or take "
+                "state=observations",
+            )
+        to[i] = state
+        if not np.isfinite(to[i]).all():
+            at = int(np.flatnonzero(~np.isfinite(to[i]))[0])
+            raise FloatingPointError(
+                f"{self.where}: state() must be finite, got {to[i, at]} in number {at} from environment "
+                f"{self._first + i} at step {self._lengths[i]} of its episode; mend the environment"
+            )
+
+    def _join(self, arrays: Sequence[np.ndarray], to: np.ndarray) -> None:
+        """Write the observations of all agents in order."""
+        for part, g, a in self._joints:
+            to[:, part] = arrays[g][:, a].reshape(len(to), -1)
+
+    def _check_finite(self, out: MultiAgentStep, name: str, rows: Sequence[int]) -> None:
+        """Raise where a number that an agent was given is not finite."""
+        for g, group in enumerate(self.spec.groups):
+            found = [("observations", getattr(out, name)[g])] if group.spec.obs_dtype == np.float32 else []
+            if name == "final_obs":
+                found.append(("rewards", out.rewards[g]))
+            for what, array in found:
+                if np.isfinite(array).all():
+                    continue
+                i, a, *place = next(at for at in np.argwhere(~np.isfinite(array)).tolist() if at[0] in rows)
+                where = f"in {group.spec.part(place[0])} " if place else ""
+                raise FloatingPointError(
+                    f"{self.where}: {what} of agent {group.agents[a]!r} must be finite, got "
+                    f"{array.item(i, a, *place)} {where}from environment {self._first + i} at step "
+                    f"{self._lengths[i]} of its episode; mend the environment"
+                )
+
+    def get_state(self) -> tuple[list[Any], bytes] | None:
+        """What `rlox.envs.state.encode` makes of each copy and its running episode; None where `why_not` says so."""
+        nodes, data = [], bytearray()
+        if self.why_not is not None:
+            return None
+        slots = {name: agent.slot for name, agent in self._agents.items()}
+        try:
+            for i, env in enumerate(self.envs):
+                running = {
+                    "live": [agent.slot for agent in self._live[i]],
+                    "listed": [slots[name] for name in self._listed[i]],
+                    "returns": np.array(self._returns[i]),
+                    "length": self._lengths[i],
+                }
+                nodes.append(env_state.encode({"env": env_state.get_env_state(env), **running}, data))
+        except env_state.UnsavableState as e:
+            self.why_not = str(e)
+            return None
+        return nodes, bytes(data)
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        """Go on from what `rlox.envs.state.unpack` found for each copy.
+
+        Raises
+        ------
+        ValueError
+            If one is no state of the environment.
+        """
+        agents = list(self._agents.values())
+        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            try:
+                live, listed, returns = self._running(state)
+                self._lengths[i] = env_state.count(state.get("length"), "the length so far")
+                env_state.set_env_state(env, state.get("env"))
+            except ValueError as e:
+                raise ValueError(f"{self.where}: {e}") from e
+            self._listed[i] = [agents[slot].name for slot in listed]
+            self._live[i] = [agents[slot] for slot in live]
+            self._returns[i] = returns.tolist()
+            for alive in self._alive:
+                alive[i] = False
+            for agent in self._live[i]:
+                self._alive[agent.group][i, agent.column] = True
+
+    def _running(self, state: Any) -> tuple[list[int], list[int], np.ndarray]:
+        """Who acts next, who is listed, and the returns so far."""
+        found = state if isinstance(state, dict) else {}
+        for key in ("live", "listed"):
+            slots = found.get(key)
+            if not isinstance(slots, list) or not set(map(repr, slots)) <= set(map(repr, range(len(self._agents)))):
+                raise ValueError(f"a state must hold the agents that are {key}, got {repr(slots)[:80]}")
+        returns = found.get("returns")
+        if not isinstance(returns, np.ndarray) or returns.shape != (len(self._agents),) or returns.dtype != float:
+            raise ValueError(f"a state must hold the return of each agent so far, got {repr(returns)[:80]}")
+        return found["live"], found["listed"], returns
+
+    def render(self) -> np.ndarray | None:
+        """The first copy as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        if getattr(self.envs[0], "render_mode", None) != "rgb_array":
+            return None
+        frame = np.asarray(self.envs[0].render())
+        if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+            self._refuse(0, f"render must return (H, W, 3) uint8, got {described(frame)} of dtype {frame.dtype}")
+        return frame
+
+    def close(self) -> None:
+        for env in self.envs:
+            if hasattr(env, "close"):
+                env.close()
+
+    def _what(self, i: int, hook: str = "") -> str:
+        return f"environment {self._first + i} ({self._name}){f': {hook}' if hook else ''}"
+
+    def _refuse(self, i: int, rule: str) -> NoReturn:
+        """Raise a ValueError for a copy that breaks the interface."""
+        when = f" at step {self._lengths[i]} of its episode" if self._lengths[i] else ""
+        error = ValueError(f"{self.where}: {rule} ({self._what(i)}{when})")
+        note_cause(error, self._what(i))
+        raise error
+
+    def _blame(self, i: int, hook: str, e: BaseException, answer: Any, live: Sequence[Any]) -> None:
+        """Keep on `e` which copy it came out of; raise a ValueError from it where the answer of that one is wrong.
+
+        An environment must not end the process: a SystemExit becomes a RuntimeError.
+        """
+        if failure_of(e).what or (answer is UNANSWERED and frames_of(e.__traceback__)[-1].module == "rlox"):
+            return
+        what = self._what(i, f"step {self._lengths[i]} of its episode" if hook == "step" else hook)
+        if isinstance(e, SystemExit):
+            ended = RuntimeError(f"{self.where}: it must not end the process, got {e!r}")
+            note_cause(ended, what)
+            raise ended from e
+        wrong = None if answer is UNANSWERED else self._wrong(i, hook, answer, live)
+        if wrong is None:
+            note_cause(e, what)
+            return
+        error = ValueError(f"{self.where}: {wrong} ({what})")
+        note_cause(error, what)
+        raise error from e
+
+    def _wrong(self, i: int, hook: str, answer: Any, live: Sequence[Any]) -> str | None:
+        """What is wrong with what ``reset`` or ``step`` returned to the agents `live`; None if nothing is."""
+        parts = {"reset": ("observations", "infos")}.get(
+            hook, ("observations", "rewards", "terminations", "truncations", "infos")
+        )
+        if not isinstance(answer, tuple) or len(answer) != len(parts):
+            return f"{hook} must return ({', '.join(parts)}), got {described(answer)}"
+        given = dict(zip(parts, answer, strict=True))
+        for part, value in given.items():
+            if not isinstance(value, Mapping):
+                return f"{hook} must return {part} as a dict by agent, got {described(value)}"
+        if not hasattr(self.envs[i], "agents"):
+            return "it must have agents, a list of those that act next, got none"
+        names = list(self.envs[i].agents)
+        for name in live:
+            # Who has left without a word is asked for nothing.
+            gone = name not in names and not any(name in given[part] for part in parts[1:-1])
+            for part in parts[1:-1] if not gone else ():
+                if name not in given[part] and (name in names or part == "rewards"):
+                    return f"{part} must hold every agent that acted, got none of {name!r} beside {list(given[part])}"
+        for name in {*live, *names} if hook == "step" else names:
+            ended = hook == "step" and given["terminations"].get(name, name not in names)
+            if name not in given["observations"]:
+                if ended:
+                    continue
+                return (
+                    f"observations must hold every agent that goes on or was truncated, got none of {name!r} beside "
+                    f"{list(given['observations'])}"
+                )
+            if name in self._agents:
+                space = self._spaces[self._agents[name].slot].observed
+                wrong = wrong_observation(space, given["observations"][name], f"observations of agent {name!r}")
+                if wrong is not None:
+                    return wrong
+        return _wrong_numbers(given) if hook == "step" else None
+
+
+def _mask_in(infos: Any, name: Any) -> bool:
+    """Whether the info of an agent holds a mask of legal actions."""
+    info = infos.get(name)
+    return bool(info) and MASK in info
+
+
+def _wrong_numbers(given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the rewards and flags of a step."""
+    for name, reward in given["rewards"].items():
+        try:
+            if type(reward) in NO_ANSWERS:
+                raise TypeError("a text is no number")
+            float(reward)
+        except (TypeError, ValueError, OverflowError):
+            return f"the reward of agent {name!r} must be a number, got {described(reward)}"
+    for part in ("terminations", "truncations"):
+        for name, flag in given[part].items():
+            if np.shape(flag) != () or not isinstance(flag, (bool, np.bool_, int, np.integer, np.ndarray)):
+                return f"{part} of agent {name!r} must be a bool, got {described(flag)}"
+    return None
+
+
+def zoo_seeds(seed: int, n: int) -> list[int]:
+    """What the copies are seeded with: an independent mix of (seed, i) each."""
+    return Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n).tolist()
+
+
+class ForeignMultiAgentVecEnv:
+    """What `PettingZooVecEnv` and `ParallelPettingZooVecEnv` share: the arrays that go in and come out.
+
+    Attributes
+    ----------
+    spec : MultiAgentSpec
+        Agents, groups, shapes and bounds.
+    why_not : str, optional
+        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None where they can.
+    """
+
+    spec: MultiAgentSpec
+    why_not: str | None
+    _stacks: list[list[str]]
+    # What each kind does itself; the two for states where `why_not` is None.
+    _reset: Callable[[list[int | None], MultiAgentStep], None]
+    _step: Callable[[list[np.ndarray], MultiAgentStep], None]
+    _get_state: Callable[[], tuple[list[Any], bytes] | None]
+    _set_state: Callable[[list[Any]], None]
+    _close: Callable[[], None]
+
+    def __init__(self, env: Any, n_envs: int, seed: int):
+        if n_envs < 1:
+            raise ValueError(f"{type(self).__name__}: n_envs must be >= 1, got {n_envs}")
+        self.env_id = env
+        self.n_envs = n_envs
+        self.seed = seed
+        self._started = False
+        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
+        self._alive: list[np.ndarray] | None = None  # who acts next, as the last step said
+
+    def __len__(self) -> int:
+        return self.n_envs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reset_all(self, seed: int | None = None) -> MultiAgentStep:
+        """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`."""
+        if seed is not None:
+            self.seed = seed
+        fresh = seed is not None or not self._started
+        seeds: list[int | None] = [*zoo_seeds(self.seed, self.n_envs)] if fresh else [None] * self.n_envs
+        out = MultiAgentStep.empty(self.spec, self.n_envs)
+        self._at_rest = False
+        self._reset(seeds, out)
+        self._started = self._at_rest = True
+        self._alive = [alive.copy() for alive in out.alive]
+        return out
+
+    def step_all(self, actions: Sequence[Any], out: MultiAgentStep | None = None) -> MultiAgentStep:
+        """Step every copy once; see `MultiAgentVecEnv.step_all`."""
+        actions = checked_group_actions(self.spec, actions, self.n_envs, self._alive, f"{type(self).__name__}.step_all")
+        if not self._started:
+            self.reset_all()
+        if out is None:
+            out = MultiAgentStep.empty(self.spec, self.n_envs)
+        at_rest, self._at_rest = self._at_rest, False
+        self._step(actions, out)
+        self._at_rest = at_rest
+        self._alive = [alive.copy() for alive in out.alive]
+        return out
+
+    def get_state(self) -> dict[str, np.ndarray] | None:
+        """Everything that the future of the episodes that are running depends on.
+
+        None before there are any, after `close` or a step that failed, and where `why_not` says so.
+        """
+        found = self._get_state() if self._at_rest and self.why_not is None else None
+        return None if found is None else env_state.pack(self._stacks, *found)
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` comes from environments like these, so that `set_state` may succeed.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged.
+        """
+        return self.why_not is None and env_state.fits(state, self._stacks)
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
+
+        Raises
+        ------
+        ValueError
+            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
+        """
+        name = type(self).__name__
+        if self.why_not is not None:
+            raise ValueError(f"{name}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}")
+        try:
+            states = env_state.unpack(state, self._stacks)
+        except ValueError as e:
+            raise ValueError(f"{name}.set_state: {e}") from e
+        self._started = self._at_rest = False
+        self._set_state(states)
+        self._started = self._at_rest = True
+        self._alive = [np.zeros((self.n_envs, len(group.agents)), np.bool_) for group in self.spec.groups]
+        places = {slot: (g, a) for g, group in enumerate(self.spec.groups) for a, slot in enumerate(group.slots)}
+        for i, one in enumerate(states):
+            for slot in one["live"]:
+                g, a = places[slot]
+                self._alive[g][i, a] = True
+
+    def close(self) -> None:
+        """End the environments; may be called again."""
+        self._at_rest = False
+        self._close()
+
+
+class PettingZooVecEnv(ForeignMultiAgentVecEnv):
+    """N copies of a PettingZoo environment in this process, with same-step auto-reset.
+
+    Parameters
+    ----------
+    env : str or callable
+        See `make_zoo_env`.
+    n_envs : int
+        Number of copies N.
+    seed : int
+        Copy i is seeded with an independent mix of (seed, i).
+    kwargs : dict, optional
+        Arguments of the environment.
+    state : str
+        ``environment``, ``observations`` or ``auto``; see `rlox.multi_agent.make_multi_agent_env`.
+
+    Raises
+    ------
+    ValueError
+        For an environment that breaks PettingZoo's interface, or spaces that no policy serves.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Any],
+        n_envs: int = 1,
+        seed: int = 0,
+        kwargs: Mapping[str, Any] | None = None,
+        state: str = "auto",
+    ):
+        super().__init__(env, n_envs, seed)
+        self._copies = ZooCopies(env, kwargs, zoo_seeds(seed, n_envs), "PettingZooVecEnv", state=state)
+        self.envs = self._copies.envs
+        self.spec, self.why_not, self._stacks = self._copies.spec, self._copies.why_not, self._copies.stacks
+
+    def _get_state(self) -> tuple[list[Any], bytes] | None:
+        found, self.why_not = self._copies.get_state(), self._copies.why_not
+        return found
+
+    def _set_state(self, states: list[Any]) -> None:
+        self._copies.set_state(states)
+
+    def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:
+        self._copies.reset(seeds, out)
+
+    def _step(self, actions: list[np.ndarray], out: MultiAgentStep) -> None:
+        self._copies.step(actions, out)
+
+    def _close(self) -> None:
+        self._copies.close()
+
+    def render(self) -> np.ndarray | None:
+        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+        return self._copies.render()

@@ -1,0 +1,210 @@
+"""Who acts by which policy, what its networks see, and the running moments of its returns."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlox.config import MAPPOConfig
+from rlox.envs.spec import EnvSpec
+from rlox.multi_agent.spec import MultiAgentSpec
+
+_DECAY = 0.99999  # of the running moments, per minibatch
+_LEAST_VARIANCE = 1e-2
+_LEAST_WEIGHT = 1e-5
+
+
+@dataclass(frozen=True)
+class Player:
+    """Agents that act by one policy: a group that shares its parameters, or one agent."""
+
+    name: str
+    group: int  # its place among the groups
+    members: tuple[int, ...]  # places of its agents in the arrays of the group
+    slots: tuple[int, ...]  # their places among all agents
+    agents: tuple[str, ...]  # their names
+    spec: EnvSpec  # of one agent
+    n_ids: int  # length of the one-hot vector that says which of them an agent is; 0: it is not seen
+    state_dim: int | None  # what a central critic sees, the one-hot vector included; None: the critic is local
+    masked: bool  # whether the environment offers masks of legal actions
+
+    @property
+    def obs_dim(self) -> int:
+        """Numbers that the actor sees."""
+        return self.spec.obs_dim + self.n_ids
+
+    @property
+    def network_spec(self) -> EnvSpec:
+        """`spec`, with what the actor sees as the observation."""
+        if not self.n_ids:
+            return self.spec
+        s = self.spec
+        return EnvSpec(
+            (self.obs_dim,),
+            n_actions=s.n_actions,
+            n_choices=s.n_choices,
+            act_dim=s.act_dim,
+            act_low=s.act_low,
+            act_high=s.act_high,
+        )
+
+    def observed(self, obs: np.ndarray, who: np.ndarray) -> np.ndarray:
+        """What the actor sees: observations (B, *obs_shape) of the agents `who` (B,), places among the members."""
+        return self._identified(obs, who)
+
+    def judged(self, states: np.ndarray, who: np.ndarray) -> np.ndarray:
+        """What a central critic sees: states (B, S) beside the agents `who` (B,)."""
+        return self._identified(states, who)
+
+    def _identified(self, rows: np.ndarray, who: np.ndarray) -> np.ndarray:
+        if not self.n_ids:
+            return np.ascontiguousarray(rows)
+        out = np.zeros((len(rows), rows.shape[1] + self.n_ids), np.float32)
+        out[:, : rows.shape[1]] = rows
+        out[np.arange(len(rows)), rows.shape[1] + who] = 1.0
+        return out
+
+    def of_group(self, array: np.ndarray) -> np.ndarray:
+        """The agents' part (N, A, …) of a group's array (N, A_g, …)."""
+        return array if len(self.members) == array.shape[1] else array[:, self.members]
+
+
+def players_of(spec: MultiAgentSpec, config: MAPPOConfig, where: str) -> list[Player]:
+    """The players of an environment.
+
+    Raises
+    ------
+    ValueError
+        For images beside a central critic or an agent's identity, which are joined with vectors.
+    """
+    found = []
+    for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
+        for name, wrong in (("critic", config.critic == "central"), ("agent_id", config.agent_id)):
+            if group.spec.image and wrong:
+                raise ValueError(
+                    f"{where}: {name} must be {'local' if name == 'critic' else 'false'} where agents see images, as "
+                    f"those of {group.name} do, got {getattr(config, name)}"
+                )
+        n = len(group.agents)
+        parts = [(group.name, range(n))] if config.share_parameters else [(group.agents[i], [i]) for i in range(n)]
+        for name, members in parts:
+            n_ids = n if config.agent_id else 0
+            found.append(
+                Player(
+                    name,
+                    g,
+                    tuple(members),
+                    tuple(group.slots[i] for i in members),
+                    tuple(group.agents[i] for i in members),
+                    group.spec,
+                    n_ids,
+                    spec.state_dim + n_ids if config.critic == "central" else None,
+                    masked,
+                )
+            )
+    return found
+
+
+class ValueNorm:
+    """Running mean and deviation of returns, by which a critic's values are normalised.
+
+    Exponential averages over minibatches, freed of their start at 0, as in the code of Yu et al. 2022
+    (arXiv:2103.01955); nothing is seen yet: mean 0, deviation 0.1.
+
+    Attributes
+    ----------
+    moments : array (3,) f64
+        Averages of the returns, of their squares, and of 1.
+    """
+
+    def __init__(self) -> None:
+        self.moments = np.zeros(3)
+
+    @property
+    def mean(self) -> float:
+        return float(self.moments[0] / max(self.moments[2], _LEAST_WEIGHT))
+
+    @property
+    def deviation(self) -> float:
+        square = self.moments[1] / max(self.moments[2], _LEAST_WEIGHT)
+        return math.sqrt(max(float(square) - self.mean**2, _LEAST_VARIANCE))
+
+    def update(self, mean: float, square: float) -> None:
+        """Take in a minibatch of returns by its mean, and the mean of the squares."""
+        self.moments *= _DECAY
+        self.moments += (1.0 - _DECAY) * np.array([mean, square, 1.0])
+
+    def denormalized(self, values: np.ndarray) -> np.ndarray:
+        """What a critic says, (…) f32, in units of returns."""
+        return (values * np.float32(self.deviation) + np.float32(self.mean)).astype(np.float32, copy=False)
+
+
+class ValueNorms:
+    """Those of all players, as a part of a checkpoint."""
+
+    def __init__(self, names: Iterable[str]):
+        self.by_name = {name: ValueNorm() for name in names}
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {name: norm.moments.copy() for name, norm in self.by_name.items()}
+
+    def set_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a ValueError where it is of other players."""
+        if set(arrays) != set(self.by_name) or any(array.shape != (3,) for array in arrays.values()):
+            raise ValueError(f"it must hold three moments for each of {', '.join(self.by_name)}, got {sorted(arrays)}")
+        for name, norm in self.by_name.items():
+            norm.moments[:] = arrays[name]
+
+
+class AgentReturns:
+    """Undiscounted returns of each agent over the last episodes, as a part of a checkpoint.
+
+    Parameters
+    ----------
+    spec : MultiAgentSpec
+        Names of agents and groups.
+    kept : int
+        How many episodes count.
+    """
+
+    def __init__(self, spec: MultiAgentSpec, kept: int = 100):
+        self.agents = spec.agents
+        self._groups = {group.name: list(group.slots) for group in spec.groups}
+        self._recent: deque[np.ndarray] = deque(maxlen=kept)
+
+    def extend(self, returns: np.ndarray) -> None:
+        """Take in ended episodes, (E, A) f64."""
+        self._recent.extend(returns)
+
+    def metrics(self) -> dict[str, float]:
+        """Mean returns: ``episode/return/<agent>``, and of groups of several agents, where there are other groups, the
+        mean over their agents; nothing before an episode has ended."""
+        if not self._recent:
+            return {}
+        return {f"episode/return/{name}": value for name, value in self.by_name(np.stack(self._recent).mean(0)).items()}
+
+    def by_name(self, returns: Sequence[float] | np.ndarray) -> dict[str, float]:
+        """Returns (A,) by the names of agents and groups."""
+        found = {name: float(value) for name, value in zip(self.agents, returns, strict=True)}
+        if len(self._groups) > 1:
+            for name, slots in self._groups.items():
+                if len(slots) > 1:
+                    found[name] = float(np.mean([returns[slot] for slot in slots]))
+        return found
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"returns": np.array(self._recent).reshape(-1, len(self.agents))}
+
+    def set_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a ValueError where it is of other agents."""
+        returns = arrays.get("returns")
+        if returns is None or returns.ndim != 2 or returns.shape[1] != len(self.agents):
+            raise ValueError(
+                f"it must hold returns of {len(self.agents)} agents, got {getattr(returns, 'shape', None)}"
+            )
+        self._recent.clear()
+        self._recent.extend(np.array(returns))

@@ -1,0 +1,180 @@
+"""Native environments with several agents as PettingZoo environments."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlox.envs.registry import is_native_multi_agent
+from rlox.kernels.envs.multi_agent import AgentVecEnv
+from rlox.kernels.envs.native_env import native_multi_agent_ids
+from rlox.multi_agent.native import drawn_pursuit, native_spec
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError as e:
+    raise ImportError(
+        'parallel_env needs pettingzoo, which is not installed; pip install "rlox-cli[multi-agent]"'
+    ) from e
+
+
+def parallel_env(env_id: str = "GridPursuit-v0", render_mode: str | None = None, **kwargs: Any) -> NativeParallelEnv:
+    """A native environment with several agents as a PettingZoo environment with the parallel interface.
+
+    Parameters
+    ----------
+    env_id : str
+        A native id with several agents.
+    render_mode : str, optional
+        ``rgb_array``: `render` returns pictures (of GridPursuit-v0).
+    **kwargs
+        What the environment is made with; see `NativeMultiAgentVecEnv`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For another id, render mode or argument.
+    """
+    if not is_native_multi_agent(env_id):
+        raise ValueError(
+            f"parallel_env: env_id must be a native environment with several agents, got {env_id!r}; try one of "
+            f"{', '.join(native_multi_agent_ids())}"
+        )
+    return NativeParallelEnv(env_id, render_mode, kwargs)
+
+
+class NativeParallelEnv(ParallelEnv):
+    """One native environment with several agents; see `parallel_env`.
+
+    ``reset(seed=s)`` plays the episodes of environment 0 of ``NativeMultiAgentVecEnv(env_id, n, s)``.
+    """
+
+    metadata: dict[str, Any]
+
+    def __init__(self, env_id: str, render_mode: str | None, kwargs: dict[str, Any]):
+        drawn = ["rgb_array"] if env_id == "GridPursuit-v0" else []
+        if render_mode is not None and render_mode not in drawn:
+            raise ValueError(
+                f"parallel_env: render_mode must be None{' or rgb_array' if drawn else ''} for {env_id}, got "
+                f"{render_mode!r}"
+            )
+        self._native = AgentVecEnv(1, secrets.randbits(63), env_id, kwargs)
+        spec = native_spec(self._native)
+        self.metadata = {"name": env_id, "render_modes": drawn, "render_fps": 5, "is_parallelizable": True}
+        self.render_mode = render_mode
+        self.possible_agents = list(spec.agents)
+        self.agents: list[str] = []
+        one = spec.groups[0].spec
+        low, high = (-1.0, 1.0) if env_id == "GridPursuit-v0" else (-np.inf, np.inf)
+        shape = (1, spec.n_agents)
+        # Each agent has spaces of its own, which are seeded apart.
+        self.observation_spaces = {
+            agent: spaces.Box(low, high, one.obs_shape, np.float32) for agent in self.possible_agents
+        }
+        self.action_spaces = {
+            agent: spaces.Discrete(one.n_actions)
+            if one.discrete
+            else spaces.Box(one.act_low, one.act_high, dtype=np.float32)
+            for agent in self.possible_agents
+        }
+        self.state_space = spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32)
+        self._actions: np.ndarray = np.zeros((*shape, *one.action_shape), one.action_dtype)
+        obs, flags = (*shape, *one.obs_shape), np.zeros((2, *shape), np.bool_)
+        central = np.zeros((2, 1, self._native.central_dim), np.float32)
+        self._out = {
+            "obs": np.zeros(obs, np.float32),
+            "rewards": np.zeros(shape),
+            "terminated": flags[0],
+            "truncated": flags[1],
+            "final_obs": np.zeros(obs, np.float32),
+            "episode_return": np.zeros(shape),
+            "episode_length": np.zeros(1, np.int64),
+            "central": central[0],
+            "final_central": central[1],
+        }
+        self._state = np.zeros(spec.state_dim, np.float32)  # where the last step led, though an episode ended
+        self._waits = False  # whether the next episode has begun and waits for its reset
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
+        """Start the next episode, or with a seed the first one of that seed; `options` are ignored.
+
+        Returns the observations, (D,) float32 each, and empty infos, by agent.
+        """
+        obs = self._native.observe() if self._waits and seed is None else self._native.reset_all(seed)
+        self._waits = False
+        self._state = self._native.central()[0]
+        self.agents = list(self.possible_agents)
+        return dict(zip(self.agents, obs[0], strict=True)), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Take one step with an action of every agent.
+
+        Returns observations, rewards, terminations, truncations and infos by agent.
+
+        Raises
+        ------
+        ValueError
+            Where no episode is running, an agent has no action, or one is out of range.
+        """
+        if not self.agents:
+            raise ValueError("NativeParallelEnv.step: an episode must be running; call reset() first")
+        for a, agent in enumerate(self.agents):
+            if agent not in actions:
+                raise ValueError(
+                    f"NativeParallelEnv.step: actions must hold every agent, got none of {agent!r} beside "
+                    f"{list(actions)}"
+                )
+            # A number with a fraction is no choice, and an array of integers would cut it off.
+            self._actions[0, a] = operator.index(actions[agent]) if self._native.discrete else actions[agent]
+        out = self._out
+        self._native.step_into(self._actions, **out)
+        agents, obs = self.agents, out["final_obs"][0].copy()
+        self._state = (out["final_central"][0] if self._native.central_dim else obs.reshape(-1)).copy()
+        terminated, truncated = bool(out["terminated"][0, 0]), bool(out["truncated"][0, 0])
+        if terminated or truncated:
+            self.agents, self._waits = [], True
+        return (
+            dict(zip(agents, obs, strict=True)),
+            dict(zip(agents, out["rewards"][0].tolist(), strict=True)),
+            dict.fromkeys(agents, terminated),
+            dict.fromkeys(agents, truncated),
+            {agent: {} for agent in agents},
+        )
+
+    def state(self) -> np.ndarray:
+        """What a central critic sees, (S,) float32."""
+        return self._state.copy()
+
+    def render(self) -> np.ndarray | None:
+        """(H, W, 3) uint8 with ``render_mode="rgb_array"``, else None."""
+        return None if self.render_mode is None else drawn_pursuit(self._state, self._native.params["size"])
+
+    def close(self) -> None:
+        """Nothing to do: the memory goes with the object."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the future of the running episode depends on."""
+        return {"native": self._native.get_state(), "seen": self._state.copy(), "waits": self._waits}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue exactly from what `get_state` returned. Raises ValueError if it is no such state."""
+        seen = state.get("seen")
+        if not isinstance(seen, np.ndarray) or seen.shape != self._state.shape or type(state.get("waits")) is not bool:
+            raise ValueError(f"NativeParallelEnv.set_state: state must be what get_state returned, got {state!r:.80}")
+        self._native.set_state(state.get("native", {}))
+        self._state, self._waits = seen.astype(np.float32), state["waits"]
+        self.agents = [] if self._waits else list(self.possible_agents)

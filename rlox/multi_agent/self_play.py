@@ -1,0 +1,140 @@
+"""Self-play against earlier policies of the same run: whose turn it is to learn, against whom, and the ratings.
+
+One player learns at a time. The others act by policies that were kept of them, drawn anew for each rollout: what is
+learned must hold against more than the last opponent (Bansal et al. 2018, arXiv:1710.03748). Ratings are Elo's: an
+episode is won by the side whose agents have the higher mean return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.kernels.rng import Rng
+
+_START, _STEP, _SCALE = 1000.0, 8.0, 400.0  # Elo's: where ratings start, how far one episode moves them, their unit
+
+
+@dataclass
+class Kept:
+    """An earlier policy of a player."""
+
+    weights: np.ndarray  # (P,) f32
+    rating: float
+
+
+class SelfPlay:
+    """The earlier policies of all players, and the order of turns, as a part of a checkpoint.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the players.
+    slots : sequence of sequence of int
+        By player, the places of its agents among all agents.
+    parts, copies : sequence
+        By player, what acts by its policy now, and by an earlier one.
+    most : int
+        Policies that are kept of each player.
+    every : int
+        Rollouts from one that is kept to the next; then the turn passes on.
+    seed : int
+        Decides the opponents.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        slots: Sequence[Sequence[int]],
+        parts: Sequence[Any],
+        copies: Sequence[Any],
+        most: int,
+        every: int,
+        seed: int,
+    ):
+        self.names = list(names)
+        self.learner = 0  # whose turn it is
+        self.ratings = np.full(len(self.names), _START)
+        self.pools: list[list[Kept]] = [[] for _ in self.names]
+        self._slots = [list(one) for one in slots]
+        self._parts, self._copies = list(parts), list(copies)
+        self._most, self._every, self._seed = most, every, seed
+        self._rollouts = 0
+        self._chosen = np.zeros(len(self.names), np.int64)  # by player, which of its pool acts in this rollout
+
+    def begin(self) -> tuple[list[Any], list[bool]]:
+        """What acts in the next rollout, and who learns from it, by player."""
+        if self._rollouts == 0:
+            for p in range(len(self.names)):
+                self._keep(p)
+        elif self._rollouts % self._every == 0:
+            self._keep(self.learner)
+            self.learner = (self.learner + 1) % len(self.names)
+        rng = Rng(self._seed, Stream.OPPONENTS)
+        rng.skip(self._rollouts * 2 * len(self.names))
+        shares = rng.uniform((len(self.names),), dtype=np.float64)
+        self._chosen = np.array([int(u * len(pool)) for u, pool in zip(shares, self.pools, strict=True)])
+        self._rollouts += 1
+        for p, copy in enumerate(self._copies):
+            if p != self.learner:
+                copy.set_flat(self.pools[p][self._chosen[p]].weights)
+        learning = [p == self.learner for p in range(len(self.names))]
+        return [
+            own if learns else old for own, old, learns in zip(self._parts, self._copies, learning, strict=True)
+        ], learning
+
+    def _keep(self, p: int) -> None:
+        """Keep the policy of player `p` as it is; the oldest makes room."""
+        pool = self.pools[p]
+        pool.append(Kept(self._parts[p].flat(), float(self.ratings[p])))
+        del pool[: -self._most]
+
+    def end(self, returns: np.ndarray) -> None:
+        """Rate by the episodes that ended in the rollout: their returns (E, A) f64."""
+        others = [p for p in range(len(self.names)) if p != self.learner]
+        theirs = [self.pools[p][self._chosen[p]] for p in others]
+        apart = [slot for p in others for slot in self._slots[p]]
+        for row in returns:
+            lead = row[self._slots[self.learner]].mean() - row[apart].mean()
+            score = 0.5 if lead == 0 else float(lead > 0)
+            opponents = sum(one.rating for one in theirs) / len(theirs)
+            expected = 1.0 / (1.0 + 10.0 ** ((opponents - self.ratings[self.learner]) / _SCALE))
+            moved = _STEP * (score - expected)
+            self.ratings[self.learner] += moved
+            for one in theirs:
+                one.rating -= moved / len(theirs)
+
+    def metrics(self) -> dict[str, float]:
+        """``rating/<player>``, and ``rating/<player>_kept``, the mean over the earlier policies that are kept."""
+        found = {f"rating/{name}": float(rating) for name, rating in zip(self.names, self.ratings, strict=True)}
+        for name, pool in zip(self.names, self.pools, strict=True):
+            if pool:
+                found[f"rating/{name}_kept"] = sum(one.rating for one in pool) / len(pool)
+        return found
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = {
+            "turns": np.array([self._rollouts, self.learner], np.int64),
+            "ratings": self.ratings.copy(),
+            "chosen": self._chosen.copy(),
+        }
+        for p, pool in enumerate(self.pools):
+            size = len(self._parts[p].flat())
+            found[f"weights.{p}"] = np.array([one.weights for one in pool], np.float32).reshape(-1, size)
+            found[f"ratings.{p}"] = np.array([one.rating for one in pool])
+        return found
+
+    def set_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a ValueError where it is of other players."""
+        ours = self.state()
+        if arrays.keys() != ours.keys() or any(arrays[name].shape[1:] != x.shape[1:] for name, x in ours.items()):
+            raise ValueError(f"it must hold the earlier policies of {', '.join(self.names)}, got {sorted(arrays)}")
+        self._rollouts, self.learner = (int(number) for number in arrays["turns"])
+        self.ratings, self._chosen = arrays["ratings"].copy(), arrays["chosen"].copy()
+        for p in range(len(self.names)):
+            pairs = zip(arrays[f"weights.{p}"], arrays[f"ratings.{p}"], strict=True)
+            self.pools[p] = [Kept(weights.copy(), float(rating)) for weights, rating in pairs]

@@ -1,0 +1,199 @@
+"""What an algorithm must know of an environment with several agents, and the arrays that a step of N of them gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlox.envs.spec import EnvSpec, checked_actions
+
+
+@dataclass(frozen=True)
+class Group:
+    """Agents with equal observation and action spaces."""
+
+    name: str  # "agents" where there is one group, else what its agents' names begin with, or the one agent's name
+    agents: tuple[str, ...]  # names, in the order of possible_agents
+    slots: tuple[int, ...]  # their places in `MultiAgentSpec.agents`
+    spec: EnvSpec  # of one agent
+
+
+@dataclass(frozen=True)
+class MultiAgentSpec:
+    """All that may act: A agents in G groups, and the state that a central critic sees."""
+
+    agents: tuple[str, ...]  # all possible agents, in the order of possible_agents
+    groups: tuple[Group, ...]  # every agent is in exactly one
+    state_dim: int  # S: length of the flat f32 state
+    state_source: str  # "environment": its state(); "observations": those of all agents in order, zeros for the dead
+    masked: tuple[bool, ...]  # by group: whether the environment offers masks of legal actions
+
+    @property
+    def n_agents(self) -> int:
+        """A."""
+        return len(self.agents)
+
+
+# Of the arrays of a step, those that exist once for each group.
+_BY_GROUP = ("obs", "alive", "masks", "rewards", "terminated", "truncated", "final_obs")
+
+
+@dataclass
+class MultiAgentStep:
+    """What ``reset_all`` and ``step_all`` of N environments return; A_g agents are in group g.
+
+    The first four say what the next actions are taken on, after same-step auto-reset. The others are about the step
+    just taken, and zero (`episode_returns` nan) after ``reset_all``.
+    """
+
+    obs: list[np.ndarray]  # by group (N, A_g, *obs_shape) f32 or uint8 images; 0 for the dead
+    alive: list[np.ndarray]  # by group (N, A_g) bool: whether the agent acts next
+    masks: list[
+        np.ndarray | None
+    ]  # by group (N, A_g, n_actions) bool: legal actions, all of them for the dead; or None
+    state: np.ndarray  # (N, S) f32
+    rewards: list[np.ndarray]  # by group (N, A_g) f64; 0 for agents that were not alive before the step
+    terminated: list[np.ndarray]  # by group (N, A_g) bool: ended by the task; only of agents that were alive before
+    truncated: list[np.ndarray]  # by group (N, A_g) bool: cut by a time limit of its own
+    final_obs: list[np.ndarray]  # as obs, before any reset: what the step truly led to; 0 where it led to nothing
+    final_state: np.ndarray  # (N, S) f32, before any reset; of joined observations, 0 for agents that terminated
+    ended: np.ndarray  # (N,) bool: no agent was left, and the environment was reset
+    episode_returns: np.ndarray  # (N, A) f64: undiscounted return of each agent over the episode that ended; else nan
+    episode_lengths: np.ndarray  # (N,) int64: steps of the episode that ended; else 0
+
+    @classmethod
+    def empty(cls, spec: MultiAgentSpec, n: int) -> MultiAgentStep:
+        """New arrays for `n` environments: zeros, all masks True, returns nan."""
+        made = cls.over({key: np.zeros(*like) for key, like in step_arrays(spec, n).items()})
+        made.clear()
+        return made
+
+    @classmethod
+    def over(cls, arrays: Mapping[str, np.ndarray]) -> MultiAgentStep:
+        """A step over the arrays that `step_arrays` names."""
+        n_groups = sum(key.startswith("obs.") for key in arrays)
+        made: dict[str, Any] = {key: array for key, array in arrays.items() if "." not in key}
+        for name in _BY_GROUP:
+            made[name] = [arrays.get(f"{name}.{g}") for g in range(n_groups)]
+        return cls(**made)
+
+    def clear(self) -> None:
+        """Make it what it is where nothing happened: zeros, all masks True, returns nan."""
+        for array in self._arrays():
+            array.fill(0)
+        for mask in self.masks:
+            if mask is not None:
+                mask.fill(True)
+        self.episode_returns.fill(np.nan)
+
+    def take(self, other: MultiAgentStep) -> None:
+        """Copy the numbers of `other`, a step of the same environments, into these arrays."""
+        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
+            mine[...] = theirs
+
+    def rows(self, rows: slice) -> MultiAgentStep:
+        """Views of the arrays that hold only these environments."""
+        views: dict[str, Any] = {}
+        for key, value in vars(self).items():
+            by_group = key in _BY_GROUP
+            views[key] = [None if array is None else array[rows] for array in value] if by_group else value[rows]
+        return MultiAgentStep(**views)
+
+    def _arrays(self) -> Iterable[np.ndarray]:
+        for value in vars(self).values():
+            yield from [array for array in value if array is not None] if isinstance(value, list) else [value]
+
+
+def step_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and dtype of every array of a `MultiAgentStep` of `n` environments; those of a group end in its number."""
+    arrays: dict[str, tuple[tuple[int, ...], type]] = {}
+    for g, (group, masked) in enumerate(zip(spec.groups, spec.masked, strict=True)):
+        rows = (n, len(group.agents))
+        obs = ((*rows, *group.spec.obs_shape), group.spec.obs_dtype)
+        arrays |= {f"obs.{g}": obs, f"final_obs.{g}": obs, f"rewards.{g}": (rows, np.float64)}
+        arrays |= {f"{name}.{g}": (rows, np.bool_) for name in ("alive", "terminated", "truncated")}
+        if masked:
+            arrays[f"masks.{g}"] = ((*rows, group.spec.n_actions or 0), np.bool_)
+    return arrays | {
+        "state": ((n, spec.state_dim), np.float32),
+        "final_state": ((n, spec.state_dim), np.float32),
+        "ended": ((n,), np.bool_),
+        "episode_returns": ((n, len(spec.agents)), np.float64),
+        "episode_lengths": ((n,), np.int64),
+    }
+
+
+def action_arrays(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and dtype of the actions of `n` environments, by group."""
+    return {
+        f"actions.{g}": ((n, len(group.agents), *group.spec.action_shape), group.spec.action_dtype)
+        for g, group in enumerate(spec.groups)
+    }
+
+
+def grouped(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[EnvSpec]) -> tuple[Group, ...]:
+    """The groups of `agents`: those of one kind, in order of their first agents.
+
+    Parameters
+    ----------
+    agents : sequence of str
+        A names.
+    kinds : sequence
+        (A) what agents of one group have in common.
+    specs : sequence of EnvSpec
+        (A) of each agent.
+    """
+    slots: dict[Hashable, list[int]] = {}
+    for slot, kind in enumerate(kinds):
+        slots.setdefault(kind, []).append(slot)
+    groups: list[Group] = []
+    for members in slots.values():
+        names = tuple(agents[slot] for slot in members)
+        common = _beginning(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
+        # Groups whose agents begin alike are told apart by their first agents.
+        name = common if common and common not in {group.name for group in groups} else names[0]
+        groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
+    return tuple(groups)
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """What all `names` begin with."""
+    first, last = min(names), max(names)
+    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
+
+def checked_group_actions(
+    spec: MultiAgentSpec, actions: Sequence[Any], n: int, alive: Sequence[np.ndarray] | None, where: str
+) -> list[np.ndarray]:
+    """`actions` of N environments by group, as (N, A_g, …) int64 or f32; rows of the dead are not looked at.
+
+    Raises
+    ------
+    TypeError
+        For choices that are no integers.
+    ValueError
+        For another number of groups or actions, or a living agent's action that is out of range or no number; names
+        the group.
+    """
+    if len(actions) != len(spec.groups):
+        names = ", ".join(group.name for group in spec.groups)
+        raise ValueError(
+            f"{where}: actions must be {len(spec.groups)} arrays, one for each of {names}, got {len(actions)}"
+        )
+    found = []
+    for g, group in enumerate(spec.groups):
+        n_agents, one = len(group.agents), group.spec
+        given = np.asarray(actions[g])
+        shape = (n, n_agents, *one.action_shape)
+        if given.size != math.prod(shape):
+            raise ValueError(f"{where}: actions of {group.name} must have shape {shape}, got {given.shape}")
+        given = given.reshape(shape)
+        if alive is not None and not alive[g].all():
+            given = given.copy()
+            given[~alive[g]] = 0
+        found.append(checked_actions(one, given, n * n_agents, f"{where}: {group.name}").reshape(shape))
+    return found

@@ -1,0 +1,136 @@
+"""N environments with several agents behind ``reset_all`` and ``step_all``, whatever implements them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlox.config import integer
+from rlox.config.base import choice
+from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
+from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep
+
+BACKENDS = ("auto", "native", "pettingzoo")
+
+
+class MultiAgentVecEnv(Protocol):
+    """N environments with up to A agents each, with same-step auto-reset.
+
+    An agent is alive before a step if it acts in it. After the step it goes on, terminated, or was truncated. One that
+    the environment no longer lists, without a flag, counts as terminated. One that is listed again later is alive
+    again, as if it were another agent: nothing crosses the gap. The episode ends when no agent is left.
+    """
+
+    spec: MultiAgentSpec
+    n_envs: int
+    why_not: str | None  # why the environments cannot be saved and restored exactly; None where they can
+
+    @property
+    def seed(self) -> int:
+        """What decides the randomness of the copies."""
+
+    def reset_all(self, seed: int | None = None) -> MultiAgentStep:
+        """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`."""
+
+    def step_all(self, actions: Sequence[np.ndarray], out: MultiAgentStep | None = None) -> MultiAgentStep:
+        """Step every copy once; the first call starts the first episodes if `reset_all` did not.
+
+        Parameters
+        ----------
+        actions : sequence of arrays
+            By group (N, A_g) integers from 0 for Discrete actions, (N, A_g, K) for MultiDiscrete, (N, A_g, D) floats
+            for Box, in the environment's units and not clipped here. Rows of the dead are ignored.
+        out : MultiAgentStep, optional
+            Arrays to write into (see `MultiAgentStep.empty`); returned. New ones by default.
+
+        Raises
+        ------
+        ValueError
+            For actions of another shape or out of range, and for an environment that breaks PettingZoo's interface.
+        FloatingPointError
+            For an observation, a reward or a state that is not finite; names the agent.
+        """
+
+    def get_state(self) -> dict[str, np.ndarray] | None:
+        """Everything that the future of the running episodes depends on; None where `why_not` says why not."""
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue exactly from what `get_state` returned. Raises ValueError if it is no state of such environments."""
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` comes from environments like these, so that `set_state` may succeed."""
+
+    def render(self) -> np.ndarray | None:
+        """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
+
+    def close(self) -> None:
+        """End the environments; may be called again."""
+
+
+def is_multi_agent(env: Any) -> bool:
+    """Whether an id names an environment with several agents: ``pettingzoo:…``, or a native one."""
+    return isinstance(env, str) and (env.startswith(ZOO) or is_native_multi_agent(env))
+
+
+def make_multi_agent_env(
+    env: str | Callable[..., Any],
+    n_envs: int,
+    seed: int,
+    kwargs: dict[str, Any] | None = None,
+    workers: int = 0,
+    backend: str = "auto",
+    state: str = "auto",
+) -> MultiAgentVecEnv:
+    """N copies of an environment with several agents.
+
+    Parameters
+    ----------
+    env : str or callable
+        ``pettingzoo:package.module`` (a module with ``parallel_env``, or with ``env`` of an AEC environment),
+        ``package.module:factory``, a native id such as ``GridPursuit-v0``, or a callable that returns a PettingZoo
+        environment.
+    n_envs, seed : int
+        Number of copies N, and what decides their randomness. A seed plays the same with and without workers.
+    kwargs : dict, optional
+        Arguments of the environment.
+    workers : int
+        Processes that step the copies of a PettingZoo environment; 0: this one does.
+    backend : str
+        ``native``, ``pettingzoo`` (which plays a native environment through PettingZoo's interface), or ``auto``:
+        native where there is one.
+    state : str
+        What a central critic sees: ``environment`` (its ``state()``), ``observations`` (of all agents, joined), or
+        ``auto``: the environment's where it has one.
+
+    Raises
+    ------
+    ValueError, TypeError, ImportError
+        For an environment that cannot be made, or that breaks PettingZoo's interface; names what is wrong.
+    """
+    where = "make_multi_agent_env"
+    n_envs = integer(where, "n_envs", n_envs, 1)
+    seed = integer(where, "seed", seed, 0, 2**64 - 1)
+    if not 0 <= integer(where, "workers", workers, 0) <= n_envs:
+        raise ValueError(f"{where}: workers must be between 0 and n_envs ({n_envs}), got {workers}")
+    choice(where, "backend", backend, BACKENDS)
+    native = is_native_multi_agent(env)
+    if backend == "native" and not native:
+        raise ValueError(f"{where}: env must be native with backend=native, got {env_name(env)}; take backend=auto")
+    if native and backend != "pettingzoo":
+        if workers:
+            raise ValueError(
+                f"{where}: workers must be 0 for {env}, whose copies are stepped by compiled code, got {workers}; "
+                "or take backend=pettingzoo"
+            )
+        from rlox.multi_agent.native import NativeMultiAgentVecEnv
+
+        return NativeMultiAgentVecEnv(env, n_envs, seed, kwargs, state)  # type: ignore[arg-type]  # an id
+    if workers:
+        from rlox.multi_agent.workers import ParallelPettingZooVecEnv
+
+        return ParallelPettingZooVecEnv(env, n_envs, seed, kwargs, workers, state)
+    from rlox.multi_agent.pettingzoo import PettingZooVecEnv
+
+    return PettingZooVecEnv(env, n_envs, seed, kwargs, state)

@@ -1,0 +1,82 @@
+"""What an environment with several agents does in some random steps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from rlox.config import RunConfig
+from rlox.multi_agent import make_multi_agent_env
+from rlox_cli.terminal.errors import UsageError
+
+# CPU seconds and steps of the probe, at most; of these so many are taken twice, to see whether a seed gives the same.
+_SECONDS, _STEPS, _PAIR_STEPS = 0.2, 1000, 200
+
+
+def probe_agents(config: RunConfig, where: str) -> tuple[list[int], float, bool, list[str]]:
+    """Lengths of the episodes that ended, the mean reward of a step over all agents, whether it was constant, and
+    warnings.
+
+    Raises
+    ------
+    UsageError
+        For what no training could use: an environment that breaks PettingZoo's interface, or numbers that are none.
+    """
+    c, rng = config.env, np.random.default_rng(config.seed)
+    try:
+        first, second = (make_multi_agent_env(c.id, 1, config.seed, c.kwargs) for _ in range(2))
+        try:
+            return _played(first, second, rng, where)
+        finally:
+            first.close()
+            second.close()
+    except (FloatingPointError, TypeError, ValueError) as e:
+        raise UsageError(f"{where}: {e}") from e
+
+
+def _played(first: Any, second: Any, rng: np.random.Generator, where: str) -> tuple[list[int], float, bool, list[str]]:
+    rewards: list[float] = []
+    lengths: list[int] = []
+    differs, started = "", time.process_time()
+    first.reset_all()
+    second.reset_all()
+    while len(rewards) < _STEPS and (time.process_time() - started < _SECONDS or len(rewards) < 20):
+        actions = [_random(group.spec, len(group.agents), rng) for group in first.spec.groups]
+        step = first.step_all(actions)
+        if not differs and len(rewards) < _PAIR_STEPS:
+            twin = second.step_all(actions)
+            compared = (("observations", "final_obs"), ("rewards", "rewards"))
+            differs = next((what for what, name in compared if not _same(getattr(step, name), getattr(twin, name))), "")
+        rewards.append(float(sum(each.sum() for each in step.rewards)))
+        if step.ended[0]:
+            lengths.append(int(step.episode_lengths[0]))
+    lines = []
+    if differs:
+        lines.append(
+            f"{where} is not deterministic: under the same seed and actions {differs} differ, so that no run can be "
+            "repeated; draw from what reset(seed=…) seeds"
+        )
+    if not lengths:
+        lines.append(
+            f"{where}: no episode ended in {len(rewards):,} random steps; where no time limit ends them an evaluation "
+            "may last long; eval.max_steps cuts its episodes"
+        )
+    if len(set(rewards)) == 1:
+        lines.append(f"{where}: all rewards were {rewards[0]:g} under random actions, from which nothing is learned")
+    return lengths, float(np.mean(rewards)), len(set(rewards)) == 1, lines
+
+
+def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
+
+
+def _random(spec: Any, n: int, rng: np.random.Generator) -> np.ndarray:
+    """An action for each of `n` agents, (1, n, …), within ±1 where there are no bounds."""
+    if spec.discrete:
+        return rng.integers(spec.n_actions, size=(1, n))
+    if spec.n_choices is not None:
+        return rng.integers(spec.n_choices, size=(1, n, len(spec.n_choices)))
+    low, high = (np.where(np.isfinite(b), b, d) for b, d in ((spec.act_low, -1.0), (spec.act_high, 1.0)))
+    return rng.uniform(low, high, (1, n, spec.act_dim)).astype(np.float32)

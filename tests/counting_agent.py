@@ -1,0 +1,39 @@
+"""An agent without networks, whose state says what it has seen."""
+
+import numpy as np
+
+
+class Counting:
+    """Draws actions; its state is [steps in this episode, the sum of the observation before | the action before]."""
+
+    def __init__(self, spec):
+        self.spec, self.width = spec, spec.model_width
+        self.seen = []
+
+    def initial(self, n):
+        return np.zeros((n, 2 + self.width), np.float32)
+
+    def act(self, carry, obs, is_first, rng, deterministic=False):
+        n, spec = len(obs), self.spec
+        carry = np.where(is_first[:, None], np.float32(0), carry)
+        self.seen.append((carry.copy(), obs.copy(), is_first.copy()))
+        if not deterministic:
+            actions = spec.random_actions(rng, n)
+        elif spec.continuous:
+            actions = np.repeat((spec.act_low + spec.act_high)[None] / 2, n, 0)
+        else:
+            actions = np.zeros((n, *spec.action_shape), np.int64)
+        taken, sums = spec.to_model(actions), obs.reshape(n, -1).sum(1, dtype=np.float32)
+        return actions, taken, np.concatenate([carry[:, :1] + 1, sums[:, None], taken], 1)
+
+
+class Foreseeing(Counting):
+    """Predicts that the last observation it saw stays, but for 1 more in each step."""
+
+    def open_loop(self, obs, actions, is_first, context):
+        assert is_first[:, 0].all()
+        assert not is_first[:, 1:].any()
+        assert actions.shape == (*obs.shape[:2], self.width)
+        horizon = obs.shape[1] - context
+        after = np.arange(1, horizon + 1).reshape(1, -1, *[1] * (obs.ndim - 2))
+        return obs[:, context - 1 : context].astype(np.float32) + after.astype(np.float32)

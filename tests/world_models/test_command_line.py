@@ -1,0 +1,116 @@
+"""DreamerV3 by the command line: what it costs, training, going on, predictions, sweeps, refusals."""
+
+import json
+
+import forked
+import numpy as np
+import pytest
+from PIL import Image
+
+from rlox.checkpoint import load_checkpoint
+from rlox_cli.config.compose import compose_jobs
+from rlox_cli.terminal.errors import UsageError
+
+SMALL = (
+    *("algo=dreamer", "algo.deter_dim=16", "algo.hidden_dim=8", "algo.stoch_dim=2", "algo.stoch_classes=4"),
+    *("algo.batch_size=2", "algo.seq_len=4", "algo.replay_ratio=1", "algo.learning_starts=40", "buffer.size=2000"),
+    *("algo.imagination_horizon=3", "eval.n_episodes=2", "eval.n_points=2", "logger=none", "tuned=off"),
+)
+
+
+def typed(*words, cwd):
+    done = forked.run(*words, cwd=cwd)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.slow
+def test_it_trains_goes_on_and_pictures_what_it_foresees(tmp_path):
+    def train(name, *more):
+        code, said = typed("train", *SMALL, "env=CartPole-v1", f"output_dir={name}", *more, cwd=tmp_path)
+        assert code == 0, said
+
+    train("whole", "total_timesteps=200")
+    # The schedules of both end together.
+    train("part", "total_timesteps=120", "schedule_timesteps=200")
+    code, said = typed("train", "resume=part", "total_timesteps=200", cwd=tmp_path)
+    assert code == 0, said
+    ends = [load_checkpoint(tmp_path / name / "checkpoints" / "last.safetensors") for name in ("whole", "part")]
+    for section in ("policy", "heads", "optimizer", "environment"):
+        for key, array in ends[0].tensors[section].items():
+            np.testing.assert_array_equal(ends[1].tensors[section][key], array, err_msg=f"{section} {key}")
+    assert ends[0].header["replay_owed"] == ends[1].header["replay_owed"]
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    shown = [row for row in rows if row.get("kind") == "predictions"]
+    assert [row["file"] for row in shown] == ["predictions.png"] * 2
+    assert sum("model/open_loop_mse" in row for row in rows) == 2
+    with Image.open(tmp_path / "whole" / "predictions.png") as picture:
+        assert picture.size[0] > 500
+    code, said = typed("eval", "whole", "--predictions", "a.svg", "--json", cwd=tmp_path)
+    assert code == 0, said
+    assert {"open_loop_mse", "open_loop_share", "open_loop_last_share", "mean_return"} <= set(
+        json.loads(said[said.index("{") : said.rindex("}") + 1])
+    )
+    assert (tmp_path / "a.svg").is_file()
+    code, said = typed("eval", "whole", "--predictions", "a.gif", cwd=tmp_path)
+    assert code != 0
+    assert "predictions: the file must end in .png or .svg or .pdf for vectors, got a.gif" in said
+
+
+@pytest.mark.slow
+def test_what_it_will_cost(tmp_path):
+    code, said = typed("train", *SMALL, "env=CartPole-v1", "total_timesteps=3000", "--check", cwd=tmp_path)
+    assert code == 0, said
+    assert "an update of 2 sequences of 4 steps for every 8; 2 evaluations of 2 episodes" in said
+    assert "s of CPU an update" in said
+    # (4 + 2 + 16 + 2 + 2) numbers and three flags a row
+    assert "the replay memory takes 0.2 MiB" in said or "the replay memory takes 0.3 MiB" in said
+    code, said = typed("train", *SMALL, "env=CartPole-v1", "buffer.size=100_000_000_000", "--check", cwd=tmp_path)
+    assert code != 0
+    assert "buffer.size must fit in memory, got 100,000,000,000 steps of" in said
+    assert "mmap" not in said
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.slow
+def test_images_are_filmed(tmp_path):
+    words = ("env=rlox/DrawnCatch-v0", "total_timesteps=60", "output_dir=a", "eval.n_points=3", "eval.workers=2")
+    code, said = typed("train", *SMALL, *words, cwd=tmp_path)
+    assert code == 0, said
+    with Image.open(tmp_path / "a" / "predictions.gif") as film:
+        assert film.n_frames > 1
+    code, said = typed("eval", "a", "--predictions", "b.gif", cwd=tmp_path)
+    assert code == 0, said
+    assert "10 steps after 5 drawn in b.gif" in said
+    assert "open loop mean squared error" in said
+
+
+@pytest.mark.slow
+def test_other_algorithms_have_no_model(tmp_path):
+    words = ("algo=dqn", "env=CartPole-v1", "total_timesteps=200", "algo.learning_starts=64", "logger=none")
+    code, said = typed("train", *words, "output_dir=a", "eval.n_points=1", "eval.n_episodes=1", cwd=tmp_path)
+    assert code == 0, said
+    assert not (tmp_path / "a" / "predictions.png").exists()
+    code, said = typed("eval", "a", "--predictions", "b.png", cwd=tmp_path)
+    assert code != 0
+    assert "open_loop: the algorithm must have a model of the world, got dqn; DreamerV3 has one" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algo=dreamer", "buffer=uniform"], "buffer must hold sequences for algo=dreamer, got uniform; try buffer=s"),
+        (["algo=sac", "buffer=sequence"], "buffer must hold transitions for algo=sac, got sequence; try buffer=u"),
+        (["algo=dreamer", "buffer.size=20", "algo.seq_len=21"],
+         r"buffer.size must be at least algo.seq_len times env.n_envs \(21\), got 20"),
+        (["algo=dreamer", "buffer.n_step=3"], "n_step must be 1, since sequences hold single steps, got 3"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_at_once(words, message):
+    with pytest.raises((UsageError, ValueError), match=message):
+        compose_jobs([], [*words, "env=Pendulum-v1", "tuned=off"])
+
+
+def test_a_sweep_composes():
+    jobs = compose_jobs(["-m"], ["algo=dreamer", "env=CartPole-v1", "algo.replay_ratio=16,32", "seed=0,1", "tuned=off"])
+    assert [job.config.algo.replay_ratio for job in jobs] == [16, 16, 32, 32]
+    assert {job.config.buffer.name for job in jobs} == {"sequence"}
