@@ -58,7 +58,7 @@ class Fixed:
 
 
 def opponents(algorithm: rlox.MAPPO, kwargs: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Mean returns of each side's agents, trained and random, against opponents: random, motionless, and the trained."""
+    """Mean returns of the agents of each side, trained and random, against random, motionless and trained opponents."""
     found: dict[str, dict[str, float]] = {}
     trained, players = algorithm.actor.parts, algorithm.players
     for p, player in enumerate(players):

@@ -17,7 +17,6 @@ from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.kernels.rng import Rng
 
-
 _NUMBERS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of each copy
 
 

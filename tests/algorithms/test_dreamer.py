@@ -57,7 +57,9 @@ def bce(logit, target):
 def test_the_losses_of_an_update():
     algorithm = made(gamma=0.9, gae_lambda=0.8, ent_coef=0.1)
     given, generator = batch(algorithm), algorithm.rng.get_state()
-    policy, heads, slow = (copy.deepcopy(m).double() for m in (algorithm.policy, algorithm.heads, algorithm.slow_critic))
+    policy, heads, slow = (
+        copy.deepcopy(m).double() for m in (algorithm.policy, algorithm.heads, algorithm.slow_critic)
+    )
     metrics = {name: float(value) for name, value in algorithm.update(given).items()}
 
     algorithm.rng.set_state(generator)
@@ -140,7 +142,8 @@ def test_imagined_losses_train_actor_and_critic_alone_and_the_replayed_one_reach
     for algorithm in (plain, imagined, replayed):
         algorithm.update(batch(algorithm))
     names = moved(plain, imagined, "policy") | moved(plain, imagined, "heads")
-    assert names and all(name.startswith(("actor.", "critic.")) for name in names)
+    assert names
+    assert all(name.startswith(("actor.", "critic.")) for name in names)
     assert any(name.startswith("rssm.") for name in moved(plain, replayed, "policy"))
     assert not any(name.startswith("actor.") for name in moved(plain, replayed, "policy"))
 
@@ -189,7 +192,7 @@ def test_a_nan_stops_the_training():
     algorithm.train(60)
     with torch.no_grad():
         algorithm.policy.rssm.norm.scale[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="dreamer: .* became nan"):
+    with pytest.raises(FloatingPointError, match=r"dreamer: .* became nan"):
         algorithm.train(60)
 
 
