@@ -272,7 +272,8 @@ def test_what_dqn_cannot_learn_is_refused_before_anything_is_written(tmp_path):
     for typed, message in (
         (
             ["env=Pendulum-v1"],
-            "actions must be discrete, got 1 action component; continuous ones are for A2C, APPO, IMPALA, PPO",
+            "actions must be discrete, got 1 action component; continuous ones are for A2C, APPO, DREAMER, IMPALA, "
+            "MAPPO, PPO",
         ),
         (["buffer.size=63"], "buffer.size must be at least algo.batch_size and env.n_envs (64), got 63"),
     ):

@@ -60,7 +60,7 @@ BAD = [
     (["algo=sac", "env=CartPole-v1"], "actions must be continuous, got 2 discrete actions; discrete ones are for A2C"),
     (
         own("Choices", "algo=td3"),
-        "got 2 components of 2, 3 choices; multi-discrete ones are for A2C, APPO, IMPALA, PPO",
+        "got 2 components of 2, 3 choices; multi-discrete ones are for A2C, APPO, DREAMER, IMPALA, MAPPO, PPO",
     ),
     (own("Unbounded", "algo=sac"), "must be finite and apart, got [-inf, -inf] to [inf, inf]; wrap it"),
     (own("Picture", "algo=sac"), "observations must be vectors, got images of shape (3, 48, 48); take PPO"),

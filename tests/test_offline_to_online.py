@@ -343,4 +343,4 @@ def test_what_cannot_be_is_said_in_one_paragraph(play, tmp_path, extra, message)
 def test_on_policy_algorithms_take_no_dataset(play, tmp_path):
     printed = command("train", "algo=ppo", f"dataset={play / 'random.arrow'}", cwd=tmp_path, fails=True)
     assert "dataset must be left out with algo=ppo" in printed
-    assert "those that learn from one: bc, cql, iql, sac, td3, td3_bc" in printed
+    assert "those that learn from one: bc, cql, dreamer, iql, sac, td3, td3_bc" in printed

@@ -4,7 +4,8 @@
 
 writes benchmarks/multi_agent/learn.json, a cell for each task: per seed the curve of deterministic evaluations (sums
 over agents of undiscounted returns), the last score, and environment steps per CPU second, learning included and
-evaluation not. ``tag`` trains both sides by self-play and scores each against random, motionless and trained ones.
+evaluation not. ``tag`` trains both sides at once, ``tag-self-play`` in turns against earlier policies; each side is
+then scored against random, motionless and trained opponents.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import rlox
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.collector import Actors
 from rlox.multi_agent.evaluation import evaluate_agents
+from rlox_cli.report.statistics import iqm
 
 SPREAD = "pettingzoo:mpe2.simple_spread_v3"
 # The settings of the tuned file; other MPE tasks take them as they are.
@@ -40,7 +42,8 @@ CELLS: dict[str, tuple[str, dict[str, Any], int, int, dict[str, Any]]] = {
         SPREAD, SPREAD_TASK, 1_000_000, 20, {**MPE, "critic": "local", "learning_rate_schedule": "linear"},
     ),
     "listener": ("pettingzoo:mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, 320_000, 10, MPE),
-    "tag": ("pettingzoo:mpe2.simple_tag_v3", {"max_cycles": 25}, 320_000, 4, PLAY),
+    "tag": ("pettingzoo:mpe2.simple_tag_v3", {"max_cycles": 25}, 160_000, 4, MPE),
+    "tag-self-play": ("pettingzoo:mpe2.simple_tag_v3", {"max_cycles": 25}, 320_000, 4, PLAY),
     "pursuit": ("GridPursuit-v0", {}, 500_000, 10, dict(rlox.tuned("mappo", "GridPursuit-v0")["algo"], n_envs=64)),
 }  # fmt: skip
 EPISODES, EVAL_SEED = 100, 50_000
@@ -108,18 +111,12 @@ def train(cell: str, seed: int, backend: str) -> dict[str, Any]:
         "steps_per_cpu_s": algorithm.counters.env_steps / cpu,
         "backend": algorithm.backend,
     }
-    if settings.get("self_play"):
+    if cell.startswith("tag"):
         found["opponents"] = opponents(algorithm, kwargs)
+    if settings.get("self_play"):
         found["ratings"] = {k: v for k, v in algorithm.collector.metrics().items() if k.startswith("rating/")}
     algorithm.close()
     return found
-
-
-def iqm(scores: list[float]) -> float:
-    """Interquartile mean; of fewer than four scores the mean."""
-    ranked = np.sort(scores)
-    cut = len(ranked) // 4
-    return float(ranked[cut : len(ranked) - cut].mean())
 
 
 def main() -> None:
@@ -135,7 +132,8 @@ def main() -> None:
         runs = {str(seed): train(cell, seed, given.backend) for seed in given.seeds}
         finals = [run["final"] for run in runs.values()]
         result["cells"][cell] = {
-            "env": env, "kwargs": kwargs, "steps": steps, "settings": settings, "seeds": runs, "iqm": iqm(finals),
+            "env": env, "kwargs": kwargs, "steps": steps, "settings": settings, "seeds": runs,
+            "iqm": float(iqm(finals)),
             "steps_per_cpu_s": float(np.median([run["steps_per_cpu_s"] for run in runs.values()])),
         }  # fmt: skip
         result |= {"episodes": EPISODES, "rlox": rlox.__version__, "python": platform.python_version()}

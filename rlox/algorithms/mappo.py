@@ -107,7 +107,7 @@ class MAPPO(OnPolicyAlgorithm):
         if not self.several:
             for name in ("self_play", "agent_id"):
                 if getattr(c, name):
-                    raise ValueError(f"MAPPO: {name} must be false with one agent, got true")
+                    raise ValueError(f"MAPPO: {name} must be false with one agent, got True")
             return SingleAgentCollector(env, n_envs, seed, gamma=c.gamma, gae_lambda=c.gae_lambda, **arguments)
         made = MultiAgentCollector(env, n_envs, seed, c, **arguments)
         found = made.agents.n_agents

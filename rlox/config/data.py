@@ -92,6 +92,7 @@ class SequenceBufferConfig(BufferConfig):
 
     name: str = "sequence"  # which one (`rlox ls buffers`); chosen by buffer=NAME
     size: int = 1_000_000  # steps it holds, over all environments, before the oldest make room
+    n_step: int = 1  # sequences hold single steps
     online: bool = True  # each batch first takes the steps that no batch has had yet, the rest is drawn uniformly
 
     frame_stacks = False

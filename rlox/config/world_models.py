@@ -52,7 +52,7 @@ class DreamerConfig(Config):
     learning_starts: int = 1000  # environment steps of random actions before the first update
     imagination_horizon: int = searched(15, "5,10,15")  # steps that the actor and the critic learn from, imagined
 
-    learning_rate: float = searched(4e-4, LEARNING_RATES)  # step size of the one optimiser
+    learning_rate: float = searched(1e-3, LEARNING_RATES)  # step size of the one optimiser
     learning_rate_schedule: str = "linear"  # constant, or linear: to 0 at total_timesteps
     warmup_updates: int = 100  # updates over which the step size rises from 0
     gradient_clip: float = 0.3  # each tensor's gradient norm is clipped to this share of the tensor's own norm
@@ -66,6 +66,7 @@ class DreamerConfig(Config):
     slow_coef: float = 1.0  # weight of the critic's loss towards its slow copy
     return_rate: float = 0.01  # share of a batch's percentiles that the returns' scale takes in
 
+    vector_coef: float = 10.0  # weight of a vector's squared prediction errors; those of an image have 1
     kl_balance: float = 1 / 1.1  # share of the KL's weight that trains the prior; the rest trains the posterior
     kl_coef: float = 1.1  # weight of the KL
     free_nats: float = 1.0  # KL, in nats, below which it is not reduced further
@@ -108,7 +109,7 @@ class DreamerConfig(Config):
         yield "gradient_clip", 0 < self.gradient_clip < math.inf, "be > 0 and finite"
         for name in ("gamma", "gae_lambda", "kl_balance"):
             yield name, 0 <= getattr(self, name) <= 1, "be in [0, 1]"
-        for name in ("ent_coef", "vf_coef", "replay_vf_coef", "slow_coef", "kl_coef", "free_nats"):
+        for name in ("ent_coef", "vf_coef", "replay_vf_coef", "slow_coef", "vector_coef", "kl_coef", "free_nats"):
             yield name, 0 <= getattr(self, name) < math.inf, "be >= 0 and finite"
         for name in ("slow_rate", "return_rate"):
             yield name, 0 < getattr(self, name) <= 1, "be in (0, 1]"

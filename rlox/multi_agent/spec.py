@@ -154,7 +154,7 @@ def grouped(agents: Sequence[str], kinds: Sequence[Hashable], specs: Sequence[En
     for members in slots.values():
         names = tuple(agents[slot] for slot in members)
         common = _beginning(names).rstrip("_-. 0123456789") if len(names) > 1 else names[0]
-        # Groups whose agents begin alike are told apart by their first agents.
+        # Groups whose agents begin alike are distinguished by their first agents.
         name = common if common and common not in {group.name for group in groups} else names[0]
         groups.append(Group("agents" if len(slots) == 1 else name, names, tuple(members), specs[members[0]]))
     return tuple(groups)

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 
-_PRETRAINED = 100  # updates from a dataset between two reports
-
-
 @dataclass(frozen=True)
 class Episodes:
     """What one round of off-policy collection has brought; its length is the environment steps taken."""
@@ -162,7 +159,7 @@ def off_policy(algorithm) -> dict[str, float]:
     while go_on and left:
         begun = clock()
         c.in_round = 0
-        for _ in range(min(left, _PRETRAINED)):
+        for _ in range(min(left, 100)):
             history.append(update(algorithm.sample()))
             c.updates += 1
             left -= 1

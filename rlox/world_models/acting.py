@@ -217,4 +217,4 @@ class WorldModelActor:
             logits = rssm.posterior(deter, tokens[:, t]) if t < context else rssm.prior(deter)
             state = Latents(deter, rssm.mode(logits))
             feats.append(state.feat)
-        return self.decoder.obs(torch.stack(feats[context:], 1)).cpu().numpy()
+        return policy.encoder.unscaled(self.decoder(torch.stack(feats[context:], 1))).cpu().numpy()

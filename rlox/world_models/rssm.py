@@ -122,29 +122,62 @@ class TwoHot(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens (..., U) of vectors (..., N), or of images (..., C, H, W) of bytes."""
+    """Tokens (..., E) of vectors (..., N), or of images (..., C, H, W) of bytes.
+
+    Vectors are brought to mean 0 and deviation 1, by what updates have seen so far, and then to symlog: the model's
+    layers see the sum of all numbers, in which small ones would otherwise be lost.
+    """
+
+    LEAST_RATE = 1e-3  # share of a batch's moments that the running ones take in, once there were many
 
     def __init__(self, shape: tuple[int, ...], units: int, rng: Rng):
         super().__init__()
         self.image = len(shape) > 1
         if not self.image:
             self.mlp, self.n_tokens = MLP(shape[0], units, 3, 0, rng), units
+            self.register_buffer("mean", torch.zeros(shape))
+            self.register_buffer("square", torch.ones(shape))
+            self.register_buffer("n_batches", torch.zeros(()))
             return
         sizes, depths = pyramid(shape, units)
-        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in zip([shape[0], *depths], depths, strict=False))
+        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise([shape[0], *depths]))
         self.n_tokens = depths[-1] * math.prod(sizes[-1])
 
+    @torch.no_grad()
+    def see(self, obs: Tensor) -> None:
+        """Take in the moments of vectors (..., N)."""
+        self.n_batches += 1
+        rate = max(1.0 / float(self.n_batches), self.LEAST_RATE)
+        rows = obs.flatten(0, -2)
+        self.mean.lerp_(rows.mean(0), rate)
+        self.square.lerp_(rows.square().mean(0), rate)
+
+    @property
+    def deviation(self) -> Tensor:
+        """(N,); 1 for numbers that do not vary."""
+        variance = self.square - self.mean.square()
+        return torch.where(variance > 1e-6 * self.square, variance, 1.0).sqrt()
+
+    def scaled(self, obs: Tensor) -> Tensor:
+        """Observations as the model sees and predicts them; images in [0, 1]."""
+        return obs.float() / 255 if self.image else symlog((obs - self.mean) / self.deviation)
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """The inverse of `scaled`; images in [0, 255]."""
+        return 255 * x if self.image else symexp(x) * self.deviation + self.mean
+
     def forward(self, obs: Tensor) -> Tensor:
+        x = self.scaled(obs)
         if not self.image:
-            return self.mlp(symlog(obs))
-        x = obs.flatten(0, -4).float() / 255 - 0.5
+            return self.mlp(x)
+        x = x.flatten(0, -4) - 0.5
         for conv in self.convs:
             x = conv(F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2)), stride=2)
         return x.reshape(*obs.shape[:-3], -1)
 
 
 class Decoder(nn.Module):
-    """Predicted observations of features (..., F): vectors in symlog, images in [0, 1]."""
+    """Observations predicted from features (..., F), as `Encoder.scaled` has them."""
 
     def __init__(self, shape: tuple[int, ...], n_in: int, units: int, rng: Rng):
         super().__init__()
@@ -155,7 +188,7 @@ class Decoder(nn.Module):
         self.sizes, depths = pyramid(shape, units)
         self.start = (depths[-1], *self.sizes[-1])
         self.dense = Dense(n_in, math.prod(self.start), rng)
-        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in zip(depths[::-1], depths[-2::-1], strict=False))
+        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise(depths[::-1]))
         self.out = Conv(depths[0], shape[0], rng, norm=False)
 
     def forward(self, feat: Tensor) -> Tensor:
@@ -166,14 +199,9 @@ class Decoder(nn.Module):
             x = conv(x.repeat_interleave(2, -1).repeat_interleave(2, -2)[..., :height, :width])
         return x.sigmoid().reshape(*feat.shape[:-1], *self.shape)
 
-    def loss(self, feat: Tensor, obs: Tensor) -> Tensor:
-        """Squared errors (...), summed over an observation."""
-        target = obs.float() / 255 if self.image else symlog(obs)
+    def loss(self, feat: Tensor, target: Tensor) -> Tensor:
+        """Squared errors (...), summed over an observation; `target` as `Encoder.scaled` has it."""
         return (self(feat) - target).square().flatten(feat.dim() - 1).sum(-1)
-
-    def obs(self, feat: Tensor) -> Tensor:
-        """Predicted observations in the environment's units; images in [0, 255]."""
-        return 255 * self(feat) if self.image else symexp(self(feat))
 
 
 class Conv(nn.Module):

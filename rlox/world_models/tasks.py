@@ -14,14 +14,17 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 _DIM, _BRIGHT = 120, 255  # grey of the paddle, and of the ball
-_PIXEL = 10  # of a picture, to a side of a pixel of the observation
+_CELL = (
+    3  # pixels of the observation to a side of a cell: to encode a single one would cost the model more than it gains
+)
+_PICTURE = 4  # pixels of a picture to a side of a pixel of the observation
 
 
 class DrawnCatch(gymnasium.Env):
     """A ball falls, and a paddle must be below it in the end.
 
-    The observation is a grey image (`size`, `size`, 1) of bytes: the ball is one bright pixel, the paddle three dim
-    ones in the lowest row. The ball starts anywhere in the highest row, falls one row a step and moves sideways by -1,
+    The observation is a grey image (3 `size`, 3 `size`, 1) of bytes, 3 x 3 pixels for each cell of a grid: the ball is
+    one bright cell, the paddle three dim ones in the lowest row. The ball starts anywhere in the highest row, falls one row a step and moves sideways by -1,
     0 or 1 column, the same in all steps but that walls throw it back. One image does not show where it moves: that
     takes two. Actions: 0 left, 1 stay, 2 right, by one column. An episode has ``size - 1`` steps; the last one brings a
     reward of 1 if the ball is caught and of -1 if not, and terminates it; all others bring 0. Every ball can be caught.
@@ -29,7 +32,7 @@ class DrawnCatch(gymnasium.Env):
     Parameters
     ----------
     size : int
-        Rows and columns, 8 to 128.
+        Rows and columns of the grid, 8 to 64.
     render_mode : str, optional
         ``rgb_array``, the observation enlarged.
 
@@ -41,11 +44,11 @@ class DrawnCatch(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's form)
 
-    def __init__(self, size: int = 16, render_mode: str | None = None):
-        if not 8 <= size <= 128:
-            raise ValueError(f"DrawnCatch: size must lie in [8, 128], got {size}")
+    def __init__(self, size: int = 10, render_mode: str | None = None):
+        if not 8 <= size <= 64:
+            raise ValueError(f"DrawnCatch: size must lie in [8, 64], got {size}")
         self.size, self.render_mode = size, render_mode
-        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.observation_space = spaces.Box(0, 255, (_CELL * size, _CELL * size, 1), np.uint8)
         self.action_space = spaces.Discrete(3)
         self._row = self._column = self._drift = self._paddle = 0
 
@@ -67,14 +70,14 @@ class DrawnCatch(gymnasium.Env):
         return self._observed(), (1.0 if caught else -1.0) if over else 0.0, over, False, {}
 
     def _observed(self) -> np.ndarray:
-        image = np.zeros(self.observation_space.shape, np.uint8)
-        image[-1, self._paddle - 1 : self._paddle + 2] = _DIM
-        image[self._row, self._column] = _BRIGHT
-        return image
+        cells = np.zeros((self.size, self.size, 1), np.uint8)
+        cells[-1, self._paddle - 1 : self._paddle + 2] = _DIM
+        cells[self._row, self._column] = _BRIGHT
+        return cells.repeat(_CELL, 0).repeat(_CELL, 1)
 
     def render(self) -> np.ndarray:
-        """The picture, (10 size, 10 size, 3) uint8."""
-        return self._observed().repeat(_PIXEL, 0).repeat(_PIXEL, 1).repeat(3, 2)
+        """The picture, (12 size, 12 size, 3) uint8."""
+        return self._observed().repeat(_PICTURE, 0).repeat(_PICTURE, 1).repeat(3, 2)
 
     def get_state(self) -> np.ndarray:
         """Where ball and paddle are, (4,) int64."""

@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import probes
 import pytest
 import torch
 
@@ -69,6 +70,7 @@ def test_the_losses_of_an_update():
     )
     tensor = torch.from_numpy
     with torch.no_grad():
+        policy.encoder.see(tensor(obs))
         draws = tensor(algorithm.rng.uniform((T, B, 3))).double()
         before = np.concatenate([np.zeros((1, B, 2)), actions[:-1]])
         states, post = policy.rssm.observe(
@@ -79,7 +81,10 @@ def test_the_losses_of_an_update():
         # Discounts are learned: gamma where the episode goes on, 0 after a termination, and a time limit is none.
         expected = {"continue_loss": bce(continue_logits, 0.9 * (1 - terminated)).mean()}
         expected["reward_loss"] = heads.reward.loss(heads.reward(feat), tensor(rewards)).mean().item()
-        expected["reconstruction_loss"] = heads.decoder.loss(feat, tensor(obs)).mean().item()
+        predicted = heads.decoder(feat).numpy()
+        wide = (obs - obs.mean((0, 1))) / obs.std((0, 1))
+        target = np.sign(wide) * np.log1p(np.abs(wide))
+        expected["reconstruction_loss"] = ((predicted - target) ** 2).sum(-1).mean()
         dyn, rep, *_ = policy.rssm.kl(states.deter, post, 1.0)
         expected |= {"dynamics_loss": dyn.mean().item(), "representation_loss": rep.mean().item()}
 
@@ -198,7 +203,7 @@ def test_a_nan_stops_the_training():
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
 def test_a_run_goes_on_bit_for_bit(env_id, tmp_path):
-    options = {**SMALL, "replay_ratio": 4.0}
+    options = {**SMALL, "replay_ratio": 4.0, "learning_rate_schedule": "constant"}
     whole, first = (DreamerV3(env_id, n_envs=2, seed=3, **options) for _ in range(2))
     whole.train(200)
     first.train(120)
@@ -211,3 +216,40 @@ def test_a_run_goes_on_bit_for_bit(env_id, tmp_path):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours), module
     obs = np.zeros(whole.spec.obs_dim, np.float32)
     np.testing.assert_array_equal(whole.predict(obs), second.predict(obs))
+
+
+# ---- probes with a known answer
+
+PROBE = {
+    "n_envs": 8, "seed": 1, "learning_starts": 100, "batch_size": 8, "seq_len": 8, "replay_ratio": 8.0, "gamma": 0.9,
+    "deter_dim": 32, "hidden_dim": 16, "stoch_dim": 4, "stoch_classes": 4, "imagination_horizon": 3,
+    "warmup_updates": 0, "learning_rate": 3e-3, "buffer_size": 10_000,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "n_steps", "least", "changes"),
+    [
+        (probes.MatchTheSign, 2000, 1.0, {"learning_rate": 1e-2}),
+        (probes.TwoSwitches, 3000, 1.0, {"learning_rate": 1e-2}),
+        (probes.ReachTheTarget, 4000, -0.08, {"ent_coef": 1e-4, "learning_rate": 1e-2}),  # acting 0 gives -0.21
+        (probes.BrightSide, 2500, 0.95, {"hidden_dim": 32}),
+    ],
+)
+def test_solves_its_probes(env, n_steps, least, changes):
+    algorithm = DreamerV3(env, **{**PROBE, **changes})
+    algorithm.train(n_steps)
+    assert algorithm.evaluate(50).returns.mean() >= least
+
+
+@pytest.mark.slow
+def test_value_is_one_over_one_minus_gamma_under_a_time_limit():
+    algorithm = DreamerV3(lambda: probes.ConstantReward(5), **{**PROBE, "gamma": 0.8, "slow_coef": 0.0})
+    algorithm.train(5000)
+    actor = algorithm.actor
+    _, _, carry = actor.act(actor.initial(1), np.zeros((1, 1), np.float32), np.ones(1, bool), None)
+    with torch.no_grad():
+        state, _ = algorithm.policy.unpacked(torch.from_numpy(carry))
+        value = float(algorithm.heads.critic.mean(algorithm.heads.critic(state.feat)))
+    assert value == pytest.approx(5.0, rel=0.03)  # with the limit for a termination it would be 3.4

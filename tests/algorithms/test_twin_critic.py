@@ -97,7 +97,8 @@ def test_unfit_input_is_refused_before_training(kind):
         kind(box(-1.0, 1.0, image=True))
     kind(box(-1.0, 1.0, image=True), env_wrappers=["FlattenObservation"], **SMALL)
     with pytest.raises(
-        ValueError, match=r"actions must be continuous, got 2 discrete actions; .* for A2C, APPO, DQN, IMPALA, PPO"
+        ValueError,
+        match=r"actions must be continuous, got 2 discrete actions; .* for A2C, APPO, DQN, DREAMER, IMPALA, MAPPO, PPO",
     ):
         kind("CartPole-v1")
     with pytest.raises(ValueError, match=r"the buffer's size must be at least batch_size \(256\)"):

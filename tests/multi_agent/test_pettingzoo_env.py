@@ -63,13 +63,13 @@ class Script(ParallelEnv):
         self.t += 1
         day = self.days[self.t]
         acted, self.agents = self.agents, self.listed(self.t)
-        told = [name.rstrip("!~") for name in day]  # one who is not on the day has left without a word
+        listed = [name.rstrip("!~") for name in day]  # one who is not on the day has left without a word
         return (
-            {agent: self.look(agent, actions.get(agent, 0)) for agent in told},
-            {agent: float(10 * self.possible_agents.index(agent) + self.t) for agent in told if agent in acted},
-            {agent: f"{agent}!" in day for agent in told},
-            {agent: f"{agent}~" in day for agent in told},
-            {agent: {} for agent in told},
+            {agent: self.look(agent, actions.get(agent, 0)) for agent in listed},
+            {agent: float(10 * self.possible_agents.index(agent) + self.t) for agent in listed if agent in acted},
+            {agent: f"{agent}!" in day for agent in listed},
+            {agent: f"{agent}~" in day for agent in listed},
+            {agent: {} for agent in listed},
         )
 
     def render(self):

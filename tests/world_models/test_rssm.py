@@ -358,15 +358,32 @@ def test_images_come_back_in_their_own_shape(shape):
     assert found.shape == (2, 3, *shape)
     assert 0 <= found.min() <= found.max() <= 1
     expected = (found - obs / 255).square().sum((-3, -2, -1))
-    torch.testing.assert_close(decoder.loss(feat, obs), expected)
+    torch.testing.assert_close(decoder.loss(feat, encoder.scaled(obs)), expected)
+    torch.testing.assert_close(encoder.unscaled(encoder.scaled(obs)), obs.float())
     assert isinstance(encoder.convs[0], Conv)
 
 
 def test_vectors_are_compared_in_symlog_and_summed():
-    decoder = Decoder((5,), 20, 12, Rng(1))
-    feat, obs = torch.randn(4, 20), 100 * torch.randn(4, 5)
-    expected = (decoder(feat) - symlog(obs)).square().sum(-1)
-    torch.testing.assert_close(decoder.loss(feat, obs), expected)
+    encoder, decoder, g = Encoder((5,), 12, Rng(0)), Decoder((5,), 20, 12, Rng(1)), Rng(2)
+    feat, obs = torch.from_numpy(g.normal((4, 20))), 100 * torch.from_numpy(g.normal((4, 5)))
+    expected = (decoder(feat) - symlog(obs)).square().sum(-1)  # nothing was seen yet
+    torch.testing.assert_close(decoder.loss(feat, encoder.scaled(obs)), expected)
+
+
+def test_vectors_are_scaled_by_what_was_seen():
+    encoder, g = Encoder((3,), 12, Rng(0)), Rng(3)
+    batches = [
+        np.float32([0, 1e-2, 5]) * g.normal((4, 6, 3), dtype=np.float32) + np.float32([7, 0, -1]) for _ in range(30)
+    ]
+    for batch in batches:
+        encoder.see(torch.from_numpy(batch))
+    rows = np.concatenate(batches).reshape(-1, 3).astype(np.float64)
+    np.testing.assert_allclose(encoder.mean.numpy(), rows.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoder.deviation.numpy(), [1.0, *rows.std(0)[1:]], rtol=1e-4)  # one does not vary
+    obs = torch.from_numpy(batches[0])
+    expected = symlog((obs - encoder.mean) / encoder.deviation)
+    torch.testing.assert_close(encoder.scaled(obs), expected)
+    torch.testing.assert_close(encoder.unscaled(encoder.scaled(obs)), obs, rtol=1e-4, atol=1e-4)
 
 
 # ---- kernels
