@@ -16,8 +16,6 @@ from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 _DIM, _BRIGHT = 120, 255  # grey of the paddle, and of the ball
 # Pixels of the observation to a side of a cell. To encode a single pixel would cost the model more than it gains.
 _CELL = 3
-    3  # pixels of the observation to a side of a cell: to encode a single one would cost the model more than it gains
-)
 _PICTURE = 4  # pixels of a picture to a side of a pixel of the observation
 
 
