@@ -58,8 +58,9 @@ def results(trials):
 
 CONFIGS = [
     *(resolve(entry.config) for entry in ALGORITHMS.values()),
-    *(kind for kind in vars(configs).values() if isinstance(kind, type) and issubclass(kind, configs.BufferConfig)),
+    *(getattr(configs, name) for name in sorted(configs._EXPORTS) if name.endswith("BufferConfig")),
 ]
+FIXED = {("SequenceBufferConfig", "n_step")}  # the rules of these allow one value only: there is nothing to search
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,8 @@ def test_a_default_that_is_restated_does_not_lose_its_range(kind):
     for base in kind.__mro__[1:]:
         if base is not Config and hasattr(base, "__dataclass_fields__"):
             for item in fields(base):
-                assert "search" not in item.metadata or item.name in mine, (kind, item.name)
+                kept = "search" not in item.metadata or item.name in mine
+                assert kept or (kind.__name__, item.name) in FIXED, (kind, item.name)
 
 
 @pytest.mark.parametrize(

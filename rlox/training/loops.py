@@ -163,7 +163,8 @@ def off_policy(algorithm) -> dict[str, float]:
             history.append(update(algorithm.sample()))
             c.updates += 1
             left -= 1
-        metrics = {"mean_reward": c.mean_reward, **ranks.metrics(_means(history)), "time/update_s": clock() - begun}
+        times = {"time/collect_s": 0.0, "time/update_s": clock() - begun}
+        metrics = {"mean_reward": c.mean_reward, **ranks.metrics(_means(history)), **times}
         history.clear()
         require_finite({name: value for name, value in metrics.items() if name != "mean_reward"}, algorithm)
         go_on = ranks.lead(algorithm, "on_step", step=c.env_steps, reward=c.mean_reward, metrics=metrics)

@@ -54,7 +54,7 @@ class ProgressCallback(Callback):
         self._actors: list[str] = []  # a line each, of an algorithm that has actors
         self._evaluation = ""
         self._updates = 0
-        self._learning = True  # until a row without an update
+        self._waiting = ""  # what it does in place of learning from its steps
         self._since, self._since_step = 0.0, 0  # where learning began
         self._steps = self._seconds = 0.0  # whose quotient is the speed
         self._ends_at = math.nan
@@ -106,7 +106,11 @@ class ProgressCallback(Callback):
         """Take in a row: how long its steps took, unless there was none to learn from yet."""
         counters, config = algorithm.counters, algorithm.config
         starts = getattr(algorithm, "memory_start", 0) + getattr(config, "learning_starts", 0)
-        waiting = counters.updates == self._updates or self._step < starts
+        waiting = ""
+        if step == self._step and counters.updates > self._updates:
+            waiting = f"pretraining, {counters.updates:,} updates"
+        elif counters.updates == self._updates or self._step < starts:
+            waiting = "warming up"
         if waiting:
             # The row in which learning begins is partly random.
             self._since, self._since_step = now, step
@@ -117,7 +121,7 @@ class ProgressCallback(Callback):
             # Evaluations and checkpoints take their share of what is left as they took it so far.
             rate = (now - self._since) / max(1, step - self._since_step)
             self._ends_at = now + rate * max(0, self.total_steps - step)
-        self._learning, self._updates, self._step = not waiting, counters.updates, step
+        self._waiting, self._updates, self._step = waiting, counters.updates, step
 
     def _speed(self) -> str:
         speed = self._steps / self._seconds if self._seconds > 0 else 0.0
@@ -127,8 +131,8 @@ class ProgressCallback(Callback):
         return f"{number} {self.unit}/s"
 
     def _left(self, now: float) -> str:
-        if not self._learning:
-            return "warming up"
+        if self._waiting:
+            return self._waiting
         if math.isnan(self._ends_at):
             return ""
         minutes, seconds = divmod(math.ceil(max(0.0, self._ends_at - now)), 60)
