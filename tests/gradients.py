@@ -39,12 +39,12 @@ class NearestKink(TorchDispatchMode):
         self.distance = min(self.distance, x.abs().min().item() if x.numel() else math.inf)
 
 
-def assert_equal_gradients(ours, theirs, what="", apart=1e-7):
-    """The flat `ours` against PyTorch's tensors, to 1e-5 of each one's largest entry, and `apart` where sums cancel."""
+def assert_equal_gradients(ours, theirs, what="", apart=1e-7, share=1e-5):
+    """The flat `ours` against PyTorch's tensors, to `share` of each largest entry, and `apart` where sums cancel."""
     at = 0
     for grad in theirs:
         grad = np.asarray(grad).ravel()
-        atol = 1e-5 * np.abs(grad).max() + apart
+        atol = share * np.abs(grad).max() + apart
         np.testing.assert_allclose(ours[at : at + grad.size], grad, rtol=0, atol=atol, err_msg=what)
         at += grad.size
     assert at == len(ours)

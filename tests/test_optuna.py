@@ -71,6 +71,9 @@ def master():
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 def test_every_value_of_a_range_obeys_the_rules_of_its_field(kind, master):
     ranges = {item.name: item.metadata["search"] for item in fields(kind) if "search" in item.metadata}
+    if not ranges:
+        assert kind is configs.SequenceBufferConfig
+        return
     spaces = read_search([f"algo.{name}={text}" for name, text in ranges.items()], master).spaces
     assert [space.key for space in spaces] == [f"algo.{name}" for name in ranges]
     values = [st.sampled_from(space.choices) if space.choices else st.floats(space.low, space.high) for space in spaces]

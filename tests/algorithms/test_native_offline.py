@@ -62,14 +62,16 @@ def assert_metrics_equal(got, expected):
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def assert_gradients_equal(native, by_torch):
+def assert_gradients_equal(native, by_torch, metrics):
     # CQL's halves of the penalty cancel.
     apart = 1e-7 + 2e-7 * getattr(native.config, "cql_alpha", 0.0)
+    # A value that nearly equals its target loses digits in their difference, of which the loss is the square.
+    share = 1e-5 * max(1.0, 0.05 / float(metrics.get("value_loss", 1.0)) ** 0.5)
     for ours, theirs in zip(native.optimizers, by_torch.optimizers, strict=True):
         gradients = [p.grad for p in theirs.parameters]
         # Those of weights are sums over the components of an action, of either sign.
         terms = 1 + native.spec.act_dim if ours.block.startswith("log_") else 1
-        assert_equal_gradients(native.net.gradients[ours.block], gradients, ours.block, apart * terms)
+        assert_equal_gradients(native.net.gradients[ours.block], gradients, ours.block, apart * terms, share)
 
 
 MANY = 140  # random actions: of one state more than the kernel takes rows of a batch at a time
@@ -106,7 +108,7 @@ def test_gradients_equal_pytorchs(cls, data):
     assume(kink.distance > 1e-6)
     assert_metrics_equal(native.update_native(single), expected)
     exact.update(double)
-    assert_gradients_equal(native, exact)
+    assert_gradients_equal(native, exact, expected)
 
 
 @pytest.mark.parametrize(
