@@ -30,10 +30,10 @@ class Counting:
 class Foreseeing(Counting):
     """Predicts that the last observation it saw stays, but for 1 more in each step."""
 
-    def open_loop(self, obs, actions, is_first, context):
-        assert is_first[:, 0].all()
-        assert not is_first[:, 1:].any()
+    def open_loop(self, carry, obs, actions, context, rng):
         assert actions.shape == (*obs.shape[:2], self.width)
+        assert 0 < rng.uniform(1)[0] < 1
+        self.carried = carry
         horizon = obs.shape[1] - context
         after = np.arange(1, horizon + 1).reshape(1, -1, *[1] * (obs.ndim - 2))
         return obs[:, context - 1 : context].astype(np.float32) + after.astype(np.float32)

@@ -19,3 +19,4 @@ class Stream(IntEnum):
     COMPLETIONS = 8  # the tokens of its completions
     ACTORS = 9  # seeds of the actors of a distributed training
     OPPONENTS = 10  # which earlier policies each rollout of a self-play meets
+    PREDICTIONS = 11  # the futures that a world model draws

@@ -182,39 +182,45 @@ class WorldModelActor:
         return policy.spec.from_model(model), model, policy.packed(state, taken).cpu().numpy()
 
     @torch.inference_mode()
-    def open_loop(self, obs: np.ndarray, actions: np.ndarray, is_first: np.ndarray, context: int) -> np.ndarray:
-        """Predict observations from `context` observed steps and the actions alone; the latents are the most likely.
+    def open_loop(
+        self, carry: np.ndarray, obs: np.ndarray, actions: np.ndarray, context: int, rng: Rng, n_futures: int = 16
+    ) -> np.ndarray:
+        """Predict observations from `context` observed steps and the actions alone: the mean of several drawn futures.
 
         Parameters
         ----------
+        carry : array (B, S)
+            What `act` was given in the first step; zeros where that starts an episode.
         obs : array (B, T, ...)
             As the environment gives them; those after the context are not looked at.
         actions : array (B, T, A)
             As the model sees them, row t taken after observation t.
-        is_first : array (B, T) bool
-            Where an episode starts within the context.
         context : int
             C, at least 1 and below T.
+        rng : Rng
+            Draws the latents, as in training.
+        n_futures : int
+            How many are drawn; their mean has the least squared error.
 
         Returns
         -------
         array (B, T - C, ...)
             f32, in the environment's units.
         """
-        policy, rssm = self.policy, self.policy.rssm
+        policy, rssm, n_steps = self.policy, self.policy.rssm, actions.shape[1]
         seen = np.ascontiguousarray(obs[:, :context], policy.spec.obs_dtype)
         tokens = F.linear(policy.encoder(torch.from_numpy(seen).to(self.device)), rssm.post_tokens)
-        before = np.zeros_like(actions)
-        before[:, 1:] = actions[:, :-1]
-        before[:, :context][is_first[:, :context]] = 0
-        embedded = rssm.embed(torch.from_numpy(before).to(self.device))
-        first = torch.from_numpy(is_first).to(self.device)
-        state, feats = rssm.initial(len(obs)), []
-        for t in range(actions.shape[1]):
-            if t < context:
-                state = Latents(*(x.masked_fill(first[:, t, None], 0.0) for x in state))
-            deter = rssm.step(state, embedded[:, t])
-            logits = rssm.posterior(deter, tokens[:, t]) if t < context else rssm.prior(deter)
-            state = Latents(deter, rssm.mode(logits))
-            feats.append(state.feat)
-        return policy.encoder.unscaled(self.decoder(torch.stack(feats[context:], 1))).cpu().numpy()
+        start, before = policy.unpacked(torch.from_numpy(carry).to(self.device))
+        taken = torch.from_numpy(np.ascontiguousarray(actions)).to(self.device)
+        embedded = rssm.embed(torch.cat([before[:, None], taken[:, :-1]], 1))
+        total = torch.zeros(())
+        for _ in range(n_futures):
+            state, feats = start, []
+            draws = torch.from_numpy(rng.uniform((n_steps, len(obs), rssm.stoch))).to(self.device)
+            for t in range(n_steps):
+                deter = rssm.step(state, embedded[:, t])
+                logits = rssm.posterior(deter, tokens[:, t]) if t < context else rssm.prior(deter)
+                state = Latents(deter, rssm.draw(logits, draws[t]))
+                feats.append(state.feat)
+            total = total + policy.encoder.unscaled(self.decoder(torch.stack(feats[context:], 1)))
+        return (total / n_futures).cpu().numpy()

@@ -1,7 +1,7 @@
 """How well a world model foresees what happens: open-loop predictions beside the truth.
 
-An agent plays episodes. From stretches of these its model sees the first few observations, then only the actions, and
-predicts the observations to come.
+An agent plays episodes. Of stretches of these its model sees what came before and the first few observations, then only
+the actions, and predicts the observations to come.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlox.checkpoint.streams import Stream
 from rlox.collectors.evaluation import evaluate
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.config import integer
@@ -116,7 +117,8 @@ class Recording:
 
     def __init__(self, actor: RecurrentActor):
         self._actor = actor
-        self.steps: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # observations, actions, whether first
+        # The agent's states, observations, actions, and whether an episode starts.
+        self.steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def initial(self, n: int) -> np.ndarray:
         return self._actor.initial(n)
@@ -124,17 +126,19 @@ class Recording:
     def act(
         self, carry: np.ndarray, obs: np.ndarray, is_first: np.ndarray, rng: Rng | None, deterministic: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        before = np.where(is_first[:, None], np.float32(0), carry)
         actions, taken, carry = self._actor.act(carry, obs, is_first, rng, deterministic)
-        self.steps.append((obs.copy(), taken.copy(), is_first.copy()))
+        self.steps.append((before, obs.copy(), taken.copy(), is_first.copy()))
         return actions, taken, carry
 
-    def episodes(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Observations (L, …) and actions (L, A) of each episode, one environment after the other."""
-        obs, actions, first = (np.stack(column, 1) for column in zip(*self.steps, strict=True))
+    def episodes(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The agent's states (L, S) before, the observations (L, …) and the actions (L, A) of each step of an episode;
+        the episodes of one environment after those of the other."""
+        carry, obs, actions, first = (np.stack(column, 1) for column in zip(*self.steps, strict=True))
         for e in range(len(obs)):
             starts = [*np.flatnonzero(first[e]), obs.shape[1]]
             for start, end in pairwise(starts):
-                yield obs[e, start:end], actions[e, start:end]
+                yield carry[e, start:end], obs[e, start:end], actions[e, start:end]
 
 
 def open_loop(
@@ -154,7 +158,7 @@ def open_loop(
     Parameters
     ----------
     algorithm : Algorithm
-        Its ``actor`` has ``open_loop(obs, actions, is_first, context)``, as DreamerV3's.
+        Its ``actor`` has ``open_loop(carry, obs, actions, context, rng)``, as DreamerV3's.
     n_episodes, seed, deterministic, max_steps
         As `rlox.training.Algorithm.evaluate` takes them; an episode has at most 1,000 steps here.
     context, horizon : int
@@ -183,20 +187,18 @@ def open_loop(
     evaluate(**arguments, max_steps=min(max_steps or _MOST_STEPS, _MOST_STEPS))
     # Environments play on until the last episode is over; what is beyond is as good as the rest.
     episodes = list(recording.episodes())
-    longest = max(len(obs) for obs, _ in episodes)
+    longest = max(len(obs) for _, obs, _ in episodes)
     if longest <= context:
         raise EpisodesTooShort(
             f"{where}: context must be less than the {longest} steps of the longest episode, got {context}; lower it"
         )
     length = min(context + horizon, longest)
     stretches = [
-        (obs[start : start + length], actions[start : start + length])
-        for obs, actions in episodes
+        (carry[start], obs[start : start + length], actions[start : start + length])
+        for carry, obs, actions in episodes
         for start in range(0, len(obs) - length + 1, length)
     ]
     chosen = np.linspace(0, len(stretches) - 1, min(n_stretches, len(stretches))).round().astype(int)
-    obs, actions = (np.stack([stretches[i][column] for i in chosen]) for column in (0, 1))
-    first = np.zeros(obs.shape[:2], np.bool_)
-    first[:, 0] = True
-    predicted = actor.open_loop(obs, actions, first, context)
+    carry, obs, actions = (np.stack([stretches[i][column] for i in chosen]) for column in range(3))
+    predicted = actor.open_loop(carry, obs, actions, context, Rng(arguments["seed"], Stream.PREDICTIONS))
     return Predictions(obs.astype(np.float32), predicted, algorithm.spec.n_stacked)

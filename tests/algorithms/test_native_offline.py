@@ -66,7 +66,7 @@ def assert_gradients_equal(native, by_torch, metrics):
     # CQL's halves of the penalty cancel.
     apart = 1e-7 + 2e-7 * getattr(native.config, "cql_alpha", 0.0)
     # A value that nearly equals its target loses digits in their difference, of which the loss is the square.
-    share = 1e-5 * max(1.0, 0.05 / float(metrics.get("value_loss", 1.0)) ** 0.5)
+    share = 1e-5 * max(1.0, 0.05 / max(float(metrics.get("value_loss", 1.0)), 1e-12) ** 0.5)
     for ours, theirs in zip(native.optimizers, by_torch.optimizers, strict=True):
         gradients = [p.grad for p in theirs.parameters]
         # Those of weights are sums over the components of an action, of either sign.

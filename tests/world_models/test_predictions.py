@@ -5,11 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import probes
 import pytest
+import torch
 from counting_agent import Counting, Foreseeing
 from PIL import Image
 
+import rlox
 from rlox.callbacks import PredictionsCallback
 from rlox.envs import make_vec_env, spec_of
+from rlox.kernels.rng import Rng
 from rlox.world_models.pictures import require_kind, save
 from rlox.world_models.predictions import Predictions, open_loop
 
@@ -36,10 +39,44 @@ def test_what_is_exact_has_no_error_and_stretches_do_not_cross_episodes():
     assert np.array_equal(found.truth[0, :, 0], np.arange(6))
     assert (found.errors() == 0).all()
     assert found.summary() == {"open_loop_mse": 0.0, "open_loop_share": 0.0, "open_loop_last_share": 0.0}
+    agent = algorithm(lambda: probes.Countdown(13, True))
+    found = open_loop(agent, 4, context=2, horizon=4)
+    # The state goes on where it was: after as many steps of the episode as the observation says.
+    assert agent.actor.carried[:, 0].tolist() == found.truth[:, 0, 0].tolist() == [0, 6] * 4
     # No episode is as long as was asked for: the horizon is what there is.
     assert open_loop(algorithm(lambda: probes.Countdown(9, True)), 2, context=5, horizon=15).horizon == 4
     with pytest.raises(ValueError, match="context must be less than the 3 steps of the longest episode, got 3"):
         open_loop(algorithm(lambda: probes.Countdown(3, True)), 2, context=3)
+
+
+def test_futures_go_on_from_the_agents_state():
+    agent = rlox.DreamerV3(
+        "CartPole-v1", deter_dim=16, hidden_dim=8, stoch_dim=2, stoch_classes=4, learning_starts=8, unimix=0.0
+    )
+    rng = np.random.default_rng(0)
+    obs, actions = (
+        rng.normal(size=(3, 9, 4)).astype(np.float32),
+        np.eye(2, dtype=np.float32)[rng.integers(2, size=(3, 9))],
+    )
+    actor, start = agent.actor, np.zeros((3, agent.policy.n_carried), np.float32)
+    drawn = Rng(1)
+    each = [actor.open_loop(start, obs, actions, 4, drawn, n_futures=1) for _ in range(3)]
+    assert each[0].shape == (3, 5, 4)
+    assert np.abs(each[0] - each[1]).max() > 1e-3
+    np.testing.assert_allclose(
+        actor.open_loop(start, obs, actions, 4, Rng(1), n_futures=3), np.mean(each, 0), atol=1e-6
+    )
+    # With latents that are certain, acting through the first steps and being shown them are the same.
+    with torch.no_grad():
+        for head in (agent.policy.rssm.post_out, agent.policy.rssm.prior.out):
+            head.weight *= 1e5
+    carry = start
+    for t in range(2):
+        carry = actor.act(carry, obs[:, t], np.zeros(3, np.bool_), Rng(2))[2]
+        carry[:, -2:] = actions[:, t]
+    later = actor.open_loop(carry, obs[:, 2:], actions[:, 2:], 2, Rng(3))
+    np.testing.assert_allclose(later, actor.open_loop(start, obs, actions, 4, Rng(4)), atol=1e-5)
+    assert np.abs(later - actor.open_loop(start, obs[:, 2:], actions[:, 2:], 2, Rng(3))).max() > 1e-3
 
 
 def test_errors_against_numpy():
