@@ -47,7 +47,7 @@ class DreamerConfig(Config):
 
     batch_size: int = searched(16, "8,16,32")  # sequences per update
     seq_len: int = searched(16, "16,32,64")  # steps of each sequence
-    replay_ratio: float = searched(64.0, "16,32,64,128,256,512")  # replayed steps per environment step
+    replay_ratio: float = searched(128.0, "16,32,64,128,256,512")  # replayed steps per environment step
     pretrain_updates: int = 0  # with dataset=: updates from its episodes before the first environment step
     learning_starts: int = 1000  # environment steps of random actions before the first update
     imagination_horizon: int = searched(15, "5,10,15")  # steps that the actor and the critic learn from, imagined

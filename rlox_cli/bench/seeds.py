@@ -229,7 +229,7 @@ def read(folder: Path, seed: int) -> Run:
                     "wall_s": round(wall, 3),
                 }
             )
-        else:
+        elif "time/update_s" in row:
             cpu += row.get("time/cpu_s") or 0.0
             wall += row["time/collect_s"] + row["time/update_s"]
     if not curve:

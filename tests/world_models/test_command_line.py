@@ -69,6 +69,16 @@ def test_it_learns_from_recorded_episodes_before_its_first_step(tmp_path):
 
 
 @pytest.mark.slow
+def test_its_seeds_are_judged(tmp_path):
+    words = ("env=CartPole-v1", "total_timesteps=60", "--seeds", "1", "--json", "--out", "out")
+    code, said = typed("bench", "learn", *SMALL, *words, cwd=tmp_path)
+    assert code == 0, said
+    (cell,) = json.loads((tmp_path / "out" / "learn.json").read_text())["cells"].values()
+    assert [point["step"] for point in cell["curves"]["100"]] == [30, 60]
+    assert any(name.startswith("model/open_loop_mse") for name in cell["quantities"]["names"])
+
+
+@pytest.mark.slow
 def test_what_it_will_cost(tmp_path):
     code, said = typed("train", *SMALL, "env=CartPole-v1", "total_timesteps=3000", "--check", cwd=tmp_path)
     assert code == 0, said
