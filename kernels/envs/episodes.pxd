@@ -94,6 +94,28 @@ cdef inline void central_all(const rlox_env_v1* spec, Envs* envs, f32* central) 
         spec.central_n(spec.params, &batch, central + start * spec.central_dim)
 
 
+cdef inline Py_ssize_t first_bad_action(const rlox_env_v1* spec, const void* actions, Py_ssize_t n) noexcept nogil:
+    """Return the index of the first number of `n` rows of actions that is out of range or NaN, or -1."""
+    cdef const i64* choices = <const i64*>actions
+    cdef const f32* values = <const f32*>actions
+    cdef u64 limit = <u64>spec.n_actions
+    cdef Py_ssize_t i
+    cdef int bad = 0
+    if limit:
+        for i in range(n):
+            bad |= <u64>choices[i] >= limit  # a negative one is huge when unsigned
+    else:
+        n *= spec.act_dim
+        for i in range(n):
+            bad |= values[i] != values[i]
+    if not bad:
+        return -1
+    for i in range(n):
+        if (<u64>choices[i] >= limit) if limit else (values[i] != values[i]):
+            return i
+    return -1
+
+
 cdef inline int count(Py_ssize_t n, Py_ssize_t agents, i64 limit, cf64_r rewards, u8_r terminated, u8_r truncated,
                       i64_r steps, f64_r returns) noexcept nogil:
     """Advance the statistics and apply the time limit; nonzero if an episode ended."""

@@ -3,20 +3,17 @@
 import numpy as np
 
 cimport numpy as cnp
-from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport INT64_MAX
 
-from rlox.kernels.checks cimport as_fraction, as_index, as_seed, check_out
+from rlox.kernels.checks cimport as_fraction, as_index, check_out
 from rlox.kernels.envs.base cimport RLOX_ENV_AGENTS, agents_of, rlox_env_v1
-from rlox.kernels.envs.episodes cimport BLOCK, Envs, Outputs, advance, central_all, observe_all, start_all
-from rlox.kernels.envs.native_env cimport NativeEnv
+from rlox.kernels.envs.episodes cimport (
+    Envs, Outputs, advance, central_all, first_bad_action, observe_all, start_all,
+)
+from rlox.kernels.envs.native_env cimport NativeEnvs
 from rlox.kernels.envs.pursuit cimport MOST_PURSUERS, Params as Pursuit, spec as pursuit
-from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
-from rlox.kernels.philox cimport derive_key
 from rlox.kernels.types cimport f32, f64, i64, u8, u64
 
 from rlox.kernels.envs.native_env import NATIVE_MULTI_AGENT_ENVS, native_multi_agent_ids
-from rlox.kernels.envs.snapshot import restore, saved
 
 cnp.import_array()
 
@@ -72,7 +69,7 @@ cdef void step_rows(void* self, const void* actions, f32* obs, f64* rewards, u8*
             episode_length[a] = out.episode_length[i]
 
 
-cdef class AgentVecEnv(NativeEnv):
+cdef class AgentVecEnv(NativeEnvs):
     """N copies of one native environment with A agents each, stepped together; each restarts as soon as it ends.
 
     The randomness of environment i is decided as `VecEnv` does it: the start of episode k is a pure function of its
@@ -105,16 +102,12 @@ cdef class AgentVecEnv(NativeEnv):
         ``rlox_native.h``.
     """
 
-    cdef Envs envs
     cdef Pursuit grid
-    cdef bint ready
-    cdef readonly Py_ssize_t n_envs, n_agents, central_dim
-    cdef readonly u64 seed
+    cdef readonly Py_ssize_t n_agents, central_dim
     cdef readonly dict params
-    # The arrays own the memory that `envs` and `stepped` point into.
-    cdef cnp.ndarray state, keys, episodes, steps, returns, flags, lengths, central_views
+    # The arrays own the memory that `stepped` points into.
+    cdef cnp.ndarray flags, lengths, central_views
     cdef Stepped stepped
-    cdef rlox_stepper access
 
     def __cinit__(self, n: int, seed: int = 0, env_id="GridPursuit-v0", params: dict | None = None) -> None:
         where = "AgentVecEnv"
@@ -126,28 +119,14 @@ cdef class AgentVecEnv(NativeEnv):
         if max(count_ * max(self.spec.state_size, self.central_dim),
                rows * max(self.spec.obs_dim, self.spec.act_dim)) >= 1 << 59:
             raise ValueError(f"{where}: n must be such that the arrays fit into memory, got {count_}")
-        self.n_envs = count_
-        self.state = np.zeros(count_ * self.spec.state_size)
-        self.keys = np.empty(count_, np.uint64)
-        self.episodes = np.empty(count_, np.uint64)
-        self.steps = np.zeros(count_, np.int64)
-        self.returns = np.zeros((count_, self.n_agents))
+        self.hold(count_, (count_, self.n_agents), seed, where)
         self.flags = np.zeros((2, count_), np.bool_)
         self.lengths = np.zeros(count_, np.int64)
         self.central_views = np.zeros((2, count_, self.central_dim), np.float32)
-        self.envs = Envs(
-            n=self.n_envs,
-            state=<f64*>cnp.PyArray_DATA(self.state),
-            keys=<u64*>cnp.PyArray_DATA(self.keys),
-            episodes=<u64*>cnp.PyArray_DATA(self.episodes),
-            steps=<i64*>cnp.PyArray_DATA(self.steps),
-            returns=<f64*>cnp.PyArray_DATA(self.returns),
-        )
         self.stepped = Stepped(
             spec=&self.spec, envs=&self.envs, flags=<u8*>cnp.PyArray_DATA(self.flags),
             lengths=<i64*>cnp.PyArray_DATA(self.lengths), central=<f32*>cnp.PyArray_DATA(self.central_views),
         )
-        self.rekey(seed, where)
 
     cdef int play(self, object env_id, dict params, str where) except -1:
         """Take the environment that `env_id`, an id or a capsule, stands for."""
@@ -172,17 +151,6 @@ cdef class AgentVecEnv(NativeEnv):
         self.n_agents = self.spec.n_agents
         self.central_dim = self.spec.central_dim
         return 0
-
-    cdef int rekey(self, object seed, str where) except -1:
-        cdef Py_ssize_t i
-        self.seed = as_seed(seed, where, "seed")
-        for i in range(self.n_envs):
-            self.envs.keys[i] = derive_key(self.seed, i)
-            self.envs.episodes[i] = <u64>-1
-        return 0
-
-    def __len__(self) -> int:
-        return self.n_envs
 
     def __repr__(self) -> str:
         return f"AgentVecEnv(n={self.n_envs}, seed={self.seed}, env_id={self.env_id!r}, params={self.params})"
@@ -222,11 +190,6 @@ cdef class AgentVecEnv(NativeEnv):
         central_all(&self.spec, &self.envs, <f32*>cnp.PyArray_DATA(central))
         return central
 
-    cdef int require_ready(self, str method) except -1:
-        if not self.ready:
-            raise ValueError(f"AgentVecEnv.{method}: the environments must be reset first; call reset_all()")
-        return 0
-
     def step_into(self, actions, obs, rewards, terminated, truncated, final_obs, episode_return, episode_length,
                   central=None, final_central=None) -> None:
         """Take one step in every environment, and write what follows; those that end start their next episode at once.
@@ -250,13 +213,12 @@ cdef class AgentVecEnv(NativeEnv):
             An array of another shape or dtype, an action out of range or NaN; nothing has moved then. Before the
             first `reset_all`.
         """
-        cdef Py_ssize_t n = self.n_envs, rows = n * self.n_agents, i, j
+        cdef Py_ssize_t n = self.n_envs, i, j
         cdef str where = "AgentVecEnv.step_into"
         cdef tuple per_agent = (n, self.n_agents), observed = (n, self.n_agents, self.spec.obs_dim)
         cdef tuple seen = (n, self.central_dim)
         cdef Outputs out
-        cdef const i64* choices
-        cdef const f32* values
+        cdef const void* taken
         cdef u8* ended
         cdef u8* cut
         self.require_ready("step_into")
@@ -264,16 +226,15 @@ cdef class AgentVecEnv(NativeEnv):
             check_out(actions, cnp.NPY_INT64, "int64", per_agent, where, "actions")
         else:
             check_out(actions, cnp.NPY_FLOAT32, "float32", (*per_agent, self.spec.act_dim), where, "actions")
-        choices = <const i64*>cnp.PyArray_DATA(<cnp.ndarray>actions)
-        values = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>actions)
-        for i in range(rows if self.spec.n_actions else rows * self.spec.act_dim):
-            if <u64>choices[i] >= <u64>self.spec.n_actions if self.spec.n_actions else values[i] != values[i]:
-                j = i // self.spec.act_dim
-                raise ValueError(
-                    f"{where}: actions must be "
-                    + (f"in [0, {self.spec.n_actions})" if self.spec.n_actions else "numbers, not NaN")
-                    + f", got {actions.reshape(-1)[i]} of agent {j % self.n_agents} in environment {j // self.n_agents}"
-                )
+        taken = cnp.PyArray_DATA(<cnp.ndarray>actions)
+        i = first_bad_action(&self.spec, taken, n * self.n_agents)
+        if i >= 0:
+            j = i // self.spec.act_dim
+            raise ValueError(
+                f"{where}: actions must be "
+                + (f"in [0, {self.spec.n_actions})" if self.spec.n_actions else "numbers, not NaN")
+                + f", got {actions.reshape(-1)[i]} of agent {j % self.n_agents} in environment {j // self.n_agents}"
+            )
         check_out(obs, cnp.NPY_FLOAT32, "float32", observed, where, "obs")
         check_out(rewards, cnp.NPY_FLOAT64, "float64", per_agent, where, "rewards")
         check_out(terminated, cnp.NPY_BOOL, "bool", per_agent, where, "terminated")
@@ -297,7 +258,7 @@ cdef class AgentVecEnv(NativeEnv):
             out.central = <f32*>cnp.PyArray_DATA(<cnp.ndarray>central)
             out.final_central = <f32*>cnp.PyArray_DATA(<cnp.ndarray>final_central)
         with nogil:
-            advance(&self.spec, &self.envs, <const void*>choices, &out)
+            advance(&self.spec, &self.envs, taken, &out)
             for i in range(n):
                 for j in range(i * self.n_agents, (i + 1) * self.n_agents):
                     ended[j] = out.terminated[i]
@@ -309,17 +270,7 @@ cdef class AgentVecEnv(NativeEnv):
 
         Raises ValueError before the first `reset_all`.
         """
-        self.require_ready("stepper")
-        self.access = rlox_stepper(
-            self=&self.stepped, n=self.n_envs * self.n_agents, obs_dim=self.spec.obs_dim,
-            n_actions=self.spec.n_actions, act_dim=self.spec.act_dim, max_episode_steps=self.spec.max_episode_steps,
-            act_low=self.spec.act_low, act_high=self.spec.act_high, step=step_rows,
-        )
-        return PyCapsule_New(&self.access, RLOX_STEPPER_CAPSULE, NULL)
-
-    cdef dict arrays(self):
-        return {"state": self.state, "keys": self.keys, "episodes": self.episodes, "steps": self.steps,
-                "returns": self.returns}
+        return self.stepper_of(&self.stepped, self.n_envs * self.n_agents, step_rows)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Return a copy of everything that the future depends on (S state components, N environments).
@@ -327,12 +278,11 @@ cdef class AgentVecEnv(NativeEnv):
         ``state`` (S, N) float64, ``keys`` and ``episodes`` (N,) uint64, ``steps`` (N,) int64 and ``returns`` (N, A)
         float64 of the running episodes.
         """
-        return saved(self.arrays(), self.spec.state_size, BLOCK)
+        return self.snapshot()
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue exactly from what `get_state` returned, of such environments of the same number.
 
         Raises ValueError or TypeError for other keys, shapes or dtypes, and values that no such environment has.
         """
-        self.ready = restore(self.arrays(), state, self.spec.state_size, BLOCK,
-                             self.spec.max_episode_steps or INT64_MAX, "AgentVecEnv.set_state")
+        self.put_back(state, "AgentVecEnv.set_state")

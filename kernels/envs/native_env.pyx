@@ -2,10 +2,15 @@
 
 import numpy as np
 
+cimport numpy as cnp
+from libc.stdint cimport INT64_MAX
 from libc.string cimport memcpy, memset
 
-from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.pycapsule cimport (
+    PyCapsule_CheckExact, PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New,
+)
 
+from rlox.kernels.checks cimport as_seed
 from rlox.kernels.envs.acrobot cimport spec as acrobot
 from rlox.kernels.envs.base cimport (
     RLOX_ENV_AGENTS,
@@ -15,11 +20,18 @@ from rlox.kernels.envs.base cimport (
     rlox_env_v1,
 )
 from rlox.kernels.envs.cartpole cimport spec as cartpole
+from rlox.kernels.envs.episodes cimport BLOCK, Envs
 from rlox.kernels.envs.gridworld cimport Params as Grid, spec as gridworld
 from rlox.kernels.envs.mountain_car cimport spec as mountain_car
 from rlox.kernels.envs.mountain_car_continuous cimport spec as mountain_car_continuous
 from rlox.kernels.envs.pendulum cimport spec as pendulum
-from rlox.kernels.types cimport i64
+from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper, rows_step_f
+from rlox.kernels.philox cimport derive_key
+from rlox.kernels.types cimport f64, i64, u64
+
+from rlox.kernels.envs.snapshot import restore, saved
+
+cnp.import_array()
 
 # A new environment is one .pxd file and one line here (and one more of N_SPECS).
 cdef enum:
@@ -161,7 +173,7 @@ cdef const rlox_env_v1* env_of(object capsule, str where) except NULL:
 
 
 cdef class NativeEnv:
-    """What `VecEnv` and `Env` say of the environment they play."""
+    """What `VecEnv`, `AgentVecEnv` and `Env` say of the environment they play."""
 
     def __cinit__(self, *args, **kwargs) -> None:
         self.spec = SPECS[0]  # so that nothing is NULL before `choose`
@@ -239,3 +251,74 @@ cdef class NativeEnv:
     @property
     def max_episode_steps(self) -> int | None:
         return self.spec.max_episode_steps or None
+
+
+cdef class NativeEnvs(NativeEnv):
+    """N copies of one native environment: their memory, keys and snapshots.
+
+    Attributes
+    ----------
+    n_envs, seed
+        As given (`seed` follows a reset with another one).
+    """
+
+    cdef int hold(self, object n, tuple shape, object seed, str where) except -1:
+        """Make the memory of n copies of the chosen environment, with returns of this shape; none has begun."""
+        self.n_envs = n
+        self.state = np.zeros(n * self.spec.state_size)
+        self.keys = np.empty(n, np.uint64)
+        self.episodes = np.empty(n, np.uint64)
+        self.steps = np.zeros(n, np.int64)
+        self.returns = np.zeros(shape)
+        self.envs = Envs(
+            n=self.n_envs,
+            state=<f64*>cnp.PyArray_DATA(self.state),
+            keys=<u64*>cnp.PyArray_DATA(self.keys),
+            episodes=<u64*>cnp.PyArray_DATA(self.episodes),
+            steps=<i64*>cnp.PyArray_DATA(self.steps),
+            returns=<f64*>cnp.PyArray_DATA(self.returns),
+        )
+        return self.rekey(seed, where)
+
+    cdef int rekey(self, object seed, str where) except -1:
+        """Give every copy a key of its own, and count its episodes from 0 again."""
+        cdef Py_ssize_t i
+        self.seed = as_seed(seed, where, "seed")
+        for i in range(self.n_envs):
+            self.envs.keys[i] = derive_key(self.seed, i)
+            self.envs.episodes[i] = <u64>-1
+        return 0
+
+    def __len__(self) -> int:
+        return self.n_envs
+
+    cdef int require_ready(self, str method) except -1:
+        if not self.ready:
+            raise ValueError(
+                f"{type(self).__name__}.{method}: the environments must be reset first; call reset_all()"
+            )
+        return 0
+
+    cdef object stepper_of(self, void* stepped, Py_ssize_t n, rows_step_f step):
+        """How another kernel steps these environments, by calling `step` with `stepped`, on arrays of n rows."""
+        self.require_ready("stepper")
+        self.access = rlox_stepper(
+            self=stepped, n=n, obs_dim=self.spec.obs_dim, n_actions=self.spec.n_actions, act_dim=self.spec.act_dim,
+            max_episode_steps=self.spec.max_episode_steps, act_low=self.spec.act_low, act_high=self.spec.act_high,
+            step=step,
+        )
+        return PyCapsule_New(&self.access, RLOX_STEPPER_CAPSULE, NULL)
+
+    cdef dict arrays(self):
+        """What a snapshot holds, by the names that it has there."""
+        return {"state": self.state, "keys": self.keys, "episodes": self.episodes, "steps": self.steps,
+                "returns": self.returns}
+
+    cdef dict snapshot(self):
+        return saved(self.arrays(), self.spec.state_size, BLOCK)
+
+    cdef int put_back(self, state, str where) except -1:
+        """Continue from a snapshot; raises as `rlox.kernels.envs.snapshot.restore`."""
+        self.ready = restore(self.arrays(), state, self.spec.state_size, BLOCK,
+                             self.spec.max_episode_steps or INT64_MAX, where)
+        return 0

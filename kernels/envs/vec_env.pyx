@@ -7,18 +7,12 @@ from cpython.dict cimport PyDict_Copy, PyDict_GetItemWithError
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.object cimport PyObject
-from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport INT64_MAX
 
-from rlox.kernels.checks cimport as_index, as_seed, check_out
+from rlox.kernels.checks cimport as_index, check_out
 from rlox.kernels.envs.base cimport rlox_env_v1
-from rlox.kernels.envs.episodes cimport BLOCK, Envs, Outputs, advance, observe_all, start_all
-from rlox.kernels.envs.native_env cimport NativeEnv
-from rlox.kernels.envs.stepper cimport RLOX_STEPPER_CAPSULE, rlox_stepper
-from rlox.kernels.philox cimport derive_key
-from rlox.kernels.types cimport f32, f64, i64, u8, u64
-
-from rlox.kernels.envs.snapshot import restore, saved
+from rlox.kernels.envs.episodes cimport Envs, Outputs, advance, first_bad_action, observe_all, start_all
+from rlox.kernels.envs.native_env cimport NativeEnvs
+from rlox.kernels.types cimport f32, f64, i64, u8
 
 cnp.import_array()
 
@@ -49,29 +43,7 @@ cdef void step_through(void* self, const void* actions, f32* obs, f64* rewards, 
     advance(stepped.spec, stepped.envs, actions, &out)
 
 
-cdef Py_ssize_t first_bad_action(const rlox_env_v1* spec, const void* actions, Py_ssize_t n) noexcept nogil:
-    """Return the index of the first action that is out of range or NaN, or -1."""
-    cdef const i64* choices = <const i64*>actions
-    cdef const f32* values = <const f32*>actions
-    cdef u64 limit = <u64>spec.n_actions
-    cdef Py_ssize_t i
-    cdef int bad = 0
-    if limit:
-        for i in range(n):
-            bad |= <u64>choices[i] >= limit  # a negative one is huge when unsigned
-    else:
-        n *= spec.act_dim
-        for i in range(n):
-            bad |= values[i] != values[i]
-    if not bad:
-        return -1
-    for i in range(n):
-        if (<u64>choices[i] >= limit) if limit else (values[i] != values[i]):
-            return i // spec.act_dim
-    return -1
-
-
-cdef class VecEnv(NativeEnv):
+cdef class VecEnv(NativeEnvs):
     """N copies of one native environment, stepped together, each restarting as soon as it ends.
 
     Every environment has its own 64-bit key, mixed from (seed, index), and a count of its resets. The
@@ -111,16 +83,9 @@ cdef class VecEnv(NativeEnv):
         `n` or `seed` is no integer, `env_id` neither a str nor a capsule.
     """
 
-    cdef Envs envs
-    cdef bint ready
-    cdef readonly Py_ssize_t n_envs
-    cdef readonly u64 seed
-    # The arrays own the memory that `envs` points into; `scratch` takes what a caller does not ask for.
-    cdef cnp.ndarray state, keys, episodes, steps, returns
-    cdef tuple scratch
+    cdef tuple scratch   # what a caller does not ask for
     cdef Outputs sink
     cdef Stepped stepped
-    cdef rlox_stepper access
     cdef dict views      # what copy=False returns, and where its arrays lie
     cdef Outputs viewed
     cdef cnp.ndarray choices  # (N,) int64, holds the actions of a list
@@ -133,20 +98,7 @@ cdef class VecEnv(NativeEnv):
         self.choose(env_id, "VecEnv")
         if count_ * max(self.spec.state_size, self.spec.obs_dim, self.spec.act_dim) >= 1 << 59:
             raise ValueError(f"VecEnv: n must be such that the arrays fit into memory, got {count_}")
-        self.n_envs = count_
-        self.state = np.zeros(count_ * self.spec.state_size)
-        self.keys = np.empty(count_, np.uint64)
-        self.episodes = np.empty(count_, np.uint64)
-        self.steps = np.zeros(count_, np.int64)
-        self.returns = np.zeros(count_)
-        self.envs = Envs(
-            n=self.n_envs,
-            state=<f64*>cnp.PyArray_DATA(self.state),
-            keys=<u64*>cnp.PyArray_DATA(self.keys),
-            episodes=<u64*>cnp.PyArray_DATA(self.episodes),
-            steps=<i64*>cnp.PyArray_DATA(self.steps),
-            returns=<f64*>cnp.PyArray_DATA(self.returns),
-        )
+        self.hold(count_, (count_,), seed, "VecEnv")
         cdef cnp.ndarray obs = np.empty((count_, self.spec.obs_dim), np.float32)
         cdef cnp.ndarray rewards = np.empty(count_)
         cdef cnp.ndarray flags = np.empty((2, count_), np.bool_)
@@ -158,18 +110,6 @@ cdef class VecEnv(NativeEnv):
             truncated=<u8*>cnp.PyArray_DATA(flags) + self.n_envs,
             final_obs=NULL, episode_return=NULL, episode_length=NULL, central=NULL, final_central=NULL,
         )
-        self.rekey(seed, "VecEnv")
-
-    cdef int rekey(self, object seed, str where) except -1:
-        cdef Py_ssize_t i
-        self.seed = as_seed(seed, where, "seed")
-        for i in range(self.n_envs):
-            self.envs.keys[i] = derive_key(self.seed, i)
-            self.envs.episodes[i] = <u64>-1
-        return 0
-
-    def __len__(self) -> int:
-        return self.n_envs
 
     def __repr__(self) -> str:
         return f"VecEnv(n={self.n_envs}, seed={self.seed}, env_id={self.env_id!r})"
@@ -216,8 +156,7 @@ cdef class VecEnv(NativeEnv):
         cdef cnp.ndarray obs = np.empty((self.n_envs, self.spec.obs_dim), np.float32)
         if self.busy:
             self.refuse("observe")
-        if not self.ready:
-            raise ValueError("VecEnv.observe: the environments must be reset first; call reset_all()")
+        self.require_ready("observe")
         observe_all(&self.spec, &self.envs, <f32*>cnp.PyArray_DATA(obs))
         return obs
 
@@ -274,7 +213,7 @@ cdef class VecEnv(NativeEnv):
             raise ValueError(
                 f"VecEnv.step_all: actions must be "
                 + (f"in [0, {self.spec.n_actions})" if self.spec.n_actions else "numbers, not NaN")
-                + f", got {held[bad]} at index {bad}"
+                + f", got {held[bad // self.spec.act_dim]} at index {bad // self.spec.act_dim}"
             )
         if out is not None:
             if not copy:
@@ -436,15 +375,8 @@ cdef class VecEnv(NativeEnv):
 
         Raises ValueError before the first `reset_all`.
         """
-        if not self.ready:
-            raise ValueError("VecEnv.stepper: the environments must be reset first; call reset_all()")
         self.stepped = Stepped(spec=&self.spec, envs=&self.envs)
-        self.access = rlox_stepper(
-            self=&self.stepped, n=self.n_envs, obs_dim=self.spec.obs_dim, n_actions=self.spec.n_actions,
-            act_dim=self.spec.act_dim, max_episode_steps=self.spec.max_episode_steps,
-            act_low=self.spec.act_low, act_high=self.spec.act_high, step=step_through,
-        )
-        return PyCapsule_New(&self.access, RLOX_STEPPER_CAPSULE, NULL)
+        return self.stepper_of(&self.stepped, self.n_envs, step_through)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Return a copy of everything that the future depends on (S state components, N environments).
@@ -454,12 +386,7 @@ cdef class VecEnv(NativeEnv):
         """
         if self.busy:
             self.refuse("get_state")
-        return saved(self.arrays(), self.spec.state_size, BLOCK)
-
-    cdef dict arrays(self):
-        """What a snapshot holds, by the names that it has there."""
-        return {"state": self.state, "keys": self.keys, "episodes": self.episodes, "steps": self.steps,
-                "returns": self.returns}
+        return self.snapshot()
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue exactly from what `get_state` returned, of any VecEnv of this env_id and size.
@@ -477,5 +404,4 @@ cdef class VecEnv(NativeEnv):
         """
         if self.busy:
             self.refuse("set_state")
-        self.ready = restore(self.arrays(), state, self.spec.state_size, BLOCK,
-                             self.spec.max_episode_steps or INT64_MAX, "VecEnv.set_state")
+        self.put_back(state, "VecEnv.set_state")

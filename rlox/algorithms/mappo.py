@@ -17,9 +17,8 @@ import numpy as np
 
 from rlox.callbacks import Callback
 from rlox.callbacks.loggers import LoggerCallback
-from rlox.collectors.evaluation import torch_threads
 from rlox.config import MAPPOConfig, integer, shown
-from rlox.kernels.nn.mappo import n_player_parameters
+from rlox.kernels.nn.actor_critic import n_parameters
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.batch import MultiAgentBatch
 from rlox.multi_agent.collector import Actors, MultiAgentCollector, SingleAgentCollector
@@ -162,7 +161,7 @@ class MAPPO(OnPolicyAlgorithm):
             return super()._kernel_size()
         hidden = self.config.hidden_sizes
         return sum(
-            n_player_parameters(one.obs_dim, one.spec.n_actions or one.spec.act_dim, hidden, False, one.state_dim)
+            n_parameters(one.obs_dim, one.spec.n_actions or one.spec.act_dim, hidden, False, one.state_dim)
             for one in self.players
             if one.spec.n_choices is None and not one.spec.image
         )
@@ -350,18 +349,8 @@ class MAPPO(OnPolicyAlgorithm):
             for name, obs in observations.items()
         }
 
-    def evaluate(
-        self, n_episodes: int = 20, seed: int | None = None, deterministic: bool = True, **options: Any
-    ) -> Any:
-        """As `rlox.PPO.evaluate`; of several agents `returns` are sums over them, and `agent_returns` those of each."""
-        if not self.several:
-            return super().evaluate(n_episodes, seed, deterministic, **options)
-        with torch_threads(self.threads):
-            arguments = self.evaluation_arguments(n_episodes, seed, deterministic)
-            return arguments.pop("by")(**arguments, **options)
-
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """The arguments of `rlox.collectors.evaluation.evaluate`; with ``by``, of that function instead."""
+        """As `Algorithm.evaluation_arguments`; several agents are evaluated by `evaluate_agents`."""
         found = super().evaluation_arguments(n_episodes, seed, deterministic)
         if self.several:
             found = {k: v for k, v in found.items() if k not in ("device", "transform")} | {"by": evaluate_agents}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Trainer:
     ------
     TypeError, ValueError
         For an unknown algorithm (with the nearest name), an argument that is given twice, a missing `env` or
-        `dataset`; and as the algorithm's class.
+        `dataset`, a dataset whose environment is of a module that was not imported; and as the algorithm's class.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Trainer:
             dataset = open_dataset(dataset)
             if env is None and cls.Config.uses_dataset == "must":
                 env = dataset_metadata(source).get("env", {}).get("id")
+                _require_no_module(env)
         if cls.Config.uses_dataset == "must":
             if dataset is None:
                 raise TypeError(f"Trainer: dataset must be given, for {cls.name} learns from one")
@@ -73,7 +75,7 @@ class Trainer:
                         "Trainer: env must be given, for the dataset does not say which it was gathered in; or pass "
                         "obs_dim and act_dim in config"
                     )
-                arguments = {**offline_sizes(env, arguments.get("env_kwargs")), **arguments}
+                arguments = {**offline_sizes(env, arguments.get("env_kwargs"), dataset=dataset), **arguments}
             self.algorithm = cls(dataset, env_id=env, **arguments)
             return
         if env is None:
@@ -130,6 +132,17 @@ class Trainer:
         self.algorithm.save(path, **options)
 
 
+def _require_no_module(env: Any) -> None:
+    """A ValueError for the id of an environment that a dataset names, where making it would import a module."""
+    from rlox.envs.registry import imported_module
+
+    if isinstance(env, str) and (module := imported_module(env)) and module not in sys.modules:
+        raise ValueError(
+            f"Trainer: env must be given for a dataset that was gathered in {shown(env)}, since a file may not choose "
+            f"the module {shown(module)} to import; if you trust it, pass env={shown(env)}"
+        )
+
+
 def _class_of(algorithm: str | type) -> type[Any]:
     """The class of an algorithm by its name, or itself."""
     from rlox.training.table import algorithm_names, entry_of, resolve
@@ -146,19 +159,35 @@ def _class_of(algorithm: str | type) -> type[Any]:
 
 
 def offline_sizes(
-    env: str | Callable[[], Any], kwargs: dict[str, Any] | None = None, wrappers: Any = (), where: str = "Trainer: env"
+    env: str | Callable[[], Any],
+    kwargs: dict[str, Any] | None = None,
+    wrappers: Any = (),
+    where: str = "Trainer: env",
+    dataset: Any = None,
 ) -> dict[str, Any]:
     """What the constructor of an offline algorithm is given of the environment: its sizes, and the actions' bounds.
+
+    With several agents they are those of the agents that the `dataset` shows.
 
     Raises
     ------
     ValueError
-        For one whose observations are no vectors, or whose actions are several choices.
+        For one whose observations are no vectors, or whose actions are several choices; for wrappers of one with
+        several agents.
     """
     from rlox.envs import env_name, make_vec_env, spec_of
+    from rlox.multi_agent import is_multi_agent, make_multi_agent_env
+    from rlox.offline.acting import recorded_group
 
-    vec = make_vec_env(env, 1, 0, kwargs, wrappers)
-    spec = spec_of(vec)
+    vec: Any
+    if is_multi_agent(env):
+        if wrappers:
+            raise ValueError(f"{where}={env}: wrappers must be empty with several agents, got {list(wrappers)}")
+        vec = make_multi_agent_env(env, 1, 0, kwargs)
+        spec = recorded_group(vec.spec, dataset).spec
+    else:
+        vec = make_vec_env(env, 1, 0, kwargs, wrappers)
+        spec = spec_of(vec)
     if hasattr(vec, "close"):
         vec.close()
     if len(spec.obs_shape) != 1 or spec.n_choices is not None:

@@ -197,12 +197,16 @@ class Collector:
         """
         if not state:
             self._lost = "the checkpoint holds no state of it"
-        elif _OBS in state if self.native else not self.env.fits(state):
+        elif not self._fits(state):
             self._lost = "the checkpoint's was made of other parts"
         elif self.restorable:
             self.set_state(state)
             return True
         return False
+
+    def _fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` is of environments made of the same parts."""
+        return _OBS not in state if self.native else self.env.fits(state)
 
     @property
     def native(self) -> bool:

@@ -15,6 +15,7 @@ from rlox.envs.failures import NO_ANSWERS, UNANSWERED, explain_env_failure
 from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
+from rlox.envs.state import ForeignEnvs
 from rlox.kernels.rng import Rng
 
 _NUMBERS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of each copy
@@ -205,7 +206,7 @@ class Count(int):
         return int(self)
 
 
-class ForeignVecEnv:
+class ForeignVecEnv(ForeignEnvs):
     """What `GymVecEnv` and `ParallelGymVecEnv` share: the arrays that go in and come out.
 
     Attributes
@@ -213,43 +214,24 @@ class ForeignVecEnv:
     spec : EnvSpec
         Shapes, sizes and bounds; `obs_dim`, `discrete`, `n_actions`, `act_dim`, `act_low` and `act_high` are its own.
     why_not : str, optional
-        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None where they can.
+        As `ForeignEnvs` has it.
     """
 
     spec: EnvSpec
-    why_not: str | None
     # Of the ranks of a data-parallel training: this one's first copy, and how many all have (0: only these).
     first = n_joint = 0
-    _stacks: list[list[str]]
-    # What each kind does itself; the two for states where `why_not` is None.
+    # What each kind does itself, beside what `ForeignEnvs` names.
     _reset: Callable[[list[int | None], np.ndarray], None]
     _step: Callable[[np.ndarray, dict[str, np.ndarray]], None]
-    _get_state: Callable[[], tuple[list[Any], bytes] | None]
-    _set_state: Callable[[list[Any]], None]
-    _close: Callable[[], None]
 
     def __init__(self, env_id: Any, n_envs: int, seed: int):
-        if n_envs < 1:
-            raise ValueError(f"{type(self).__name__}: n_envs must be >= 1, got {n_envs}")
-        self.env_id = env_id
-        self.n_envs = n_envs
+        super().__init__(env_id, n_envs)
         self._seed = seed
-        self._started = False
-        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
-
-    def __len__(self) -> int:
-        return self.n_envs
 
     @property
     def num_envs(self) -> Count:
         """`n_envs` by gymnasium's word."""
         return Count(self.n_envs)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def obs_dim(self) -> int:
@@ -333,49 +315,6 @@ class ForeignVecEnv:
         self._step(actions, out)
         self._at_rest = at_rest
         return out
-
-    def get_state(self) -> dict[str, np.ndarray] | None:
-        """Everything that the future of the episodes that are running depends on.
-
-        None before there are any, after `close` or a step that failed, and where `why_not` says so.
-        """
-        found = self._get_state() if self._at_rest and self.why_not is None else None
-        return None if found is None else env_state.pack(self._stacks, *found)
-
-    def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` comes from environments like these, so that `set_state` may succeed.
-
-        Raises
-        ------
-        ValueError
-            If it is damaged.
-        """
-        return self.why_not is None and env_state.fits(state, self._stacks)
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
-
-        Raises
-        ------
-        ValueError
-            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
-        """
-        if self.why_not is not None:
-            raise ValueError(
-                f"{type(self).__name__}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}"
-            )
-        try:
-            states = env_state.unpack(state, self._stacks)
-        except ValueError as e:
-            raise ValueError(f"{type(self).__name__}.set_state: {e}") from e
-        self._started = self._at_rest = False
-        self._set_state(states)
-        self._started = self._at_rest = True
-
-    def close(self) -> None:
-        """End the environments; may be called again."""
-        self._at_rest = False
-        self._close()
 
 
 class GymVecEnv(ForeignVecEnv):

@@ -43,6 +43,8 @@ _DONE, _DATA, _FAILED = b".", b"d", b"!"
 _WITH_FRAME = (_DATA, _FAILED)  # replies that a pickled value follows
 _NO_SEED = -1
 
+Layout = dict[str, tuple[tuple[int, ...], type]]  # shapes and dtypes of arrays by name
+
 
 class WorkerTraceback(Exception):
     """The traceback of an exception in a worker, as Python prints it there; what the exception is raised from here."""
@@ -75,15 +77,24 @@ class Workers:
         What each calls: a function that hands its arguments on to `serve`.
     orders : list
         For each its rows and, pickled, what it must make (see `shared_out`).
-    size : callable
-        From what each has sent of its environments, how many bytes of memory all need. Its exceptions end the workers.
+    layout : callable
+        The shapes and dtypes of the arrays that all share, by name, for environments of a spec.
 
     Attributes
     ----------
-    hellos : list
-        What each has sent of its environments.
-    memory : mmap
+    spec
+        Of the environments, the same in all workers.
+    why_not : str, optional
+        Why the environments cannot be restored exactly.
+    stacks : list
+        Of each environment the classes that it is built of.
+    arrays : dict
         What all share.
+
+    Raises
+    ------
+    ValueError
+        If not all environments have the same spec.
     """
 
     def __init__(
@@ -93,7 +104,7 @@ class Workers:
         module: str,
         function: str,
         orders: list[tuple[slice, bytes]],
-        size: Callable[[list[Any]], int],
+        layout: Callable[[Any], Layout],
     ):
         self._name, self._env = name, env
         self.workers: list[_Worker] = []
@@ -109,12 +120,20 @@ class Workers:
                     sock.settimeout(_ALIVE_EVERY)
                     self.workers.append(_Worker(index, rows, process, sock))
                     _send(self.workers[-1].sock, order)
-                self.hellos = [self._hello(worker) for worker in self.workers]
-                needed = size(self.hellos)
+                specs, reasons, stacks = zip(*[self._hello(worker) for worker in self.workers], strict=True)
+                self.spec, self.why_not = specs[0], next(filter(None, reasons), None)
+                self.stacks = [stack for share in stacks for stack in share]
+                other = next((spec for spec in specs if spec != self.spec), None)
+                if other is not None:
+                    raise ValueError(
+                        f"{name}: all environments must have the same spaces, got {other} beside {self.spec}"
+                    )
+                shared = layout(self.spec)
+                needed = size_of(shared)
                 os.ftruncate(memory.fileno(), needed)
                 for worker in self.workers:
                     _send(worker.sock, b"")
-                self.memory = mmap.mmap(memory.fileno(), needed)
+                self.arrays = arrays_of(mmap.mmap(memory.fileno(), needed), shared)
         except BaseException:
             self.stop()
             raise
@@ -131,11 +150,17 @@ class Workers:
         """Let every worker start new episodes."""
         self._command(_RESET)
 
-    def save(self) -> list[Any]:
-        """What each says of the state of its environments."""
-        return self._command(_SAVE, _DATA)
+    def get_state(self) -> tuple[list[Any], bytes] | None:
+        """The states of all environments as of one process; None where `why_not` says so, or a worker has died."""
+        if not self.open:
+            return None
+        shares, reasons = zip(*self._command(_SAVE, _DATA), strict=True)
+        self.why_not = next(filter(None, reasons), None)
+        if self.why_not is not None:
+            return None
+        return [node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)
 
-    def restore(self, states: list[Any]) -> None:
+    def set_state(self, states: list[Any]) -> None:
         """Hand each the states of its environments."""
         self._command(_RESTORE, _DONE, [pickle.dumps(states[worker.rows]) for worker in self.workers])
 
@@ -165,7 +190,7 @@ class Workers:
         for worker in self.workers:
             data = command if frames is None else command + framed(frames[worker.index])
             try:
-                worker.sock.sendall(data)
+                self._deliver(worker, data)
             except (BrokenPipeError, ConnectionResetError):
                 raise self._death(worker) from None
             except BaseException:
@@ -209,16 +234,28 @@ class Workers:
             try:
                 part = worker.sock.recv(missing)
             except TimeoutError:
-                # Another worker may have died, or this one, while a child of its own holds the socket.
-                for other in self.workers:
-                    if other.process.poll() is not None:
-                        raise self._death(other) from None
+                self._require_alive()
                 continue
             except ConnectionResetError:
                 part = b""
             if not part:
                 raise self._death(worker)
             worker.unread += part
+
+    def _deliver(self, worker: _Worker, data: bytes) -> None:
+        """Send all of it, however long a busy worker takes to read it."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[worker.sock.send(rest) :]
+            except TimeoutError:
+                self._require_alive()
+
+    def _require_alive(self) -> None:
+        # Another worker may have died, or the one that is awaited, while a child of its own holds the socket.
+        for worker in self.workers:
+            if worker.process.poll() is not None:
+                raise self._death(worker) from None
 
     def _death(self, worker: _Worker) -> RuntimeError:
         self._failed = True
@@ -291,22 +328,12 @@ class ParallelGymVecEnv(ForeignVecEnv):
             env_id = foreign_id(env_id)
         orders = shared_out("ParallelGymVecEnv", env_id, (env_id, kwargs, wrappers, n_envs), n_envs, workers)
 
-        def size(hellos: list[Any]) -> int:
-            specs = [spec for spec, _, _ in hellos]
-            other = next((spec for spec in specs if spec != specs[0]), None)
-            if other is not None:
-                raise ValueError(
-                    f"ParallelGymVecEnv: all environments must have the same spaces, got {other} beside {specs[0]}"
-                )
-            return size_of(_layout(specs[0], n_envs))
-
-        self._pool = Workers("ParallelGymVecEnv", self.env_id, "rlox.envs.parallel_env", "_work", orders, size)
-        self._workers = self._pool.workers
-        specs, reasons, stacks = zip(*self._pool.hellos, strict=True)
-        self.spec = specs[0]
-        self.why_not = next(filter(None, reasons), None)
-        self._stacks = [stack for share in stacks for stack in share]
-        self._shared = arrays_of(self._pool.memory, _layout(self.spec, n_envs))
+        self._pool = Workers(
+            "ParallelGymVecEnv", self.env_id, "rlox.envs.parallel_env", "_work", orders,
+            lambda spec: _layout(spec, n_envs),
+        )  # fmt: skip
+        self._workers, self._shared = self._pool.workers, self._pool.arrays
+        self.spec, self.why_not, self._stacks = self._pool.spec, self._pool.why_not, self._pool.stacks
 
     def _reset(self, seeds: list[int | None], obs: np.ndarray) -> None:
         put_seeds(seeds, self._shared["seeds"])
@@ -320,25 +347,14 @@ class ParallelGymVecEnv(ForeignVecEnv):
             array[...] = self._shared[key]
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        if not self._pool.open:  # a worker has died since
-            return None
-        found, self.why_not = joined_states(self._pool)
+        found, self.why_not = self._pool.get_state(), self._pool.why_not
         return found
 
     def _set_state(self, states: list[Any]) -> None:
-        self._pool.restore(states)
+        self._pool.set_state(states)
 
     def _close(self) -> None:
         self._pool.close()
-
-
-def joined_states(pool: Workers) -> tuple[tuple[list[Any], bytes] | None, str | None]:
-    """The states of all workers' environments as of one process, or None and why there are none."""
-    shares, reasons = zip(*pool.save(), strict=True)
-    why_not = next(filter(None, reasons), None)
-    if why_not is not None:
-        return None, why_not
-    return ([node for nodes, _ in shares for node in nodes], b"".join(data for _, data in shares)), None
 
 
 def shared_out(name: str, env: Any, value: Any, n_envs: int, workers: int) -> list[tuple[slice, bytes]]:
@@ -452,11 +468,11 @@ def framed(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _layout(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+def _layout(spec: EnvSpec, n: int) -> Layout:
     return {"actions": ((n, *spec.action_shape), spec.action_dtype), "seeds": ((n,), np.int64), **step_arrays(spec, n)}
 
 
-def _offsets(layout: dict[str, tuple[tuple[int, ...], type]]) -> list[int]:
+def _offsets(layout: Layout) -> list[int]:
     """Where each array of the layout begins, on cache lines of its own, and where the last one ends."""
     offsets = [0]
     for shape, dtype in layout.values():
@@ -465,12 +481,12 @@ def _offsets(layout: dict[str, tuple[tuple[int, ...], type]]) -> list[int]:
     return offsets
 
 
-def size_of(layout: dict[str, tuple[tuple[int, ...], type]]) -> int:
+def size_of(layout: Layout) -> int:
     """Bytes of memory that arrays of these shapes and dtypes take."""
     return _offsets(layout)[-1]
 
 
-def arrays_of(memory: mmap.mmap, layout: dict[str, tuple[tuple[int, ...], type]]) -> dict[str, np.ndarray]:
+def arrays_of(memory: mmap.mmap, layout: Layout) -> dict[str, np.ndarray]:
     """The arrays of `layout` in `memory`."""
     return {
         key: np.ndarray(shape, dtype, memory, offset)

@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from rlox.envs.registry import env_name
+
 _JSON, _DATA = "env_json", "env_data"
 _DTYPES = {np.dtype(t).name: np.dtype(t) for t in (*"bhilqBHILQefd", np.bool_)}
 _MPE_CLASS = re.compile(r"mpe2\.\w+\.\w+\.raw_env")
@@ -454,3 +456,81 @@ def _read(state: dict[str, np.ndarray]) -> dict[str, Any]:
     if not isinstance(content, dict) or set(content) != {"stacks", "envs"}:
         raise ValueError(f"{_JSON} must hold stacks and envs, got {repr(content)[:80]}")
     return content
+
+
+class ForeignEnvs:
+    """N copies of a foreign environment: whether they have started, and how all are saved and restored together.
+
+    Attributes
+    ----------
+    env_id, n_envs
+        As given.
+    why_not : str, optional
+        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None where they can.
+    """
+
+    why_not: str | None
+    _stacks: list[list[str]]
+    # What each kind does itself; the two for states where `why_not` is None.
+    _get_state: Callable[[], tuple[list[Any], bytes] | None]
+    _set_state: Callable[[list[Any]], None]
+    _close: Callable[[], None]
+
+    def __init__(self, env_id: Any, n_envs: int):
+        if n_envs < 1:
+            raise ValueError(f"{type(self).__name__}: n_envs must be >= 1, got {n_envs}")
+        self.env_id = env_id
+        self.n_envs = n_envs
+        self._started = False
+        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
+
+    def __len__(self) -> int:
+        return self.n_envs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get_state(self) -> dict[str, np.ndarray] | None:
+        """Everything that the future of the episodes that are running depends on.
+
+        None before there are any, after `close` or a step that failed, and where `why_not` says so.
+        """
+        found = self._get_state() if self._at_rest and self.why_not is None else None
+        return None if found is None else pack(self._stacks, *found)
+
+    def fits(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether `state` comes from environments like these, so that `set_state` may succeed.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged.
+        """
+        return self.why_not is None and fits(state, self._stacks)
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
+
+        Raises
+        ------
+        ValueError
+            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
+        """
+        name = type(self).__name__
+        if self.why_not is not None:
+            raise ValueError(f"{name}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}")
+        try:
+            states = unpack(state, self._stacks)
+        except ValueError as e:
+            raise ValueError(f"{name}.set_state: {e}") from e
+        self._started = self._at_rest = False
+        self._set_state(states)
+        self._started = self._at_rest = True
+
+    def close(self) -> None:
+        """End the environments; may be called again."""
+        self._at_rest = False
+        self._close()

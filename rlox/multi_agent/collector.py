@@ -399,21 +399,15 @@ class MultiAgentCollector(Collector):
         self._raw = now
         self._lost = None
 
-    def restore(self, state: dict[str, np.ndarray]) -> bool:
-        """`set_state`, where `state` is of environments such as these; returns whether it was, or they start afresh."""
-        if not state:
-            self._lost = "the checkpoint holds no state of it"
-        elif not self.env.fits({k: x for k, x in state.items() if not k.startswith("step_")}):
-            self._lost = "the checkpoint's was made of other parts"
-        elif self.restorable:
-            self.set_state(state)
-            return True
-        return False
+    def _fits(self, state: dict[str, np.ndarray]) -> bool:
+        return self.env.fits({k: x for k, x in state.items() if not k.startswith("step_")})
 
     @property
     def native(self) -> bool:
         """Whether kernels step the environments."""
-        return type(self.env).__module__ == "rlox.multi_agent.native"
+        from rlox.multi_agent.native import NativeMultiAgentVecEnv
+
+        return isinstance(self.env, NativeMultiAgentVecEnv)
 
     @property
     def restorable(self) -> bool:

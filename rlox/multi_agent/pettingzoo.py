@@ -26,6 +26,7 @@ from rlox.envs.failures import (
 )
 from rlox.envs.registry import ZOO, env_name, is_native_multi_agent
 from rlox.envs.spec import SpaceAdapter
+from rlox.envs.state import ForeignEnvs
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.spec import MultiAgentSpec, MultiAgentStep, checked_group_actions, grouped
 
@@ -695,7 +696,7 @@ def zoo_seeds(seed: int, n: int) -> list[int]:
     return Rng(seed, Stream.FOREIGN_ENVS).integers(2**31, n).tolist()
 
 
-class ForeignMultiAgentVecEnv:
+class ForeignMultiAgentVecEnv(ForeignEnvs):
     """What `PettingZooVecEnv` and `ParallelPettingZooVecEnv` share: the arrays that go in and come out.
 
     Attributes
@@ -703,37 +704,19 @@ class ForeignMultiAgentVecEnv:
     spec : MultiAgentSpec
         Agents, groups, shapes and bounds.
     why_not : str, optional
-        Why the environments cannot be saved and restored exactly (see `rlox.envs.state`); None where they can.
+        As `rlox.envs.state.ForeignEnvs` has it.
     """
 
     spec: MultiAgentSpec
-    why_not: str | None
-    _stacks: list[list[str]]
-    # What each kind does itself; the two for states where `why_not` is None.
+    # What each kind does itself, beside what `ForeignEnvs` names; the last in place of `_set_state`.
     _reset: Callable[[list[int | None], MultiAgentStep], None]
     _step: Callable[[list[np.ndarray], MultiAgentStep], None]
-    _get_state: Callable[[], tuple[list[Any], bytes] | None]
-    _set_state: Callable[[list[Any]], None]
-    _close: Callable[[], None]
+    _put_back: Callable[[list[Any]], None]
 
     def __init__(self, env: Any, n_envs: int, seed: int):
-        if n_envs < 1:
-            raise ValueError(f"{type(self).__name__}: n_envs must be >= 1, got {n_envs}")
-        self.env_id = env
-        self.n_envs = n_envs
+        super().__init__(env, n_envs)
         self.seed = seed
-        self._started = False
-        self._at_rest = False  # whether all are open, and have taken equally many steps since they started
         self._alive: list[np.ndarray] | None = None  # who acts next, as the last step said
-
-    def __len__(self) -> int:
-        return self.n_envs
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def reset_all(self, seed: int | None = None) -> MultiAgentStep:
         """Start a new episode everywhere; the first call seeds the copies, a later one only with `seed`."""
@@ -761,53 +744,14 @@ class ForeignMultiAgentVecEnv:
         self._alive = [alive.copy() for alive in out.alive]
         return out
 
-    def get_state(self) -> dict[str, np.ndarray] | None:
-        """Everything that the future of the episodes that are running depends on.
-
-        None before there are any, after `close` or a step that failed, and where `why_not` says so.
-        """
-        found = self._get_state() if self._at_rest and self.why_not is None else None
-        return None if found is None else env_state.pack(self._stacks, *found)
-
-    def fits(self, state: dict[str, np.ndarray]) -> bool:
-        """Whether `state` comes from environments like these, so that `set_state` may succeed.
-
-        Raises
-        ------
-        ValueError
-            If it is damaged.
-        """
-        return self.why_not is None and env_state.fits(state, self._stacks)
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Continue exactly from what `get_state` returned, in this process or another, with workers or without.
-
-        Raises
-        ------
-        ValueError
-            If it is no state of such environments, or damaged. They are then to be reset with a seed before use.
-        """
-        name = type(self).__name__
-        if self.why_not is not None:
-            raise ValueError(f"{name}.set_state: {env_name(self.env_id)} must be restorable, but {self.why_not}")
-        try:
-            states = env_state.unpack(state, self._stacks)
-        except ValueError as e:
-            raise ValueError(f"{name}.set_state: {e}") from e
-        self._started = self._at_rest = False
-        self._set_state(states)
-        self._started = self._at_rest = True
+    def _set_state(self, states: list[Any]) -> None:
+        self._put_back(states)
         self._alive = [np.zeros((self.n_envs, len(group.agents)), np.bool_) for group in self.spec.groups]
         places = {slot: (g, a) for g, group in enumerate(self.spec.groups) for a, slot in enumerate(group.slots)}
         for i, one in enumerate(states):
             for slot in one["live"]:
                 g, a = places[slot]
                 self._alive[g][i, a] = True
-
-    def close(self) -> None:
-        """End the environments; may be called again."""
-        self._at_rest = False
-        self._close()
 
 
 class PettingZooVecEnv(ForeignMultiAgentVecEnv):
@@ -849,7 +793,7 @@ class PettingZooVecEnv(ForeignMultiAgentVecEnv):
         found, self.why_not = self._copies.get_state(), self._copies.why_not
         return found
 
-    def _set_state(self, states: list[Any]) -> None:
+    def _put_back(self, states: list[Any]) -> None:
         self._copies.set_state(states)
 
     def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlox.envs.parallel_env import (
+    Layout,
     Workers,
     arrays_of,
-    joined_states,
     put_seeds,
     seeds_of,
     serve,
@@ -69,23 +69,12 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         order = (env, kwargs, zoo_seeds(seed, n_envs), state)
         orders = shared_out(_NAME, env, order, n_envs, workers)
 
-        def size(hellos: list[Any]) -> int:
-            specs = [spec for spec, _, _ in hellos]
-            other = next((spec for spec in specs if spec != specs[0]), None)
-            if other is not None:
-                raise ValueError(
-                    f"{_NAME}: all copies must have the same agents and spaces, got {other} and {specs[0]}"
-                )
-            return size_of(_layout(specs[0], n_envs))
-
-        self._pool = Workers(_NAME, env, "rlox.multi_agent.workers", "_work", orders, size)
+        self._pool = Workers(
+            _NAME, env, "rlox.multi_agent.workers", "_work", orders, lambda spec: _layout(spec, n_envs)
+        )
         self._workers = self._pool.workers
-        specs, reasons, stacks = zip(*self._pool.hellos, strict=True)
-        self.spec = specs[0]
-        self.why_not = next(filter(None, reasons), None)
-        self._stacks = [stack for share in stacks for stack in share]
-        shared = arrays_of(self._pool.memory, _layout(self.spec, n_envs))
-        self._seeds, self._actions, self._shared = _parted(shared)
+        self.spec, self.why_not, self._stacks = self._pool.spec, self._pool.why_not, self._pool.stacks
+        self._seeds, self._actions, self._shared = _parted(self._pool.arrays)
 
     def _reset(self, seeds: list[int | None], out: MultiAgentStep) -> None:
         put_seeds(seeds, self._seeds)
@@ -99,13 +88,11 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         out.take(self._shared)
 
     def _get_state(self) -> tuple[list[Any], bytes] | None:
-        if not self._pool.open:  # a worker has died since
-            return None
-        found, self.why_not = joined_states(self._pool)
+        found, self.why_not = self._pool.get_state(), self._pool.why_not
         return found
 
-    def _set_state(self, states: list[Any]) -> None:
-        self._pool.restore(states)
+    def _put_back(self, states: list[Any]) -> None:
+        self._pool.set_state(states)
 
     def render(self) -> np.ndarray | None:
         """Environment 0 as (H, W, 3) uint8; None where it was made without ``render_mode="rgb_array"``."""
@@ -115,7 +102,7 @@ class ParallelPettingZooVecEnv(ForeignMultiAgentVecEnv):
         self._pool.close()
 
 
-def _layout(spec: MultiAgentSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
+def _layout(spec: MultiAgentSpec, n: int) -> Layout:
     return {"seeds": ((n,), np.int64), **action_arrays(spec, n), **step_arrays(spec, n)}
 
 

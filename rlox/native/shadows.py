@@ -60,6 +60,7 @@ _ON_POLICY = (
     "rlox.training.on_policy:OnPolicyAlgorithm.make_policy",
     "rlox.training.on_policy:OnPolicyAlgorithm.setup",
     "rlox.nn.batch:RolloutBatch.explained_variance",
+    "rlox.nn.losses:actor_critic_loss",
     "rlox.nn.losses:normalized",
     "rlox.nn.losses:value_loss",
 )

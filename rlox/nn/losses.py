@@ -90,6 +90,19 @@ def value_loss(
     return (values - returns).square().mean()
 
 
+def actor_critic_loss(
+    p_loss: torch.Tensor, v_loss: torch.Tensor, entropy: torch.Tensor, vf_coef: float, ent_coef: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """``p_loss + vf_coef * v_loss - ent_coef * mean(entropy)`` of the two losses () and entropies (B,) in nats.
+
+    Returns it, to be differentiated, and its terms ``policy_loss value_loss entropy``, detached.
+    """
+    mean_entropy = entropy.mean()
+    terms = {"policy_loss": p_loss, "value_loss": v_loss, "entropy": mean_entropy}
+    loss = p_loss + vf_coef * v_loss - ent_coef * mean_entropy
+    return loss, {name: term.detach() for name, term in terms.items()}
+
+
 def a2c_loss(
     policy: nn.Module,
     obs: torch.Tensor,
@@ -103,10 +116,7 @@ def a2c_loss(
     """``policy_loss + vf_coef * value_loss - ent_coef * entropy`` of B transitions, and these three, detached."""
     log_probs, entropy, values = policy_outputs(policy, obs, actions)
     p_loss, v_loss = policy_gradient(log_probs, advantages), value_loss(values, returns, old_values)
-    mean_entropy = entropy.mean()
-    metrics = {"policy_loss": p_loss, "value_loss": v_loss, "entropy": mean_entropy}
-    loss = p_loss + vf_coef * v_loss - ent_coef * mean_entropy
-    return loss, {name: value.detach() for name, value in metrics.items()}
+    return actor_critic_loss(p_loss, v_loss, entropy, vf_coef, ent_coef)
 
 
 class PPOLoss:
@@ -156,14 +166,8 @@ class PPOLoss:
         log_probs, entropy, values = policy_outputs(policy, obs, actions)
         policy_loss, metrics = ppo_clip(log_probs, old_log_probs, advantages, self.clip_eps)
         v_loss = value_loss(values, returns, old_values, self.clip_vf)
-        mean_entropy = entropy.mean()
-        loss = policy_loss + self.vf_coef * v_loss - self.ent_coef * mean_entropy
-        return loss, {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": v_loss.detach(),
-            "entropy": mean_entropy.detach(),
-            **metrics,
-        }
+        loss, terms = actor_critic_loss(policy_loss, v_loss, entropy, self.vf_coef, self.ent_coef)
+        return loss, {**terms, **metrics}
 
 
 def q_loss(

@@ -15,7 +15,7 @@ from torch import nn
 from rlox.config import MAPPOConfig
 from rlox.envs.spec import EnvSpec
 from rlox.kernels.rng import Rng
-from rlox.nn.losses import ppo_clip
+from rlox.nn.losses import actor_critic_loss, ppo_clip
 from rlox.nn.networks import mlp, rng_from_torch
 from rlox.nn.policies import ActorCritic, make_policy, policy_outputs
 
@@ -222,11 +222,5 @@ class MAPPOLoss:
             values = policy.critic(features if states is None else states).squeeze(-1)
         policy_loss, metrics = ppo_clip(log_probs, old_log_probs, advantages, self.clip_eps)
         v_loss = critic_loss(values, returns, old_values, self.clip_vf, self.maximum, self.huber_delta)
-        mean_entropy = entropy.mean()
-        loss = policy_loss + self.vf_coef * v_loss - self.ent_coef * mean_entropy
-        return loss, {
-            "policy_loss": policy_loss.detach(),
-            "value_loss": v_loss.detach(),
-            "entropy": mean_entropy.detach(),
-            **metrics,
-        }
+        loss, terms = actor_critic_loss(policy_loss, v_loss, entropy, self.vf_coef, self.ent_coef)
+        return loss, {**terms, **metrics}

@@ -441,7 +441,8 @@ class Algorithm:
         """Play whole episodes on a fresh environment, without disturbing training; statistics are frozen.
 
         Not `deterministic`: as training acts, with its exploration noise. `seed` None stands for 10_000 + the
-        algorithm's own; `options` go to `rlox.collectors.evaluation.evaluate`.
+        algorithm's own; `options` go to `rlox.collectors.evaluation.evaluate`. Of several agents `returns` are sums
+        over them, and `agent_returns` those of each.
 
         Raises
         ------
@@ -450,12 +451,15 @@ class Algorithm:
         """
         require(f"{type(self).__name__}.evaluate", "deterministic", deterministic, bool)
         with torch_threads(self.threads):
-            if not deterministic:
+            arguments = self.evaluation_arguments(n_episodes, seed, deterministic)
+            by = arguments.pop("by", evaluate)
+            if by is evaluate and not deterministic:
                 options["noise"] = self.make_noise
-            return evaluate(**self.evaluation_arguments(n_episodes, seed, deterministic), **options)
+            return by(**arguments, **options)
 
     def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
-        """The arguments of `rlox.collectors.evaluation.evaluate`, without its options."""
+        """The arguments of `rlox.collectors.evaluation.evaluate`, without its options; with ``by``, of that function
+        instead."""
         self.check_kernel("evaluate")
         if self.env_id is None:
             raise ValueError(f"{type(self).__name__}.evaluate: there must be an environment; pass env_id='…' when made")

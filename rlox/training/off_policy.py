@@ -149,7 +149,8 @@ class OffPolicyAlgorithm(Algorithm):
         self.buffer_config: BufferConfig | None = None  # None: the memory itself was given
         self.memory_start = 0  # environment steps that had been taken when the memory was empty
         self._owed = 0.0  # replayed steps that are due by the replay ratio, less than an update's
-        sequences = self.Config.replays == "sequences"
+        # What differs between a memory of transitions and one of sequences.
+        self._use = _Sequences() if self.Config.replays == "sequences" else _Transitions()
         if isinstance(buffer, Buffer):
             self._buffer = buffer
             if not (buffer_size is n_step is prioritized is None):
@@ -157,8 +158,7 @@ class OffPolicyAlgorithm(Algorithm):
                     f"{where}: buffer_size, n_step and prioritized must not stand beside a buffer that is made already"
                 )
         else:
-            usual = "sequence" if sequences else "uniform"
-            self.buffer_config = buffer_config(buffer, prioritized, usual, size=buffer_size, n_step=n_step)
+            self.buffer_config = buffer_config(buffer, prioritized, self._use.usual, size=buffer_size, n_step=n_step)
             if self.buffer_config.holds != self.Config.replays:
                 able = [name for name in buffer_names() if buffer_config_class(name).holds == self.Config.replays]
                 raise ValueError(
@@ -171,14 +171,7 @@ class OffPolicyAlgorithm(Algorithm):
         if self.native is not None:
             why = self._step_by_step()
             self.backend_reason += "; whole rounds in one call" if why is None else f"; step by step, since {why}"
-        c = self.config
-        if sequences:
-            self._require_room(where)
-        elif self.buffer_config is not None and self.buffer_config.size < max(c.batch_size, self.n_envs):
-            raise ValueError(
-                f"{where}: the buffer's size must be at least batch_size ({c.batch_size}) and n_envs "
-                f"({self.n_envs}), got buffer_size={self.buffer_config.size}"
-            )
+        self._use.require_room(self, where)
         if self.ranks.joined and isinstance(self.buffer_config, MmapBufferConfig):
             raise ValueError(f"{where}: buffer must be uniform or prioritized with distributed=ddp, got mmap")
         if self.buffer_config is not None:
@@ -188,69 +181,16 @@ class OffPolicyAlgorithm(Algorithm):
         require_mixable(dataset, self.spec, where)
         if self.collector.reward_fn is not None:
             raise ValueError(f"{where}: reward_fn must be None beside a dataset, which holds the environment's rewards")
-        if sequences:
-            self._require_episodes(where)
-            return
-        if not 0 < self._n_mixed < self._n_rows:
-            raise ValueError(
-                f"{where}: dataset_share must leave at least one row of a batch of {c.batch_size} to the dataset and "
-                f"one to the replay memory, got {c.dataset_share}"
-            )
-        self.min_rows = self._n_rows - self._n_mixed
-        self._mixed = identity(dataset)
-
-    def _require_episodes(self, where: str) -> None:
-        """Raise unless the dataset's episodes can be put into the memory, before any of this one's own."""
-        dataset: Any = self.dataset
-        if not (hasattr(dataset, "get_state") and hasattr(dataset, "n_episodes")):
-            raise TypeError(
-                f"{where}: dataset must have get_state() and n_episodes, as rlox.OfflineDatasetBuffer, got "
-                f"{type(dataset).__name__}"
-            )
-        n, memory = dataset_rows(dataset), self._buffer
-        size = self.buffer_config.size if memory is None else memory.capacity  # type: ignore[union-attr]
-        # An environment's part is full before all are: episodes are whole.
-        needed = n + self.collector.n_envs * (int(dataset.stats()["max_episode_length"]) + 1)
-        if size < needed:
-            raise ValueError(
-                f"{where}: the buffer's size must be at least {needed:,} for the dataset's {n:,} observations, "
-                f"got {size:,}"
-            )
+        self._use.take_dataset(self, where)
 
     def pretraining_due(self) -> int:
         """Updates from the dataset's sequences that are left before the first step; the memory then holds these."""
-        c = self.counters
-        if self.dataset is None or self.Config.replays != "sequences" or c.env_steps:
-            return 0
-        if not len(self.buffer):
-            fill(self.buffer, self.dataset, self.spec)
-        return max(0, self.config.pretrain_updates - c.updates)
-
-    def _require_room(self, where: str) -> None:
-        """A ValueError unless the memory fits the environments and has room for a sequence of each."""
-        length, n = self.config.seq_len, self.collector.n_envs
-        memory: Any = self._buffer
-        config: Any = self.buffer_config
-        self.min_rows = length * n
-        size = config.size if memory is None else memory.capacity
-        if memory is not None:
-            expected = (self.spec.obs_dim, self.spec.model_width, n, self.state_dim)
-            found = [getattr(memory, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim")]
-            if tuple(found) != expected:
-                raise ValueError(
-                    f"{where}: buffer must be a SequenceReplayBuffer of obs_dim, act_dim, n_envs and state_dim "
-                    f"{', '.join(map(str, expected))}, got {type(memory).__name__} of {', '.join(map(str, found))}"
-                )
-        if size // n < length:
-            raise ValueError(
-                f"{where}: the buffer's size must be at least seq_len ({length}) for each of the {n} environments, "
-                f"{length * n:,}, got {size:,}"
-            )
+        return 0 if self.dataset is None or self.counters.env_steps else self._use.pretraining_due(self)
 
     @property
     def state_dim(self) -> int:
         """S, numbers that the memory keeps with every step of the agent's own state before it; 0 for none."""
-        return self.actor.initial(1).shape[1] if self.Config.replays == "sequences" else 0
+        return self._use.state_dim(self)
 
     @property
     def _n_rows(self) -> int:
@@ -356,13 +296,7 @@ class OffPolicyAlgorithm(Algorithm):
 
         By a replay ratio, as many as have replayed steps due; what is left over counts in later rounds.
         """
-        c = self.config
-        if c.replays != "sequences":
-            return n_steps if c.gradient_steps == -1 else c.gradient_steps
-        self._owed += c.replay_ratio * n_steps
-        n_updates = int(self._owed // c.update_rows)
-        self._owed -= n_updates * c.update_rows
-        return n_updates
+        return self._use.updates_due(self, n_steps)
 
     def _step_by_step(self) -> str | None:
         """Why Python must see each step, whatever callbacks there are; None where `rounds` can do without."""
@@ -456,9 +390,7 @@ class OffPolicyAlgorithm(Algorithm):
     def _own_state(self) -> tuple[dict[str, Any], dict[str, dict[str, np.ndarray]]]:
         info, tensors = environments.state(self)
         noise = self.collector.action_noise
-        info["buffer"] = self._saved_buffer()
-        if self.Config.replays == "sequences":
-            info["replay_owed"] = self._owed
+        info |= {"buffer": self._saved_buffer(), **self._use.info(self)}
         if self._mixed is not None:
             info["dataset"] = self._mixed
         if noise is not None:
@@ -646,3 +578,112 @@ class OffPolicyAlgorithm(Algorithm):
             self._buffer.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+class _Transitions:
+    """How an algorithm uses a memory of transitions: the room it needs, and the updates that steps bring."""
+
+    usual = "uniform"  # the memory that it has by default
+
+    def state_dim(self, algorithm: OffPolicyAlgorithm) -> int:
+        return 0
+
+    def require_room(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
+        """A ValueError unless the memory has room for a batch."""
+        memory = algorithm.buffer_config
+        batch_size, n_envs = algorithm.config.batch_size, algorithm.n_envs
+        if memory is not None and memory.size < max(batch_size, n_envs):
+            raise ValueError(
+                f"{where}: the buffer's size must be at least batch_size ({batch_size}) and n_envs ({n_envs}), got "
+                f"buffer_size={memory.size}"
+            )
+
+    def take_dataset(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
+        """Mix the dataset's rows into the batches."""
+        c, n_rows, n_mixed = algorithm.config, algorithm._n_rows, algorithm._n_mixed
+        if not 0 < n_mixed < n_rows:
+            raise ValueError(
+                f"{where}: dataset_share must leave at least one row of a batch of {c.batch_size} to the dataset and "
+                f"one to the replay memory, got {c.dataset_share}"
+            )
+        algorithm.min_rows = n_rows - n_mixed
+        algorithm._mixed = identity(algorithm.dataset)
+
+    def pretraining_due(self, algorithm: OffPolicyAlgorithm) -> int:
+        return 0
+
+    def updates_due(self, algorithm: OffPolicyAlgorithm, n_steps: int) -> int:
+        c = algorithm.config
+        return n_steps if c.gradient_steps == -1 else c.gradient_steps
+
+    def info(self, algorithm: OffPolicyAlgorithm) -> dict[str, Any]:
+        """What a checkpoint's header holds of it."""
+        return {}
+
+
+class _Sequences:
+    """As `_Transitions`, of a memory of sequences."""
+
+    usual = "sequence"
+
+    def state_dim(self, algorithm: OffPolicyAlgorithm) -> int:
+        return algorithm.actor.initial(1).shape[1]
+
+    def require_room(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
+        """A ValueError unless the memory fits the environments and has room for a sequence of each."""
+        length, n, spec = algorithm.config.seq_len, algorithm.collector.n_envs, algorithm.spec
+        memory: Any = algorithm._buffer
+        algorithm.min_rows = length * n
+        if memory is not None:
+            expected = (spec.obs_dim, spec.model_width, n, self.state_dim(algorithm))
+            found = [getattr(memory, name, None) for name in ("obs_dim", "act_dim", "n_envs", "state_dim")]
+            if tuple(found) != expected:
+                raise ValueError(
+                    f"{where}: buffer must be a SequenceReplayBuffer of obs_dim, act_dim, n_envs and state_dim "
+                    f"{', '.join(map(str, expected))}, got {type(memory).__name__} of {', '.join(map(str, found))}"
+                )
+        size = self._size(algorithm)
+        if size // n < length:
+            raise ValueError(
+                f"{where}: the buffer's size must be at least seq_len ({length}) for each of the {n} environments, "
+                f"{length * n:,}, got {size:,}"
+            )
+
+    def _size(self, algorithm: OffPolicyAlgorithm) -> int:
+        memory: Any = algorithm._buffer
+        config: Any = algorithm.buffer_config
+        return config.size if memory is None else memory.capacity
+
+    def take_dataset(self, algorithm: OffPolicyAlgorithm, where: str) -> None:
+        """Raise unless the dataset's episodes can be put into the memory, before any of its own."""
+        dataset: Any = algorithm.dataset
+        if not (hasattr(dataset, "get_state") and hasattr(dataset, "n_episodes")):
+            raise TypeError(
+                f"{where}: dataset must have get_state() and n_episodes, as rlox.OfflineDatasetBuffer, got "
+                f"{type(dataset).__name__}"
+            )
+        n = dataset_rows(dataset)
+        # An environment's part is full before all are: episodes are whole.
+        needed = n + algorithm.collector.n_envs * (int(dataset.stats()["max_episode_length"]) + 1)
+        size = self._size(algorithm)
+        if size < needed:
+            raise ValueError(
+                f"{where}: the buffer's size must be at least {needed:,} for the dataset's {n:,} observations, "
+                f"got {size:,}"
+            )
+
+    def pretraining_due(self, algorithm: OffPolicyAlgorithm) -> int:
+        if not len(algorithm.buffer):
+            fill(algorithm.buffer, algorithm.dataset, algorithm.spec)
+        return max(0, algorithm.config.pretrain_updates - algorithm.counters.updates)
+
+    def updates_due(self, algorithm: OffPolicyAlgorithm, n_steps: int) -> int:
+        c = algorithm.config
+        algorithm._owed += c.replay_ratio * n_steps
+        n_updates = int(algorithm._owed // c.update_rows)
+        algorithm._owed -= n_updates * c.update_rows
+        return n_updates
+
+    def info(self, algorithm: OffPolicyAlgorithm) -> dict[str, Any]:
+        """What a checkpoint's header holds of it."""
+        return {"replay_owed": algorithm._owed}

@@ -23,11 +23,12 @@ class DrawnCatch(gymnasium.Env):
     """A ball falls, and a paddle must be below it in the end.
 
     The observation is a grey image (3 `size`, 3 `size`, 1) of bytes, 3 x 3 pixels for each cell of a grid: the ball is
-    one bright cell, the paddle three dim ones in the lowest row. The ball starts anywhere in the highest row, falls
-    one row a step and moves sideways by -1,
-    0 or 1 column, the same in all steps but that walls throw it back. One image does not show where it moves: that
-    takes two. Actions: 0 left, 1 stay, 2 right, by one column. An episode has ``size - 1`` steps; the last one brings a
-    reward of 1 if the ball is caught and of -1 if not, and terminates it; all others bring 0. Every ball can be caught.
+    one bright cell, the paddle three dim ones in the lowest row. The ball starts anywhere in the highest row, falls one
+    row a step and moves sideways by -1, 0 or 1 column, the same in all steps, except that walls throw it back. One
+    image does not show where it moves: that takes two.
+
+    Actions: 0 left, 1 stay, 2 right, by one column. An episode has ``size - 1`` steps; the last one brings a reward of
+    1 if the ball is caught and of -1 if not, and terminates it; all others bring 0. Every ball can be caught.
 
     Parameters
     ----------

@@ -9,57 +9,13 @@ import sys
 
 import numpy as np
 import pytest
+from outside_envs import OBSERVE, RESET, STEP, P, Spec, bounds, capsule_of, new_capsule
 
 import rlox
 from rlox.kernels.envs import NATIVE_ENVS, Env, VecEnv, native_ids, register_native
 from rlox.kernels.envs.native_env import REGISTERED
 
-NAME = b"rlox.env.v1"
 NEVER = 2**63 - 1
-
-
-class Batch(c.Structure):
-    _fields_ = [
-        ("n", c.c_int64),
-        ("state", c.POINTER(c.c_double)),
-        ("keys", c.POINTER(c.c_uint64)),
-        ("episodes", c.POINTER(c.c_uint64)),
-        ("steps", c.POINTER(c.c_int64)),
-    ]
-
-
-P = c.POINTER
-RESET = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_int64, P(c.c_int64), P(c.c_float))
-STEP = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_void_p, P(c.c_float), P(c.c_double), P(c.c_uint8))
-OBSERVE = c.CFUNCTYPE(None, c.c_void_p, P(Batch), P(c.c_float))
-
-
-class Spec(c.Structure):
-    _fields_ = [
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("env_id", c.c_char_p),
-        ("state_size", c.c_int64),
-        ("obs_dim", c.c_int64),
-        ("n_actions", c.c_int64),
-        ("act_dim", c.c_int64),
-        ("act_low", P(c.c_float)),
-        ("act_high", P(c.c_float)),
-        ("max_episode_steps", c.c_int64),
-        ("params", c.c_void_p),
-        ("reset_n", RESET),
-        ("step_n", STEP),
-        ("observe_n", OBSERVE),
-    ]
-
-
-new_capsule = c.pythonapi.PyCapsule_New
-new_capsule.restype, new_capsule.argtypes = c.py_object, [c.c_void_p, c.c_char_p, c.c_void_p]
-ALIVE = []  # ctypes objects whose addresses C holds
-
-
-def bounds(*values):
-    return c.cast((c.c_float * len(values))(*values), P(c.c_float))
 
 
 def walk(discrete, **change):
@@ -110,9 +66,7 @@ def walk(discrete, **change):
         "step_n": STEP(step),
         "observe_n": OBSERVE(observe),
     } | change
-    spec = Spec(**spec)
-    ALIVE.append(spec)
-    return new_capsule(c.addressof(spec), NAME, None)
+    return capsule_of(Spec(**spec))
 
 
 @pytest.fixture(autouse=True)

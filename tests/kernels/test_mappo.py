@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlox.kernels.nn.mappo import NativePlayer, n_player_parameters
-from rlox.kernels.nn.policy_gradient import NativeActorCritic
+from rlox.kernels.nn.mappo import NativePlayer
+from rlox.kernels.nn.policy_gradient import NativeActorCritic, n_parameters
 from rlox.kernels.rng import Rng
 
 D, S, A, B = 5, 7, 3, 40
@@ -14,7 +14,7 @@ UPDATE = {"n_epochs": 2, "batch_size": 16, "learning_rate": 1e-3, "clip_eps": 0.
 
 
 def player(state_dim=None, gaussian=False, seed=0):
-    size = n_player_parameters(D, A, [8, 8], gaussian, state_dim)
+    size = n_parameters(D, A, [8, 8], gaussian, state_dim)
     block = np.random.default_rng(seed).normal(0.0, 0.3, size).astype(np.float32)
     return NativePlayer(block, D, A, [8, 8], gaussian=gaussian, state_dim=state_dim)
 

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from outside_envs import OBSERVE, RESET, STEP, AgentSpec, P, bounds, capsule_of
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 import rlox
@@ -440,48 +441,6 @@ def test_actions_are_checked():
 
 # ---- environments from outside
 
-
-class Batch(c.Structure):
-    _fields_ = [
-        ("n", c.c_int64),
-        ("state", c.POINTER(c.c_double)),
-        ("keys", c.POINTER(c.c_uint64)),
-        ("episodes", c.POINTER(c.c_uint64)),
-        ("steps", c.POINTER(c.c_int64)),
-    ]
-
-
-P = c.POINTER
-RESET = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_int64, P(c.c_int64), P(c.c_float))
-STEP = c.CFUNCTYPE(None, c.c_void_p, P(Batch), c.c_void_p, P(c.c_float), P(c.c_double), P(c.c_uint8))
-OBSERVE = c.CFUNCTYPE(None, c.c_void_p, P(Batch), P(c.c_float))
-
-
-class Spec(c.Structure):
-    _fields_ = [
-        ("struct_size", c.c_uint32),
-        ("flags", c.c_uint32),
-        ("env_id", c.c_char_p),
-        ("state_size", c.c_int64),
-        ("obs_dim", c.c_int64),
-        ("n_actions", c.c_int64),
-        ("act_dim", c.c_int64),
-        ("act_low", P(c.c_float)),
-        ("act_high", P(c.c_float)),
-        ("max_episode_steps", c.c_int64),
-        ("params", c.c_void_p),
-        ("reset_n", RESET),
-        ("step_n", STEP),
-        ("observe_n", OBSERVE),
-        ("n_agents", c.c_int64),
-        ("central_dim", c.c_int64),
-        ("central_n", OBSERVE),
-    ]
-
-
-new_capsule = c.pythonapi.PyCapsule_New
-new_capsule.restype, new_capsule.argtypes = c.py_object, [c.c_void_p, c.c_char_p, c.c_void_p]
-ALIVE = []  # ctypes objects whose addresses C holds
 AGENTS = 4
 
 
@@ -518,19 +477,16 @@ def tug(central=False, **change):
         rows[:, 0] = np.ctypeslib.as_array(batch.contents.state, (1, n))[0]
         rows[:, 1] = np.ctypeslib.as_array(batch.contents.steps, (n,))
 
-    def bounds(value):
-        return c.cast((c.c_float * 2)(value, value), P(c.c_float))
-
     fields = {
-        "struct_size": c.sizeof(Spec),
+        "struct_size": c.sizeof(AgentSpec),
         "flags": 1,
         "env_id": b"Tug-v0",
         "state_size": 1,
         "obs_dim": 3,
         "n_actions": 0,
         "act_dim": 2,
-        "act_low": bounds(-1),
-        "act_high": bounds(1),
+        "act_low": bounds(-1, -1),
+        "act_high": bounds(1, 1),
         "max_episode_steps": 6,
         "reset_n": RESET(reset),
         "step_n": STEP(step),
@@ -539,8 +495,7 @@ def tug(central=False, **change):
         "central_dim": 2 if central else 0,
         "central_n": OBSERVE(see) if central else OBSERVE(),
     } | change
-    ALIVE.append(Spec(**fields))
-    return new_capsule(c.addressof(ALIVE[-1]), b"rlox.env.v1", None)
+    return capsule_of(AgentSpec(**fields))
 
 
 @pytest.mark.parametrize("central", [False, True])
