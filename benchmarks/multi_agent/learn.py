@@ -17,21 +17,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 
 import rlox
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.collector import Actors
 from rlox.multi_agent.evaluation import evaluate_agents
-from rlox_cli.report.statistics import iqm
+from rlox_cli.report.statistics import interval, iqm
 
-SPREAD = "pettingzoo:mpe2.simple_spread_v3"
-# The settings of the tuned file; other MPE tasks take them as they are.
-MPE = {
-    "n_envs": 32, "n_steps": 25, "batch_size": 2400, "n_epochs": 10, "learning_rate": 7e-4, "gamma": 0.95,
-    "vf_coef": 1.0, "max_grad_norm": 10.0, "value_norm": True, "value_loss": "huber",
-}  # fmt: skip
-SPREAD_TASK = {"N": 3, "local_ratio": 0.5, "max_cycles": 25}
+SPREAD, PURSUIT = "pettingzoo:mpe2.simple_spread_v3", "GridPursuit-v0"
+
+
+def tuned(env: str) -> dict[str, Any]:
+    """The settings of the tuned file, as MAPPO takes them."""
+    found = rlox.tuned("mappo", env)
+    return {"n_envs": found["env"]["n_envs"], **found["algo"]}
+
+
+MPE = tuned(SPREAD)  # other MPE tasks take them as they are
+SPREAD_TASK = rlox.tuned("mappo", SPREAD)["env"]["kwargs"]
 PLAY = {**MPE, "self_play": True, "self_play_every": 10, "self_play_pool": 20}
 # Environment, its arguments, steps, evaluations, settings.
 CELLS: dict[str, tuple[str, dict[str, Any], int, int, dict[str, Any]]] = {
@@ -44,7 +52,7 @@ CELLS: dict[str, tuple[str, dict[str, Any], int, int, dict[str, Any]]] = {
     "listener": ("pettingzoo:mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, 320_000, 10, MPE),
     "tag": ("pettingzoo:mpe2.simple_tag_v3", {"max_cycles": 25}, 160_000, 4, MPE),
     "tag-self-play": ("pettingzoo:mpe2.simple_tag_v3", {"max_cycles": 25}, 320_000, 4, PLAY),
-    "pursuit": ("GridPursuit-v0", {}, 500_000, 10, dict(rlox.tuned("mappo", "GridPursuit-v0")["algo"], n_envs=64)),
+    "pursuit": (PURSUIT, {}, 500_000, 10, tuned(PURSUIT)),
 }  # fmt: skip
 EPISODES, EVAL_SEED = 100, 50_000
 
@@ -119,26 +127,75 @@ def train(cell: str, seed: int, backend: str) -> dict[str, Any]:
     return found
 
 
+def summary(seeds: dict[str, Any]) -> dict[str, Any]:
+    """IQM and 95 % bootstrap interval [value, low, high] of the last scores, of what training added to them, and of
+    each side's scores against its opponents: trained, and trained less untrained."""
+
+    def of(scores: list[float]) -> list[float]:
+        return [round(float(number), 3) for number in interval([scores])]
+
+    runs = list(seeds.values())
+    found: dict[str, Any] = {
+        "final": of([run["final"] for run in runs]),
+        "learned": of([run["final"] - run["curve"][0][1] for run in runs]),
+        "steps_per_cpu_s": float(np.median([run["steps_per_cpu_s"] for run in runs])),
+    }
+    if "opponents" in runs[0]:
+        found["opponents"] = {}
+        for side, scores in runs[0]["opponents"].items():
+            each = {name: np.array([run["opponents"][side][name] for run in runs]) for name in scores}
+            for other in ("random", "still", "trained"):
+                trained, untrained = each[f"trained against {other}"], each[f"untrained against {other}"]
+                found["opponents"][f"{side} against {other}"] = {
+                    "trained": of(list(trained)), "trained less untrained": of(list(trained - untrained)),
+                }  # fmt: skip
+    return found
+
+
+def draw(cells: dict[str, Any], path: Path) -> None:
+    """The curves of a million steps: each seed, and their interquartile mean."""
+    titles = {"spread-mappo-1M": "MAPPO", "spread-ippo-1M": "IPPO"}
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for colour, (cell, title) in zip(("tab:blue", "tab:orange"), titles.items(), strict=True):
+        if cell not in cells:
+            continue
+        curves = np.array([run["curve"] for run in cells[cell]["seeds"].values()])
+        for curve in curves:
+            axis.plot(curve[:, 0], curve[:, 1], color=colour, alpha=0.25, lw=1)
+        axis.plot(
+            curves[0, :, 0], iqm(curves[..., 1], axis=0), color=colour, lw=2, label=f"{title}, IQM of {len(curves)}"
+        )
+    axis.set(xlabel="environment steps", ylabel="sum of the agents' returns", title="simple_spread_v3", ylim=(-90, -35))
+    axis.grid(alpha=0.2)
+    axis.legend()
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="+", choices=CELLS)
+    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"none: sum up what the file has; {', '.join(CELLS)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[100, 101, 102, 103, 104])
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("learn.json"))
     given = parser.parse_args()
+    if unknown := set(given.cells) - set(CELLS):
+        parser.error(f"CELL must be one of {', '.join(CELLS)}, got {', '.join(sorted(unknown))}")
     result = json.loads(given.out.read_text()) if given.out.exists() else {"cells": {}}
     for cell in given.cells:
         env, kwargs, steps, _, settings = CELLS[cell]
-        runs = {str(seed): train(cell, seed, given.backend) for seed in given.seeds}
-        finals = [run["final"] for run in runs.values()]
-        result["cells"][cell] = {
-            "env": env, "kwargs": kwargs, "steps": steps, "settings": settings, "seeds": runs,
-            "iqm": float(iqm(finals)),
-            "steps_per_cpu_s": float(np.median([run["steps_per_cpu_s"] for run in runs.values()])),
-        }  # fmt: skip
-        result |= {"episodes": EPISODES, "rlox": rlox.__version__, "python": platform.python_version()}
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"{cell}: IQM {iqm(finals):.2f} of {len(finals)} seeds", flush=True)
+        result["cells"][cell] = {"env": env, "kwargs": kwargs, "steps": steps, "settings": settings, "seeds": {}}
+        for seed in given.seeds:
+            result["cells"][cell]["seeds"][str(seed)] = train(cell, seed, given.backend)
+            result |= {"episodes": EPISODES, "rlox": rlox.__version__, "python": platform.python_version()}
+            given.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, cell in result["cells"].items():
+        keys = ("env", "kwargs", "steps", "settings", "seeds")
+        result["cells"][name] = {**{key: cell[key] for key in keys}, "summary": summary(cell["seeds"])}
+        print(name, json.dumps(result["cells"][name]["summary"]))
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    if any(name.endswith("-1M") for name in result["cells"]):
+        draw(result["cells"], given.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Datasets in Arrow's file format: one record batch, which is mapped into memory and never copied.
 
 Columns ``obs next_obs`` (fixed-size lists of float32 or uint8), ``actions`` (a fixed-size list of float32, or an
-integer), ``rewards`` (float32), ``terminated truncated`` (uint8). The schema's metadata has, under ``rlox.dataset``,
-JSON with what is known of all rows and where they came from. Next observations are stored, although most are the next
-row's observation: every row then stands for itself, whatever part of the file is read.
+integer), ``rewards`` (float32), ``terminated truncated`` (uint8); where several agents acted, ``agent`` (int32), a
+place in the metadata's list ``agents``. The schema's metadata has, under ``rlox.dataset``, JSON with what is known of
+all rows and where they came from. Next observations are stored, although most are the next row's observation: every row
+then stands for itself, whatever part of the file is read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlox.checkpoint import is_count, one_line, parse_json
-from rlox.offline.rows import COLUMNS, Block, names_of
+from rlox.offline.rows import AGENT, COLUMNS, Block, names_of
 
 FORMAT = 1
 METADATA = "rlox.dataset"  # under this name formats that have attributes hold the JSON
@@ -52,9 +53,14 @@ def _is_env(value: Any) -> bool:
     return isinstance(value, dict) and "id" in value and all(isinstance(value.get(k, t()), t) for k, t in kinds.items())
 
 
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, str) for x in value) and 0 < len(value) == len(set(value))
+
+
 # Metadata is used only if it has these types: its author is not trusted.
 _RULES = {
     "env": _is_env,
+    "agents": _are_names,
     "n_actions": lambda x: is_count(x, 2**31) and x >= 1,
     "obs_shape": lambda x: _are_numbers(x) and all(is_count(n) and n >= 1 for n in x),
     **dict.fromkeys(("act_low", "act_high", "obs_mean", "obs_std"), _are_numbers),
@@ -79,7 +85,7 @@ class ArrowWriter:
         self._folder = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
-        self._files = {name: open(self._folder / name, "wb") for name in COLUMNS}  # noqa: SIM115 (closed on exit)
+        self._files: dict[str, Any] = {}  # by column, from the first block on
         self._like: Block = {}
         self.n = 0
 
@@ -92,10 +98,12 @@ class ArrowWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def write(self, block: Block) -> None:
-        """Add rows: the six columns, checked, with the dtypes and shapes of the first block."""
+        """Add rows: the six columns (and ``agent``), checked, with the dtypes and shapes of the first block."""
+        if not self._like:
+            self._like = {name: column[:0] for name, column in block.items()}
+            self._files = {name: open(self._folder / name, "wb") for name in block}  # noqa: SIM115 (closed on exit)
         for name, file in self._files.items():
             file.write(np.ascontiguousarray(block[name]).reshape(-1).data.cast("B"))
-        self._like = self._like or {name: column[:0] for name, column in block.items()}
         self.n += len(block["rewards"])
 
     def finish(self, metadata: dict[str, Any]) -> None:
@@ -104,8 +112,7 @@ class ArrowWriter:
         for file in self._files.values():
             file.close()
         arrays = []
-        for name in COLUMNS:
-            like = self._like[name]
+        for name, like in self._like.items():
             flat = np.memmap(self._folder / name, like.dtype, "r")
             values = pa.Array.from_buffers(
                 pa.from_numpy_dtype(like.dtype), flat.size, [None, pa.py_buffer(flat)], null_count=0
@@ -114,7 +121,7 @@ class ArrowWriter:
             arrays.append(values if like.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, width))
         text = json.dumps({"format": FORMAT, "n_rows": self.n, **metadata}, allow_nan=False)
         schema = pa.schema(
-            [pa.field(name, array.type, nullable=False) for name, array in zip(COLUMNS, arrays, strict=True)],
+            [pa.field(name, array.type, nullable=False) for name, array in zip(self._like, arrays, strict=True)],
             {METADATA: text},
         )
         partial = self._folder / self.path.name
@@ -193,6 +200,22 @@ def mapped_columns(reader: Any, where: str) -> Block | None:
     if pa.total_allocated_bytes() > before:
         return None  # it was compressed
     return {name: as_numpy(batch.column(names[name]), name, where, 0) for name in COLUMNS}
+
+
+def mapped_agents(reader: Any, where: str) -> np.ndarray | None:
+    """The column ``agent`` of a file whose columns are mapped, (N,) integers; None where there is none.
+
+    Raises
+    ------
+    ValueError
+        For another type.
+    """
+    if AGENT not in reader.schema.names:
+        return None
+    found = as_numpy(reader.get_batch(0).column(AGENT), AGENT, where, 0)
+    if found.dtype.kind not in "iu" or found.ndim != 1:
+        raise ValueError(f"{where}: column {AGENT} must hold one integer in each row, got {found.dtype}")
+    return found
 
 
 def _first_null(array: Any) -> int:

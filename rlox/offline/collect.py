@@ -17,9 +17,11 @@ from rlox.checkpoint import versions
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.recurrent import RecurrentActor, Remembering
 from rlox.config import MOST_AT_ONCE
-from rlox.envs import EnvSpec, make_vec_env, spec_of
+from rlox.envs import EnvSpec, env_name, make_vec_env, spec_of
 from rlox.kernels.buffers.replay import ReplayBuffer
 from rlox.kernels.rng import Rng
+from rlox.multi_agent import is_multi_agent
+from rlox.offline.agents import Lives
 from rlox.offline.arrow import ArrowWriter, block_rows
 from rlox.offline.rows import COLUMNS, Block, Rows
 from rlox.offline.scores import reference_returns
@@ -36,7 +38,7 @@ class Behaviour:
 
 
 class _Episodes:
-    """Puts the rows of N environments, which come interleaved, together into whole episodes."""
+    """Puts the rows of N environments (or agents), which come interleaved, together into whole episodes."""
 
     def __init__(self, rows: Rows, n_envs: int):
         self._rows = rows
@@ -65,7 +67,7 @@ class _Episodes:
             self.cut(env)
 
     def _emit(self, pieces: list[Block], cut: bool = False) -> None:
-        block = {name: np.concatenate([piece[name] for piece in pieces]) for name in COLUMNS}
+        block = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
         if cut:
             block["truncated"][-1] = True
             self.n_cut += 1
@@ -91,12 +93,15 @@ def collect(
     seed: int = 0,
     n_envs: int = 8,
     deterministic: bool = False,
+    agents: Sequence[str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Gather `n_steps` transitions and write them as an Arrow file that `rlox.open_dataset` maps.
 
     Policies act one after the other, each on environments of its own, in proportion to their shares. Rewards are the
     environment's. Memory holds the episodes that run and a block of rows; the file appears whole, or not at all.
+
+    With several agents each life of an agent is an episode, with its own rewards and end; who is not there has no rows.
 
     Parameters
     ----------
@@ -105,7 +110,7 @@ def collect(
     env : dict
         ``id kwargs wrappers backend``, as a checkpoint's header has them.
     n_steps : int
-        Rows of the dataset.
+        Rows of the dataset; with several agents a step of the environment gives one for each agent that acts.
     path : path
         Where the file goes.
     seed : int
@@ -114,21 +119,25 @@ def collect(
         Environments stepped side by side, whose unfinished episodes are in memory.
     deterministic : bool
         Take the most likely actions rather than act as in training: sampled, with its exploration noise.
+    agents : sequence of str, optional
+        With several agents, whose lives are recorded: names of a group, or of agents of one group. None: of all, which
+        must then have equal spaces.
     progress : callable, optional
-        Called with the number of steps taken since its last call.
+        Called with the number of rows since its last call.
 
     Returns
     -------
     dict
         The file's metadata: ``env``, ``seed``, ``policies`` (of each, steps, episodes, returns, whether it acted
         deterministically, and what noise was added), ``versions``,
-        ``reference_returns`` where both are known.
+        ``reference_returns`` where both are known, ``agents`` where there are several.
 
     Raises
     ------
     ValueError
-        For a number below 1, more rows than the disk has room for, shares that leave a policy without a step, or
-        actions that are neither discrete nor continuous.
+        For a number below 1, more rows than the disk has room for, shares that leave a policy without a step, actions
+        that are neither discrete nor continuous; for `agents` that there are not, or of several groups, and policies
+        that cannot act for the environment's agents.
     """
     for name, value in (("n_steps", n_steps), ("n_envs", n_envs)):
         if value < 1:
@@ -139,22 +148,34 @@ def collect(
     for behaviour, count in zip(behaviours, counts, strict=True):
         if count < 1:
             raise ValueError(f"collect: n_steps must give {behaviour.name} a step, got {n_steps}")
+    several = _require_agents(behaviours, env, agents)
     seeds = Rng(seed, Stream.FOREIGN_ENVS).integers(2**62, len(behaviours))
     with ArrowWriter(path) as writer:
         rows: Any = None  # made with the first environment
         entries: list[dict[str, Any]] = []
-        n_cut = 0
+        n_cut, names = 0, None
         for behaviour, count, own_seed in zip(behaviours, counts, seeds, strict=True):
             side_by_side = min(n_envs, count)
-            vec = make_vec_env(
-                env["id"], side_by_side, int(own_seed), env["kwargs"], env["wrappers"], 0, env.get("backend", "auto")
-            )
+            vec: Any
+            if several:
+                vec = Lives(env["id"], side_by_side, int(own_seed), env["kwargs"], agents)
+                spec, names = vec.spec, vec.agents
+            else:
+                backend = env.get("backend", "auto")
+                vec = make_vec_env(env["id"], side_by_side, int(own_seed), env["kwargs"], env["wrappers"], 0, backend)
+                spec = spec_of(vec)
             try:
                 if rows is None:
-                    _require_disk(path, n_steps, spec_of(vec))
-                    rows = Rows("collect", writer, **_limits(spec_of(vec)))
-                episodes = _Episodes(rows, side_by_side)
-                returns = _act(vec, behaviour, count, int(own_seed), deterministic, episodes, progress)
+                    _require_disk(path, n_steps, spec)
+                    rows = Rows("collect", writer, **_limits(spec))
+                episodes = _Episodes(rows, side_by_side * len(names or [""]))
+                if several:
+                    returns = vec.gather(
+                        behaviour.algorithm, count, int(own_seed), deterministic, episodes.push, progress
+                    )
+                    episodes.finish()
+                else:
+                    returns = _act(vec, behaviour, count, int(own_seed), deterministic, episodes, progress)
             finally:
                 if hasattr(vec, "close"):
                     vec.close()
@@ -163,6 +184,7 @@ def collect(
             entries.append({**acting, "n_steps": count, **_summary(returns)})
         metadata = {
             "env": {name: env[name] for name in ("id", "kwargs", "wrappers")},
+            **({} if names is None else {"agents": list(names)}),
             "seed": seed,
             "policies": entries,
             "n_cut_episodes": n_cut,
@@ -172,6 +194,23 @@ def collect(
         metadata |= rows.finish()
         writer.finish(metadata)
     return metadata
+
+
+def _require_agents(behaviours: Sequence[Behaviour], env: dict[str, Any], agents: Sequence[str] | None) -> bool:
+    """Whether the environment has several agents; a ValueError where something else does not go with that."""
+    trained = next((one for one in behaviours if getattr(one.algorithm, "several", False)), None)
+    several = is_multi_agent(env["id"]) or (trained is not None and not isinstance(env["id"], str))
+    name = env_name(env["id"])
+    if several and env["wrappers"]:
+        raise ValueError(f"collect: wrappers must be empty with several agents, got {list(env['wrappers'])}")
+    if not several and agents is not None:
+        raise ValueError(f"collect: agents must be left out for {name}, which has one, got {', '.join(agents)}")
+    if not several and trained is not None:
+        raise ValueError(
+            f"collect: env must have several agents for {trained.algorithm.name}, which was trained for "
+            f"{len(trained.algorithm.agents)}, got {name}"
+        )
+    return several
 
 
 def _require_disk(path: str | os.PathLike, n_steps: int, spec: EnvSpec) -> None:
@@ -194,6 +233,8 @@ def _exploration(algorithm: Any, deterministic: bool) -> dict[str, Any]:
     """How the actions were chosen: whether always the most likely ones, and the noise that was added to them."""
     if algorithm is None:
         return {"deterministic": False}
+    if getattr(algorithm, "several", False):
+        return {"deterministic": deterministic}
     from rlox.nn.policies import DeterministicPolicy
 
     c: Any = getattr(algorithm, "config", None)

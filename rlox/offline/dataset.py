@@ -16,7 +16,15 @@ from rlox.checkpoint import one_line
 from rlox.config import DatasetConfig, nearest
 from rlox.envs import EnvSpec
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
-from rlox.offline.arrow import FORMAT, ArrowWriter, file_blocks, mapped_columns, metadata_of, open_reader
+from rlox.offline.arrow import (
+    FORMAT,
+    ArrowWriter,
+    file_blocks,
+    mapped_agents,
+    mapped_columns,
+    metadata_of,
+    open_reader,
+)
 from rlox.offline.rows import Block, Rows, check_bounds, names_of
 from rlox.offline.sources import (
     ARROW_SUFFIXES,
@@ -54,6 +62,9 @@ def open_dataset(
     Columns are ``obs actions rewards terminated truncated``, and may be ``next_obs`` and ``episode`` (rising numbers,
     only checked). D4RL's and Minari's names for them are understood too. Where next observations are missing see
     `rlox.offline.rows.Rows`.
+
+    Where several agents acted, an episode is the life of one of them: ``metadata["agents"]`` has their names, and
+    ``metadata["episode_agents"]`` of each episode the name of its agent.
 
     Parameters
     ----------
@@ -171,7 +182,7 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
     metadata = metadata_of(reader.schema, where)
     columns = mapped_columns(reader, where)
     if columns is None:
-        names = names_of(reader.schema.names, where)
+        names = names_of(reader.schema.names, where, metadata)
         raw = Source(where, file_blocks(reader, names, where), metadata)
         return _open_arrow(_converted(path.name, fingerprint([path]), lambda: raw), where, settings)
     n = len(columns["rewards"])
@@ -190,6 +201,7 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
     whole = settings.max_transitions is None or settings.max_transitions >= n
     if not whole:
         columns = {name: column[: settings.max_transitions] for name, column in columns.items()}
+    lives = _episode_agents(reader, columns, metadata, where)
     moments = {name: metadata[name] for name in ("obs_mean", "obs_std") if known and whole and name in metadata}
     columns["rewards"] = _rewards(columns, settings)
     try:
@@ -198,12 +210,29 @@ def _open_arrow(path: Path, where: str, settings: DatasetConfig) -> OfflineDatas
             normalize=settings.normalize,
             n_actions=metadata.get("n_actions"),
             lazy=known,
-            metadata={**metadata, "source": settings.source, "file": str(path)},
+            metadata={**metadata, **lives, "source": settings.source, "file": str(path)},
             **{name: np.float32(value).reshape(shape) for name, value in moments.items()},
         )
     except (TypeError, ValueError) as e:
         # The kernel's message names argument and row, which are the column and its row.
         raise ValueError(f"{where}: {str(e).removeprefix('OfflineDatasetBuffer: ')}") from e
+
+
+def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where: str) -> dict[str, list[str]]:
+    """``episode_agents``: of each episode the name of the agent whose life it is; empty where no file says it."""
+    column = mapped_agents(reader, where) if "agents" in metadata else None
+    if column is None:
+        return {}
+    ends = np.flatnonzero(columns["terminated"] | columns["truncated"])
+    starts = np.concatenate([[0], ends[ends < len(columns["rewards"]) - 1] + 1])
+    names, places = metadata["agents"], column[starts]
+    wrong = (places < 0) | (places >= len(names))
+    if wrong.any():
+        row = int(starts[wrong.argmax()])
+        raise ValueError(
+            f"{where}: column agent must hold places in the list of {len(names)} agents, got {column[row]} in row {row}"
+        )
+    return {"episode_agents": [names[place] for place in places.tolist()]}
 
 
 def _check_mapped(columns: Block, where: str) -> None:

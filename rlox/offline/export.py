@@ -14,12 +14,12 @@ import numpy as np
 
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.arrow import FORMAT, METADATA, block_rows, import_arrow
-from rlox.offline.rows import COLUMNS, Block
+from rlox.offline.rows import AGENT, COLUMNS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
 
 _D4RL_NAMES = ("observations", "next_observations", "actions", "rewards", "terminals", "timeouts")
 # What is computed anew when the file is read again.
-_OWN = ("source", "file", "format", "n_rows", "obs_mean", "obs_std", "n_dropped")
+_OWN = ("source", "file", "format", "n_rows", "obs_mean", "obs_std", "n_dropped", "episode_agents")
 SUFFIXES = (*ARROW_SUFFIXES, ".npz", ".h5", ".hdf5", ".parquet")
 
 
@@ -60,7 +60,10 @@ def check_destination(dest: str, force: bool = False) -> None:
 
 
 def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
-    """Write a dataset as the format that `dest` names; a file appears whole, or not at all."""
+    """Write a dataset as the format that `dest` names; a file appears whole, or not at all.
+
+    Minari has no place for the column ``agent``.
+    """
     columns = {name: dataset.get_state()[name] for name in COLUMNS}
     if dataset.n_actions is not None:
         columns["actions"] = columns["actions"][:, 0]
@@ -68,6 +71,8 @@ def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
     if dest.startswith("minari:"):
         _to_minari(columns, dataset.n_actions, known, dest.removeprefix("minari:"))
         return
+    if "episode_agents" in dataset.metadata:
+        columns[AGENT] = _agents(columns, dataset.metadata)
     path = Path(dest)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial{path.suffix}")
@@ -77,6 +82,14 @@ def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _agents(columns: Block, metadata: dict[str, Any]) -> np.ndarray:
+    """The column ``agent``, (N,) int32, of a dataset that knows whose life each episode is."""
+    place = {name: i for i, name in enumerate(metadata["agents"])}
+    n, ends = len(columns["rewards"]), np.flatnonzero(columns["terminated"] | columns["truncated"]) + 1
+    lengths = np.diff([0, *ends, *([] if len(ends) and ends[-1] == n else [n])])
+    return np.repeat(np.array([place[name] for name in metadata["episode_agents"]], np.int32), lengths)
 
 
 def _blocks(columns: Block, integers: bool) -> Iterator[Block]:
@@ -102,10 +115,11 @@ def _to_hdf5(columns: Block, integers: bool, text: str, path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.attrs[METADATA] = text
         made = {}
-        for name, theirs in zip(COLUMNS, _D4RL_NAMES, strict=True):
+        theirs_of = {**dict(zip(COLUMNS, _D4RL_NAMES, strict=True)), AGENT: AGENT}
+        for name in columns:
             flag = name in ("terminated", "truncated")
             dtype = np.bool_ if flag else np.int64 if name == "actions" and integers else columns[name].dtype
-            made[name] = file.create_dataset(theirs, columns[name].shape, dtype)
+            made[name] = file.create_dataset(theirs_of[name], columns[name].shape, dtype)
         at = 0
         for block in _blocks(columns, integers):
             n = len(block["rewards"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -11,6 +12,8 @@ from rlox.kernels.stats import RunningStatsVec
 
 # In the order of OfflineDatasetBuffer's arguments.
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+# Whose life a row is of, where several agents acted: a place in the list that the metadata calls ``agents``.
+AGENT = "agent"
 # What others call them: D4RL, Minari and gymnasium's recorders.
 ALIASES = {
     "obs": ("observations", "observation"),
@@ -34,8 +37,10 @@ _BOUND_SLACK = 1e-5
 Block = dict[str, np.ndarray]
 
 
-def names_of(found: list[str], where: str) -> dict[str, str]:
+def names_of(found: list[str], where: str, metadata: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Which of the names that a file has stands for which column; ``next_obs`` and ``episode`` may be missing.
+
+    ``agent`` is among them only where the `metadata` names the agents.
 
     Raises
     ------
@@ -54,6 +59,8 @@ def names_of(found: list[str], where: str) -> dict[str, str]:
                 f"{where}: column {name} must be there, got {', '.join(sorted(found)) or 'no columns'}"
                 f"{_REMEDIES.get(name, '')}"
             )
+    if AGENT in found and (metadata or {}).get("agents"):
+        chosen[AGENT] = AGENT
     return chosen
 
 
@@ -90,11 +97,14 @@ class Rows:
     where : str
         The name that starts error messages.
     sink
-        Given every finished block: the six columns with equal dtypes and shapes throughout.
+        Given every finished block: the six columns with equal dtypes and shapes throughout, and ``agent`` where it is
+        there.
     n_actions : int, optional
         How many discrete actions there are, where it is known.
     act_low, act_high : array (A,), optional
         Bounds of continuous ones.
+    n_agents : int, optional
+        How many agents the column ``agent`` numbers from 0.
     """
 
     def __init__(
@@ -104,10 +114,12 @@ class Rows:
         n_actions: int | None = None,
         act_low: Any = None,
         act_high: Any = None,
+        n_agents: int | None = None,
     ):
         self._where = where
         self._sink = sink
         self._given = n_actions
+        self._n_agents = n_agents
         self._largest = -1  # of discrete actions
         self._bounds = None if act_low is None else (np.asarray(act_low), np.asarray(act_high))
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -124,7 +136,11 @@ class Rows:
         n = len(given["rewards"])
         if n == 0:
             return
-        block = {name: self._numbers(name, column, n) for name, column in given.items() if name != "episode"}
+        block = {
+            name: self._numbers(name, column, n) for name, column in given.items() if name not in ("episode", AGENT)
+        }
+        if AGENT in given:
+            block[AGENT] = self._places(np.asarray(given[AGENT]), n)
         for name in ("terminated", "truncated"):
             block[name] = self._flags(name, block[name])
         block["actions"] = self._actions(block["actions"])
@@ -223,6 +239,16 @@ class Rows:
             self._refuse(name, "hold only 0 and 1", column[row], row)
         return column.astype(np.uint8)
 
+    def _places(self, column: np.ndarray, n: int) -> np.ndarray:
+        """Places of agents in their list, as int32."""
+        if column.shape != (n,) or column.dtype.kind not in "iu":
+            self._refuse(AGENT, "hold one integer for each row", f"shape {column.shape} of {column.dtype}", 0)
+        wrong = (column < 0) | (column >= (math.inf if self._n_agents is None else self._n_agents))
+        if wrong.any():
+            row = int(wrong.argmax())
+            self._refuse(AGENT, f"hold places in the list of {self._n_agents} agents", column[row], row)
+        return column.astype(np.int32)
+
     def _actions(self, column: np.ndarray) -> np.ndarray:
         if self._discrete:
             if column.ndim > 1:
@@ -288,4 +314,4 @@ class Rows:
             if self._stats is None:
                 self._stats = RunningStatsVec(math.prod(obs.shape[1:]))
             self._stats.batch_update(obs.reshape(len(obs), -1))
-        self._sink.write({name: block[name] for name in COLUMNS})
+        self._sink.write({name: block[name] for name in (*COLUMNS, AGENT) if name in block})

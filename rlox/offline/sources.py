@@ -33,7 +33,8 @@ class Source:
 
     def limits(self) -> dict[str, Any]:
         """What `rlox.offline.rows.Rows` is to hold the actions to."""
-        return {name: self.metadata[name] for name in ("n_actions", "act_low", "act_high") if name in self.metadata}
+        known = {name: self.metadata[name] for name in ("n_actions", "act_low", "act_high") if name in self.metadata}
+        return known | ({"n_agents": len(self.metadata["agents"])} if "agents" in self.metadata else {})
 
 
 def parquet(path: Path, where: str) -> Source:
@@ -45,7 +46,8 @@ def parquet(path: Path, where: str) -> Source:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as e:
         raise ValueError(f"{where}: {path} must be a Parquet file, and is none, or was cut short: {one_line(e)}") from e
-    names = names_of(file.schema_arrow.names, where)
+    metadata = metadata_of(file.schema_arrow, where)
+    names = names_of(file.schema_arrow.names, where, metadata)
 
     def blocks() -> Iterator[Block]:
         try:
@@ -54,7 +56,7 @@ def parquet(path: Path, where: str) -> Source:
         except (pa.ArrowException, OSError) as e:
             raise ValueError(f"{where}: its contents are damaged or cut short: {one_line(e)}") from e
 
-    return Source(where, blocks(), metadata_of(file.schema_arrow, where))
+    return Source(where, blocks(), metadata)
 
 
 class _Member:
@@ -99,11 +101,11 @@ def npz(path: Path, where: str) -> Source:
     except (zipfile.BadZipFile, OSError) as e:
         raise ValueError(f"{where}: {path} must be an .npz file, and is none, or was cut short: {one_line(e)}") from e
     found = [name.removesuffix(".npy") for name in archive.namelist()]
-    names = names_of(found, where)
     metadata: dict[str, Any] = {}
     if NPZ_METADATA in found:
         with archive.open(f"{NPZ_METADATA}.npy") as file:
             metadata = read_metadata(str(np.lib.format.read_array(file)), where)
+    names = names_of(found, where, metadata)
 
     def blocks() -> Iterator[Block]:
         with archive:
@@ -141,8 +143,8 @@ def hdf5(path: Path, where: str) -> Source:
         file = h5py.File(path, "r")
     except OSError as e:
         raise ValueError(f"{where}: {path} must be an HDF5 file, and is none, or was cut short: {one_line(e)}") from e
-    names = names_of([name for name, item in file.items() if isinstance(item, h5py.Dataset)], where)
     metadata = read_metadata(file.attrs[METADATA], where) if METADATA in file.attrs else {}
+    names = names_of([name for name, item in file.items() if isinstance(item, h5py.Dataset)], where, metadata)
 
     def blocks() -> Iterator[Block]:
         with file:

@@ -19,11 +19,13 @@ from rlox.checkpoint.streams import Stream
 from rlox.config import MOST_AT_ONCE, OfflineConfig, integer, require, shown
 from rlox.envs import EnvSpec
 from rlox.kernels.nn.core import MAX_HIDDEN
+from rlox.multi_agent import MultiAgentSpec, is_multi_agent, make_multi_agent_env
 from rlox.native import NativeAdam
 from rlox.nn.batch import TransitionBatch
 from rlox.nn.networks import TwinQNetwork
 from rlox.nn.optimizers import FlatOptimizer
 from rlox.nn.policies import Actor
+from rlox.offline.acting import evaluate_shared, shared_policy
 from rlox.offline.dataset import require_fit
 from rlox.offline.returns import returns_to_go
 from rlox.offline.statistics import DatasetStatistics
@@ -79,7 +81,8 @@ class OfflineAlgorithm(Algorithm):
     threads : int
         PyTorch's CPU threads while training, restored afterwards; 0 leaves them as they are.
     env_id : str or callable, optional
-        What `evaluate` plays; nothing else needs an environment.
+        What `evaluate` plays; nothing else needs an environment. The id of one with several agents: the policy plays
+        all whose observations and actions are the dataset's, see `rlox.offline.acting.SharedPolicy`.
     env_kwargs, env_wrappers
         As `rlox.training.on_policy.OnPolicyAlgorithm` takes them.
     config : Config, optional
@@ -151,6 +154,7 @@ class OfflineAlgorithm(Algorithm):
         self.spec = self._make_spec(obs_dim, act_dim, continuous, act_low, act_high)
         self.dataset: Any = dataset  # an OfflineDataset; None where a checkpoint is loaded to act
         self._compared: _Compared | None = None
+        self._agents: MultiAgentSpec | None = None  # of the environment, once it was asked for
         self.normalizer = self._statistics_of(dataset)
         self._assemble(None, backend, device)
 
@@ -283,6 +287,20 @@ class OfflineAlgorithm(Algorithm):
             dataset.
         """
         return self._train(n_updates, until, schedule_timesteps)
+
+    # ---- acting
+
+    def evaluation_arguments(self, n_episodes: int, seed: int | None, deterministic: bool = True) -> dict[str, Any]:
+        """The arguments of `rlox.collectors.evaluation.evaluate`; with ``by``, of that function instead."""
+        found = super().evaluation_arguments(n_episodes, seed, deterministic)
+        if not is_multi_agent(self.env_id):
+            return found
+        if self._agents is None:
+            env = make_multi_agent_env(self.env_id, 1, 0, self.env_kwargs)
+            self._agents = env.spec
+            env.close()
+        own = {"policy": shared_policy(self, self._agents, f"{type(self).__name__}.evaluate"), "by": evaluate_shared}
+        return {name: x for name, x in found.items() if name not in ("device", "transform")} | own
 
     @torch.no_grad()
     def compare_with_data(self) -> dict[str, torch.Tensor]:

@@ -71,7 +71,7 @@ def check_run(run: RunConfig, algo: str, buffer: str | None) -> None:
 
 def _check_multi_agent(run: RunConfig, algo: str) -> None:
     """Raise a ValueError unless the algorithm serves several agents, and the environment's package is installed."""
-    if not run.algo.several_agents:
+    if not run.algo.several_agents and run.algo.uses_dataset != "must":
         able = [name for name, entry in ALGORITHMS.items() if resolve(entry.config).several_agents]
         raise ValueError(
             f"env={run.env.id} has several agents, and algo={algo} learns for one; try algo={' or '.join(able)}"

@@ -271,10 +271,11 @@ def _dataset(dataset: Any) -> str:
     """Its size, where it comes from, and how good what it shows is."""
     found, known = dataset.stats(), dataset.metadata
     env = f" of {known['env']['id']}" if known.get("env") else ""
+    per_agent = ", per agent and episode" if known.get("agents") else ""
     return (
         f"{_counted(found['n_transitions'], 'transition')} in {_counted(found['n_episodes'], 'episode')}{env}, return "
         f"{found['mean_return']:.2f} ± {found['std_return']:.2f} ({found['min_return']:.2f} to "
-        f"{found['max_return']:.2f})"
+        f"{found['max_return']:.2f}){per_agent}"
     )
 
 

@@ -23,6 +23,8 @@ from rlox.callbacks.loggers import RecordLogger
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import LARGEST_COUNT, Config, RunConfig
 from rlox.envs import is_native
+from rlox.envs.registry import is_native_multi_agent
+from rlox.multi_agent import is_multi_agent
 from rlox.tracking.record import Record
 from rlox_cli.preflight.probe import Seen
 from rlox_cli.run import machine
@@ -262,9 +264,9 @@ def _evaluation(algorithm: Any, config: RunConfig) -> tuple[np.ndarray, np.ndarr
     """Costs of making the environment, and of a step of it; whether a step is one of all episodes side by side."""
     from rlox.envs.gym_make import ATARI_WRAPPERS, whole_games
 
-    if config.algo.several_agents and algorithm.several:
+    if is_multi_agent(config.env.id):
         took, played = _timed(lambda: algorithm.evaluate(2, config.eval_seed, max_steps=config.eval.max_steps or 1000))
-        side_by_side = algorithm.collector.native
+        side_by_side = is_native_multi_agent(config.env.id)
         n_steps = played.lengths.max() if side_by_side else played.lengths.sum()
         return np.zeros(2), took / max(1, int(n_steps)), side_by_side
     c, kwargs = config.env, algorithm.env_kwargs if config.offline else algorithm.eval_kwargs

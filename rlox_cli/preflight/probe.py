@@ -15,6 +15,7 @@ import numpy as np
 from rlox.config import RunConfig
 from rlox.envs import EnvSpec, make_vec_env, spec_of
 from rlox.envs.failures import note_cause, wrong_answer
+from rlox.multi_agent import is_multi_agent
 from rlox_cli.run.limits import plays_native, time_limit
 from rlox_cli.terminal.errors import UsageError
 
@@ -56,7 +57,7 @@ def probe_env(algorithm: Any, config: RunConfig) -> Seen:
     where, limit, native = f"env={config.env.id}", time_limit(algorithm), plays_native(algorithm)
     if config.env.backend == "envpool":
         return Seen(limit, [], 0.0, False, [])
-    if algorithm.config.several_agents and algorithm.several:
+    if is_multi_agent(config.env.id):
         from rlox_cli.preflight.agents import probe_agents
 
         return Seen(limit, *probe_agents(config, where))

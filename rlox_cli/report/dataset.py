@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import yaml
 from rich.console import Console
 
+from rlox.checkpoint import one_line
+from rlox.envs.registry import imported_module
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.dataset import open_dataset
 from rlox.offline.scores import normalized_score
 from rlox_cli.terminal.console import make_console
+
+_MOST_AGENTS = 20  # that have a line each
 
 
 def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
@@ -21,14 +26,16 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
     ends = f"{stats['n_terminated']:,} terminated, {stats['n_truncated']:,} truncated"
     lengths = f"{stats['mean_episode_length']:.1f} ({stats['min_episode_length']} to {stats['max_episode_length']})"
     spread = f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({stats['min_return']:.2f} to "
+    per_agent = ", per agent and episode" if known.get("agents") else ""
     lines = [
         ("rows", f"{stats['n_transitions']:,}"),
         ("episodes", f"{stats['n_episodes']:,} ({ends}{', the last unfinished' if stats['unfinished'] else ''})"),
         ("length", lengths),
-        ("return", f"{spread}{stats['max_return']:.2f})"),
+        ("return", f"{spread}{stats['max_return']:.2f}){per_agent}"),
         ("obs", f"{shape} {'bytes' if dataset.sample(1, 0)['obs'].dtype == np.uint8 else 'floats'}"),
         ("actions", actions),
     ]
+    lines[4:4] = [("agent", line) for line in _lives(dataset)]
     env = known.get("env", {})
     if env:
         lines.append(
@@ -51,10 +58,35 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
         console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
 
 
+def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
+    """Of each agent, where the file says whose life an episode is, how many there are and their mean return."""
+    known = dataset.metadata
+    if "episode_agents" not in known:
+        return [", ".join(one_line(name, 60) for name in known["agents"])] if "agents" in known else []
+    state = dataset.get_state()
+    ends = np.flatnonzero(state["terminated"] | state["truncated"])
+    starts = np.concatenate([[0], ends[ends < len(dataset) - 1] + 1])
+    returns = np.add.reduceat(state["rewards"], starts, dtype=np.float64)
+    whose = np.array(known["episode_agents"])
+    there = [name for name in known["agents"] if (whose == name).any()]
+    found = [
+        f"{one_line(name, 60)}: {int((whose == name).sum()):,} episodes, return {returns[whose == name].mean():.2f}"
+        for name in there[:_MOST_AGENTS]
+    ]
+    return found if len(there) <= _MOST_AGENTS else [*found, f"and {len(there) - _MOST_AGENTS:,} others"]
+
+
 def print_written(out: str) -> None:
     """What was written to the file, or under the id, `out`, and how to train on it."""
     console, dataset = make_console(), open_dataset(out)
     console.print(f"written: {out}", soft_wrap=True, markup=False)
     print_dataset(dataset, console)
-    algo = "td3_bc" if dataset.n_actions is None else "bc"
-    console.print(f"  {'train':<12} rlox train algo={algo} dataset={out}", soft_wrap=True, markup=False)
+    algo, env = "td3_bc" if dataset.n_actions is None else "bc", dataset.metadata.get("env", {})
+    words = [f"rlox train algo={algo} dataset={out}"]
+    # These are typed again: a file must not choose them.
+    if env and (env.get("kwargs") or imported_module(env["id"])) and not env.get("wrappers"):
+        words.append(f"env={env['id']}")
+        if env.get("kwargs"):
+            kwargs = yaml.safe_dump(env["kwargs"], default_flow_style=True, width=10_000).strip()
+            words.append(f"'env.kwargs={kwargs}'")
+    console.print(f"  {'train':<12} {' '.join(words)}", soft_wrap=True, markup=False)

@@ -121,12 +121,13 @@ def _offline_arguments(config: RunConfig) -> dict[str, Any]:
 
 def _on_dataset(cls: type, config: RunConfig):
     """An offline algorithm, its sizes and bounds those of the environment."""
+    arguments, env = _offline_arguments(config), config.env
     return cls(
         seed=config.seed,
-        env_id=config.env.id,
-        env_kwargs=config.env.kwargs,
-        **offline_sizes(config.env.id, config.env.kwargs, config.env.wrappers, where="env"),
-        **_offline_arguments(config),
+        env_id=env.id,
+        env_kwargs=env.kwargs,
+        **offline_sizes(env.id, env.kwargs, env.wrappers, where="env", dataset=arguments["dataset"]),
+        **arguments,
     )
 
 

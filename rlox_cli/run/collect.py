@@ -18,6 +18,7 @@ from rlox.algorithms import entry_of, resolve
 from rlox.checkpoint import load_checkpoint, trained_for
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import nearest
+from rlox.envs.registry import imported_module
 from rlox.offline.collect import Behaviour, collect, write_replay
 from rlox.offline.dataset import open_dataset
 from rlox.offline.export import check_destination, export
@@ -41,6 +42,7 @@ def main(
     deterministic: bool,
     replay: Path | None,
     env_id: str | None,
+    agents: str | None,
     force: bool,
     imports: list[str],
 ) -> None:
@@ -49,13 +51,15 @@ def main(
     check_destination(out, force)
     console = make_console()
     if replay is not None:
-        if checkpoints or mix or steps is not None or env_id is not None or deterministic:
+        if checkpoints or mix or steps is not None or env_id is not None or deterministic or agents is not None:
             raise UsageError("--replay must stand alone: it writes what a run's memory holds, and nothing acts")
         with _written(out) as path, _shown(console, "reading", None) as progress:
             _from_memory(replay, path, imports, progress)
         return
     if steps is None:
         raise UsageError("--steps must be given: how many transitions to gather")
+    if env_id is not None and (module := imported_module(env_id)):
+        import_modules([module])
     shares = _shares(mix, checkpoints)
     loaded = _loaded(checkpoints, shares, imports)
     env = _env(loaded, env_id)
@@ -68,8 +72,17 @@ def main(
         behaviours.append(Behaviour(name, share, restored(path, header, imports), _origin(path, header)))
     try:
         with _written(out) as path, _shown(console, "collecting", steps) as progress, torch_threads(1):
-            collect(behaviours, env, steps, path, seed=seed, n_envs=n_envs, deterministic=deterministic,
-                    progress=progress)  # fmt: skip
+            collect(
+                behaviours,
+                env,
+                steps,
+                path,
+                seed=seed,
+                n_envs=n_envs,
+                deterministic=deterministic,
+                agents=None if agents is None else [name.strip() for name in agents.split(",")],
+                progress=progress,
+            )
     finally:
         for behaviour in behaviours:
             if hasattr(behaviour.algorithm, "close"):

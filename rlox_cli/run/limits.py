@@ -19,7 +19,7 @@ from rlox.callbacks import plan_advice
 from rlox.collectors.evaluation import MAX_STEPS
 from rlox.config import BatchConfig, EvalConfig, LLMConfig, RunConfig
 from rlox.envs import EnvSpec, is_native, make_vec_env
-from rlox.multi_agent import is_multi_agent
+from rlox.multi_agent import is_multi_agent, make_multi_agent_env
 from rlox_cli.run import machine
 from rlox_cli.terminal.errors import UsageError
 
@@ -44,6 +44,7 @@ def training_warnings(algorithm: Any, config: RunConfig, folder: Path) -> list[s
         *plan_warnings(config),
         *(line for _, line in plan_advice(algorithm)),
         *(dataset_warnings(algorithm.dataset, config) if config.offline else ()),
+        *(shared_warnings(algorithm) if config.offline and is_multi_agent(config.env.id) else ()),
         *memory_warnings(config, found, rollout_bytes(config, algorithm.spec)),
         *disk_warnings(config, found, folder, n_steps),
     ]
@@ -144,6 +145,17 @@ def dataset_warnings(dataset: Any, config: RunConfig) -> Iterator[str]:
         )
 
 
+def shared_warnings(algorithm: Any) -> Iterator[str]:
+    """About agents that what is learned cannot act for."""
+    policy = algorithm.evaluation_arguments(1, 0)["policy"]
+    if policy.others:
+        played = ", ".join(agent for group in policy.groups for agent in group.agents)
+        yield (
+            f"evaluations play {played} by what is learned, and {', '.join(policy.others)}, whose spaces are others, "
+            "at random; the return is of the former"
+        )
+
+
 def language_warnings(algorithm: Any, config: RunConfig) -> Iterator[str]:
     """About rows of text, a model and its tokenizer that do not go together, or promise little."""
     c, rows, model = config.algo, algorithm.rows, algorithm.model
@@ -179,7 +191,11 @@ def time_limit(algorithm: Any) -> int | None:
     """Steps after which each episode ends; None where nothing says so."""
     if getattr(algorithm, "collector", None) is not None:
         return _limit_of(algorithm.collector.env, algorithm)
-    env = make_vec_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs, algorithm.env_wrappers)
+    env: Any
+    if is_multi_agent(algorithm.env_id):
+        env = make_multi_agent_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs)
+    else:
+        env = make_vec_env(algorithm.env_id, 1, algorithm.seed, algorithm.env_kwargs, algorithm.env_wrappers)
     try:
         return _limit_of(env, algorithm)
     finally:

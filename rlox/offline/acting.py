@@ -1,0 +1,200 @@
+"""What acts for several agents where no policy was trained for all of them: one policy for all of a kind, or chance."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlox.envs import EnvSpec
+from rlox.kernels.rng import Rng
+from rlox.multi_agent.evaluation import AgentsEvaluation, evaluate_agents
+from rlox.multi_agent.spec import Group, MultiAgentSpec
+
+if TYPE_CHECKING:
+    from rlox.nn.policies import Actor
+
+_LOWEST = -1e9  # added to the logit of an illegal action, which is then never taken
+
+
+def random_actions(spec: EnvSpec, obs: np.ndarray, mask: np.ndarray | None, rng: Rng) -> np.ndarray:
+    """Uniformly random actions (N, A, …) for observations (N, A, …) of N environments with A agents each.
+
+    `mask` (N, A, n_actions) bool says which are legal; None: all are.
+    """
+    if mask is None:
+        n, n_agents = obs.shape[:2]
+        return spec.random_actions(rng, n * n_agents).reshape(n, n_agents, *spec.action_shape)
+    drawn = rng.uniform(mask.shape)
+    return np.where(mask, drawn, -1.0).argmax(-1)
+
+
+class RandomPolicy:
+    """Uniformly random legal actions for all agents.
+
+    Raises
+    ------
+    ValueError
+        For continuous actions without bounds; names the group.
+    """
+
+    def __init__(self, spec: MultiAgentSpec, where: str):
+        for group in spec.groups:
+            _require_bounds(group, where)
+        self._spec = spec
+
+    def actions(
+        self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
+    ) -> list[np.ndarray]:
+        """Actions by group (N, A_g, …) for observations (N, A_g, …) and masks by group."""
+        return [
+            random_actions(group.spec, rows, mask, rng)
+            for group, rows, mask in zip(self._spec.groups, obs, masks, strict=True)
+        ]
+
+
+class SharedPolicy:
+    """One policy for all agents whose observations and actions are its own; agents of another kind act at random.
+
+    Masks of legal actions are obeyed.
+
+    Parameters
+    ----------
+    policy : Actor
+        As `rlox.nn.policies` describes it.
+    own : EnvSpec
+        What it observes, (D,) f32, and does.
+    spec : MultiAgentSpec
+        Of the environment.
+    device : str
+        Where the policy lives.
+    transform : callable, optional
+        What observations (B, D) go through before the policy sees them.
+    where : str
+        The name that starts error messages.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+        Those whose agents it plays.
+
+    Raises
+    ------
+    ValueError
+        Where it can play no agent, or one of another kind has actions without bounds.
+    """
+
+    def __init__(
+        self,
+        policy: Actor,
+        own: EnvSpec,
+        spec: MultiAgentSpec,
+        device: str = "cpu",
+        transform: Callable[[np.ndarray], np.ndarray] | None = None,
+        where: str = "SharedPolicy",
+    ):
+        self.groups = tuple(group for group in spec.groups if _alike(group.spec, own))
+        if not self.groups:
+            seen = ", ".join(
+                f"{group.name} ({group.spec.obs_dim} numbers; {group.spec.describe_actions()})" for group in spec.groups
+            )
+            raise ValueError(
+                f"{where}: the environment must have agents that observe {own.obs_dim} numbers and have "
+                f"{own.describe_actions()}, as the policy, got {seen}"
+            )
+        for group in spec.groups:
+            if group not in self.groups:
+                _require_bounds(group, where)
+        self._made_of = (policy, own, spec, device, transform, where)
+
+    def __reduce__(self) -> Any:
+        # A copy, since parameters may be views of a block that a pickle would hold once for each of them.
+        policy, *others = self._made_of
+        return type(self), (copy.deepcopy(policy), *others)
+
+    @property
+    def slots(self) -> list[int]:
+        """Places, among all agents, of those that it plays."""
+        return sorted(slot for group in self.groups for slot in group.slots)
+
+    @property
+    def others(self) -> list[str]:
+        """The agents that act at random."""
+        return [agent for group in self._made_of[2].groups if group not in self.groups for agent in group.agents]
+
+    def actions(
+        self, obs: Sequence[np.ndarray], masks: Sequence[np.ndarray | None], deterministic: bool, rng: Rng
+    ) -> list[np.ndarray]:
+        """Actions by group (N, A_g, …), clipped, for observations (N, A_g, …) and masks by group."""
+        groups = self._made_of[2].groups
+        return [
+            self._play(rows, mask, deterministic, rng)
+            if group in self.groups
+            else random_actions(group.spec, rows, mask, rng)
+            for group, rows, mask in zip(groups, obs, masks, strict=True)
+        ]
+
+    def _play(self, rows: np.ndarray, mask: np.ndarray | None, deterministic: bool, rng: Rng) -> np.ndarray:
+        import torch
+
+        policy, own, _, device, transform, _ = self._made_of
+        n, n_agents = rows.shape[:2]
+        flat = rows.reshape(n * n_agents, -1)
+        seen = np.ascontiguousarray(flat if transform is None else transform(flat), np.float32)
+        noise = np.zeros(policy.noise_shape(len(seen)), np.float32)
+        if not deterministic:
+            policy.fill_noise(rng, noise)
+        if mask is not None:  # the noise of a policy with masks is added to its logits
+            noise[~mask.reshape(len(seen), -1)] = _LOWEST
+        with torch.inference_mode():
+            inputs = torch.from_numpy(seen).to(device)
+            if deterministic and mask is None:
+                taken = policy.mode(inputs)
+            else:
+                taken = policy.act(inputs, torch.from_numpy(noise).to(device))
+        return own.clip(taken.cpu().numpy()).reshape(n, n_agents, *own.action_shape)
+
+
+def shared_policy(algorithm: Any, spec: MultiAgentSpec, where: str) -> SharedPolicy:
+    """The policy of an algorithm that learns from a dataset, as it acts for the agents of an environment."""
+    return SharedPolicy(algorithm.policy, algorithm.spec, spec, algorithm.device, algorithm.normalizer.normalize, where)
+
+
+def evaluate_shared(policy: SharedPolicy, **arguments: Any) -> AgentsEvaluation:
+    """`rlox.multi_agent.evaluation.evaluate_agents`, whose `returns` are sums over the agents that the policy plays."""
+    found = evaluate_agents(policy, **arguments)  # type: ignore[arg-type]  # it acts as Actors do
+    return replace(found, returns=found.agent_returns[:, policy.slots].sum(1))
+
+
+def recorded_group(spec: MultiAgentSpec, dataset: Any) -> Group:
+    """The group whose agents a dataset shows: by their names, else by the sizes of observations and actions.
+
+    The first one where none is of these sizes.
+    """
+    shown = set(getattr(dataset, "metadata", {}).get("agents", ()))
+    named = [group for group in spec.groups if shown and shown <= set(group.agents)]
+    shape, n_actions = getattr(dataset, "obs_shape", None), getattr(dataset, "n_actions", None)
+    alike = [
+        group
+        for group in spec.groups
+        if group.spec.obs_shape == shape and group.spec.discrete == (n_actions is not None)
+    ]
+    return [*named, *alike, *spec.groups][0]
+
+
+def _alike(one: EnvSpec, other: EnvSpec) -> bool:
+    """Whether observations and actions are the same, whatever they are called."""
+    names = ("obs_shape", "n_actions", "n_choices", "act_dim", "act_low", "act_high")
+    return not one.image and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def _require_bounds(group: Group, where: str) -> None:
+    low, high = group.spec.act_low, group.spec.act_high
+    if low is not None and high is not None and not np.isfinite([low, high]).all():
+        raise ValueError(
+            f"{where}: actions of {group.name} must be bounded, since its agents act at random, got bounds "
+            f"{low.tolist()} and {high.tolist()}"
+        )

@@ -1,0 +1,198 @@
+"""Gathering from several agents: each life of an agent, from its first step to its end, becomes an episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlox.checkpoint.streams import Stream
+from rlox.config import nearest
+from rlox.envs import env_name
+from rlox.kernels.rng import Rng
+from rlox.multi_agent import make_multi_agent_env
+from rlox.multi_agent.spec import MultiAgentSpec
+from rlox.offline.acting import RandomPolicy, shared_policy
+from rlox.offline.arrow import block_rows
+from rlox.offline.rows import AGENT, Block
+
+_PATIENCE = 10_000  # steps in which none of the chosen agents acts, before it is an error
+
+
+class Lives:
+    """N environments with several agents, of which those are recorded that were chosen.
+
+    Parameters
+    ----------
+    env_id, n_envs, seed, kwargs
+        As `rlox.multi_agent.make_multi_agent_env` takes them.
+    chosen : sequence of str, optional
+        Names of agents with equal spaces, or of their group; None: all agents, which must then have equal spaces.
+
+    Attributes
+    ----------
+    spec : EnvSpec
+        Of one agent.
+    agents : tuple of str
+        Whose lives are recorded; M names.
+
+    Raises
+    ------
+    ValueError
+        For a name that there is not, and agents of different groups; names the groups.
+    """
+
+    def __init__(
+        self,
+        env_id: str | Callable[..., Any],
+        n_envs: int,
+        seed: int,
+        kwargs: dict[str, Any] | None,
+        chosen: Sequence[str] | None = None,
+    ):
+        self._name = env_name(env_id)
+        self.env = make_multi_agent_env(env_id, n_envs, seed, kwargs)
+        try:
+            self._group, self._members = _chosen(self.env.spec, chosen)
+        except ValueError:
+            self.env.close()
+            raise
+        group = self.env.spec.groups[self._group]
+        self.spec = group.spec
+        self.agents = tuple(group.agents[a] for a in self._members)
+
+    def gather(
+        self,
+        algorithm: Any,
+        count: int,
+        seed: int,
+        deterministic: bool,
+        push: Callable[[int, Block], None],
+        progress: Callable[[int], None] | None,
+    ) -> list[float]:
+        """Take steps until there are `count` rows; returns the returns of the lives that came to their end.
+
+        Parameters
+        ----------
+        algorithm
+            Acts for all agents; None: uniformly random legal actions.
+        count, seed : int
+            How many rows, and what decides the actions.
+        deterministic : bool
+            Take the most likely actions.
+        push : callable
+            Given a number of an agent, environment * M + its place, and the next rows of it.
+        progress : callable, optional
+            Given the number of rows since its last call.
+        """
+        spec, env, g, members = self.spec, self.env, self._group, self._members
+        rng, policy = Rng(seed, Stream.ACTION), _acting(algorithm, env.spec, self._name)
+        n, m = env.n_envs, len(members)
+        row_bytes = 2 * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize + 4 * (spec.act_dim or 2) + 16
+        n_rows = max(1, min(1024, block_rows(row_bytes) // (n * m)))
+        block = {
+            "obs": np.empty((n_rows, n, m, *spec.obs_shape), spec.obs_dtype),
+            "next_obs": np.empty((n_rows, n, m, *spec.obs_shape), spec.obs_dtype),
+            "actions": np.empty((n_rows, n, m, *spec.action_shape), spec.action_dtype),
+            "rewards": np.empty((n_rows, n, m), np.float32),
+            "terminated": np.empty((n_rows, n, m), np.bool_),
+            "truncated": np.empty((n_rows, n, m), np.bool_),
+        }
+        lived = np.empty((n_rows, n, m), np.bool_)
+        running, returns = np.zeros((n, m)), []
+        taken = idle = 0
+        step = env.reset_all()
+        while taken < count:
+            used = reported = 0
+            while used < n_rows and taken + reported < count:
+                alive = step.alive[g][:, members]
+                idle = 0 if alive.any() else idle + 1
+                if idle == _PATIENCE:
+                    raise ValueError(
+                        f"collect: agents must act in the environment, got {', '.join(self.agents)}, of which none did "
+                        f"in {_PATIENCE:,} steps of {self._name}"
+                    )
+                actions = policy.actions(step.obs, step.masks, deterministic, rng)
+                block["obs"][used] = step.obs[g][:, members]
+                block["actions"][used] = actions[g][:, members]
+                step = env.step_all(actions)
+                rewards, terminated, truncated = (
+                    column[g][:, members] for column in (step.rewards, step.terminated, step.truncated)
+                )
+                block["next_obs"][used] = step.final_obs[g][:, members]
+                block["rewards"][used], block["terminated"][used] = rewards, terminated
+                block["truncated"][used] = truncated
+                # Of the last step only so many rows are asked for.
+                order = np.cumsum(alive).reshape(alive.shape)
+                kept = lived[used] = alive & (order <= count - taken - reported)
+                running += rewards
+                ended = terminated | truncated
+                returns += running[ended & kept].tolist()
+                running[ended] = 0.0
+                reported += int(kept.sum())
+                used += 1
+            for i in range(n):
+                for a in range(m):
+                    rows = np.flatnonzero(lived[:used, i, a])
+                    found = {name: column[rows, i, a] for name, column in block.items()}
+                    push(i * m + a, {**found, AGENT: np.full(len(rows), a, np.int32)})
+            taken += reported
+            if progress is not None:
+                progress(reported)
+        return returns
+
+    def close(self) -> None:
+        """End the environments."""
+        self.env.close()
+
+
+def _acting(algorithm: Any, spec: MultiAgentSpec, name: str) -> Any:
+    """What acts for all agents: ``actions(obs, masks, deterministic, rng)`` by group."""
+    if algorithm is None:
+        return RandomPolicy(spec, "collect")
+    if getattr(algorithm, "several", False):
+        theirs = algorithm.collector.agents
+        if (theirs.groups, theirs.masked) != (spec.groups, spec.masked):
+            raise ValueError(
+                f"collect: env must have the agents that {algorithm.name} was trained for, {_listed(theirs)}, with "
+                f"their spaces, got {name} with {_listed(spec)}"
+            )
+        return algorithm.actor
+    if getattr(getattr(algorithm, "config", None), "uses_dataset", "") == "must":
+        return shared_policy(algorithm, spec, "collect")
+    kind = getattr(algorithm, "name", type(algorithm).__name__)
+    raise ValueError(
+        f"collect: a policy must act for several agents in {name}, and {kind} acts for one; take a "
+        "checkpoint of mappo, or of bc, td3_bc, iql or cql, whose policy then plays all agents of its kind"
+    )
+
+
+def _listed(spec: MultiAgentSpec) -> str:
+    return ", ".join(f"{group.name} ({', '.join(group.agents)})" for group in spec.groups)
+
+
+def _chosen(spec: MultiAgentSpec, names: Sequence[str] | None) -> tuple[int, list[int]]:
+    """The place of a group, and places in it, of the agents that `names` are; a group's name comes first."""
+    if names is None:
+        if len(spec.groups) > 1:
+            raise ValueError(
+                "collect: agents must name a group, or agents of one group, where agents have different spaces, got "
+                f"none; the groups are {_listed(spec)}; try {spec.groups[0].name}"
+            )
+        return 0, list(range(spec.n_agents))
+    known = {agent: {(g, a)} for g, group in enumerate(spec.groups) for a, agent in enumerate(group.agents)}
+    known |= {group.name: {(g, a) for a in range(len(group.agents))} for g, group in enumerate(spec.groups)}
+    found: set[tuple[int, int]] = set()
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"collect: agents must be among {_listed(spec)}, got {name!r}; {nearest(name, list(known))}"
+            )
+        found |= known[name]
+    groups = {g for g, _ in found}
+    if len(groups) != 1:
+        got = ", ".join(names) or "none"
+        raise ValueError(f"collect: agents must be of one group, whose spaces are equal, got {got}; {_listed(spec)}")
+    return groups.pop(), sorted(a for _, a in found)
