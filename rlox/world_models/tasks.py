@@ -34,6 +34,8 @@ class DrawnCatch(gymnasium.Env):
     ----------
     size : int
         Rows and columns of the grid, 8 to 64.
+    dense : bool
+        Every step brings a reward, of 1 while the paddle is below the ball and of -1 otherwise: easier to learn.
     render_mode : str, optional
         ``rgb_array``, the observation enlarged.
 
@@ -45,10 +47,10 @@ class DrawnCatch(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (gymnasium's form)
 
-    def __init__(self, size: int = 10, render_mode: str | None = None):
+    def __init__(self, size: int = 10, dense: bool = False, render_mode: str | None = None):
         if not 8 <= size <= 64:
             raise ValueError(f"DrawnCatch: size must lie in [8, 64], got {size}")
-        self.size, self.render_mode = size, render_mode
+        self.size, self.dense, self.render_mode = size, dense, render_mode
         self.observation_space = spaces.Box(0, 255, (_CELL * size, _CELL * size, 1), np.uint8)
         self.action_space = spaces.Discrete(3)
         self._row = self._column = self._drift = self._paddle = 0
@@ -68,7 +70,8 @@ class DrawnCatch(gymnasium.Env):
         self._row += 1
         over = self._row == self.size - 1
         caught = abs(self._column - self._paddle) <= 1
-        return self._observed(), (1.0 if caught else -1.0) if over else 0.0, over, False, {}
+        reward = (1.0 if caught else -1.0) if over or self.dense else 0.0
+        return self._observed(), reward, over, False, {}
 
     def _observed(self) -> np.ndarray:
         cells = np.zeros((self.size, self.size, 1), np.uint8)

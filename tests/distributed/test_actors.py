@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -269,6 +270,7 @@ def test_what_an_environment_raises_comes_out_of_train(kind):
 
 def test_starts_and_stops_leave_nothing():
     def held():
+        gc.collect()  # of other tests too
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     trained(64, kind="processes")

@@ -24,6 +24,18 @@ def where(image):
     return int(row), int(column), paddle
 
 
+def below(image):
+    """The columns of the paddle; the ball hides one of them where it is caught."""
+    return {int(column) for column in np.flatnonzero(image[-1, :, 0] == 120)} | (
+        {where(image)[1]} if where(image)[0] == image.shape[0] - 1 and hidden(image) else set()
+    )
+
+
+def hidden(image):
+    """Whether the ball lies on the paddle."""
+    return int((image[-1] == 120).sum()) < 3
+
+
 def cells(obs):
     """A pixel for each cell of the grid; its others are the same."""
     assert (obs == obs[::3, ::3].repeat(3, 0).repeat(3, 1)).all()
@@ -63,6 +75,16 @@ def test_a_ball_falls_a_row_a_step_and_can_be_caught(seed, size):
     columns = [where(image)[1] for image in images]
     assert set(np.abs(np.diff(columns))) <= {0, 1}
     assert len(set(np.abs(np.diff(columns)))) == 1 or 0 in np.abs(np.diff(columns))
+
+
+def test_dense_rewards_say_at_every_step_whether_the_paddle_is_below():
+    images, rewards = played(DrawnCatch(8, dense=True), 3, lambda seen: len(seen) % 3)
+    expected = []
+    for image in images[1:]:
+        _, column, _ = where(image)
+        expected.append(1.0 if column in below(image) else -1.0)
+    assert rewards == expected
+    assert {*rewards} == {1.0, -1.0}
 
 
 def test_a_paddle_that_stays_misses_most():
