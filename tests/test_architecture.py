@@ -276,7 +276,7 @@ def test_python_m_rlox_is_the_command_line():
         return subprocess.run([sys.executable, "-m", "rlox", *argv], capture_output=True, text=True)
 
     assert said("--version").stdout == f"rlox {rlox.__version__}\n"
-    assert f'version = "{rlox.__version__}"' in (ROOT / "pyproject.toml").read_text().splitlines()
+    assert f'version = "{rlox.__version__}"' in (Path(__file__).parents[1] / "pyproject.toml").read_text().splitlines()
     assert "a2c" in said("ls", "algos").stdout
     assert said("nonsense").returncode == 2
 
