@@ -2,8 +2,8 @@
 
     python benchmarks/world_models/faults.py --runs /tmp/faults
 
-trains 10 seeds of the sound code on CartPole-v1 (1,500 steps, 500 updates), then 5 other seeds of it and 5 with each
-fault, has the command judge these beside the ten, and writes benchmarks/world_models/faults.json. A fault is planted
+trains 20 seeds of the sound code on CartPole-v1 (1,500 steps, 500 updates), then 5 other seeds of it and 5 with each
+fault, has the command judge these beside the twenty, and writes benchmarks/world_models/faults.json. A fault is planted
 into the imported classes, in a process of its own; nothing of it is in the library.
 """
 
@@ -27,7 +27,7 @@ from rlox.world_models.rssm import RSSM
 from rlox_cli.bench.machine import provenance
 
 TASK = ["algo=dreamer", "env=CartPole-v1", "total_timesteps=1500", "algo.learning_starts=500", "eval.n_points=1"]
-N_SOUND, N_JUDGED = 10, 5
+N_SOUND, N_JUDGED = 20, 5
 SOUND_SEED, JUDGED_SEED = 1000, 2000
 
 

@@ -45,12 +45,12 @@ def draw(cells: dict[str, dict[str, Any]], path: Path) -> None:
             for curve in curves:
                 axis.plot([p[key] for p in curve], [p["mean"] for p in curve], color="tab:blue", alpha=0.3, lw=1)
             places = np.mean([[point[key] for point in curve] for curve in curves], 0)
-            axis.plot(places, means, color="tab:blue", lw=2, label=f"IQM of {len(curves)} seeds")
+            axis.plot(places, means, color="tab:blue", lw=2, label="IQM")
             if TASKS[title][1] is not None:
                 axis.axhline(TASKS[title][1], color="0.5", lw=0.8, ls="--")
             axis.set_xlabel(name)
             axis.grid(alpha=0.2)
-        axes[0, column].set_title(title)
+        axes[0, column].set_title(f"{title} ({len(cell['curves'])} seeds)")
     axes[0, 0].set_ylabel("return")
     axes[1, 0].set_ylabel("return")
     axes[0, 0].legend()
