@@ -1,6 +1,6 @@
 """Does `rlox bench learn` find faults planted in DreamerV3? Short runs, beside runs of the sound code.
 
-    python benchmarks/world_models/faults.py --runs /tmp/faults
+    python benchmarks/world_models/faults.py --runs outputs/faults
 
 trains 20 seeds of the sound code on CartPole-v1 (1,500 steps, 500 updates), then 5 other seeds of it and 5 with each
 fault, has the command judge these beside the twenty, and writes benchmarks/world_models/faults.json. A fault is planted
