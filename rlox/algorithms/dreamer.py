@@ -122,8 +122,6 @@ class DreamerV3(OffPolicyAlgorithm):
         n_actions: int | None = None,
         **arguments: Any,
     ):
-        if arguments.get("compile") is True:
-            raise ValueError("DreamerV3: compile must be false, got True; kernels compute what compiling would fuse")
         sizes = {"latent_dim": latent_dim, "obs_dim": obs_dim, "n_actions": n_actions}
         for name, given in sizes.items():
             sizes[name] = None if given is None else integer("DreamerV3", name, given, 1)
@@ -162,21 +160,42 @@ class DreamerV3(OffPolicyAlgorithm):
 
     def update(self, batch: SequenceBatch) -> dict[str, Tensor]:
         """One step of model, actor and critic together; metrics as tensors ()."""
-        c, policy, heads = self.config, self.policy, self.heads
-        rssm, actor, critic = policy.rssm, policy.actor, heads.critic
+        c, policy = self.config, self.policy
         self.optimizer.learning_rate = scheduled(c.learning_rate, c.learning_rate_schedule, self.counters.progress)
         # Sequences come as (B, T, ...), and are worked through as (T, B, ...).
         columns = (batch.obs, batch.actions, batch.rewards, batch.is_first, batch.terminated, batch.truncated)
-        obs, actions, rewards, is_first, terminated, truncated = (x.transpose(0, 1) for x in columns)
-        n_steps, n = rewards.shape
+        obs, actions, *marks = (x.transpose(0, 1) for x in columns)
+        policy.encoder.see(obs)
+        (n_steps, n), n_latents, n_imagined = marks[0].shape, policy.rssm.stoch, c.imagination_horizon
+        draws = self.uniform(n_steps, n, n_latents), self.uniform(n_imagined, n_steps * n, n_latents)
+        noise = policy.actor.fill_noise(self.rng, (n_imagined, n_steps * n)).to(self.device)
+        loss, metrics = self.compiled(self.loss)(obs, actions, *marks, *policy.unpacked(batch.state), *draws, noise)
+        metrics["grad_norm"] = self.optimizer.step(loss, None)
+        self.slow_block.lerp_(self.critic_block, c.slow_rate)
+        batch.update_states(self.buffer, metrics.pop("states").transpose(0, 1))
+        return metrics
+
+    def loss(
+        self, obs: Tensor, actions: Tensor, rewards: Tensor, is_first: Tensor, terminated: Tensor, truncated: Tensor,
+        start: Latents, before: Tensor, draws: Tensor, imagined_draws: Tensor, noise: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of model, actor and critic on sequences (T, B, ...), with metrics () and the states after each step.
+
+        Parameters
+        ----------
+        obs, actions, rewards, is_first, terminated, truncated : Tensor (T, B, ...)
+            As `SequenceBatch` has them.
+        start, before : Latents (B, ...) and Tensor (B, A)
+            The state before the first step, and the action that led to it.
+        draws, imagined_draws, noise : Tensor (T, B, K), (H, T B, K) and (H, T B, ...)
+            Numbers that decide the latents, seen and imagined, and the imagined actions.
+        """
+        c, policy, heads = self.config, self.policy, self.heads
+        rssm, actor, critic = policy.rssm, policy.actor, heads.critic
         live, going = 1.0 - terminated.float(), 1.0 - (terminated | truncated).float()
 
         # The model: states of what was seen, and what can be predicted from them.
-        if not policy.encoder.image:
-            policy.encoder.see(obs)
-        start, before = policy.unpacked(batch.state)
         before = torch.cat([before[None], actions[:-1]])
-        draws = self.uniform(n_steps, n, rssm.stoch)
         states, post = rssm.observe(policy.encoder(obs), before, is_first, start, draws)
         feat = states.feat
         dyn, rep, prior_entropy, post_entropy = rssm.kl(states.deter, post, c.free_nats)
@@ -195,7 +214,7 @@ class DreamerV3(OffPolicyAlgorithm):
         )  # fmt: skip
 
         # Imagination from every state, without gradients: H actions, H + 1 states.
-        imagined, taken = self.imagine(states.at_once(), c.imagination_horizon)
+        imagined, taken = self.imagine(states.at_once(), imagined_draws, noise)
         with torch.no_grad():
             reached = imagined[1:]
             continues = heads.continues(imagined)[..., 0].sigmoid()
@@ -216,7 +235,7 @@ class DreamerV3(OffPolicyAlgorithm):
         losses["value_loss"] = (weights * (errors[..., 0] + c.slow_coef * errors[..., 1])).mean()
 
         # The critic on what was seen; each state's imagined return stands for what came after. This reaches the model.
-        ahead = returns[0].view(n_steps, n)
+        ahead = returns[0].view(rewards.shape)
         replayed = critic(feat)
         with torch.no_grad():
             slow_values = self.slow_critic.mean(self.slow_critic(feat))[:-1]
@@ -228,10 +247,7 @@ class DreamerV3(OffPolicyAlgorithm):
             model_loss + losses["policy_loss"] + c.vf_coef * losses["value_loss"]
             + c.replay_vf_coef * losses["replay_value_loss"]
         )  # fmt: skip
-        grad_norm = self.optimizer.step(loss, None)
-        self.slow_block.lerp_(self.critic_block, c.slow_rate)
-        batch.update_states(self.buffer, policy.packed(states, actions).transpose(0, 1))
-        return {
+        return loss, {
             **{name: value.detach() for name, value in losses.items()},
             "entropy": entropy.detach().mean(),
             "prior_entropy": prior_entropy.mean(),
@@ -239,20 +255,18 @@ class DreamerV3(OffPolicyAlgorithm):
             "imagined_return": returns.mean(),
             "imagined_reward": rewarded.mean(),
             "return_scale": (self.returns.high - self.returns.low).clone(),
-            "grad_norm": grad_norm,
+            "states": policy.packed(states, actions),
         }
 
     @torch.no_grad()
-    def imagine(self, state: Latents, n_steps: int) -> tuple[Tensor, Tensor]:
+    def imagine(self, state: Latents, draws: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Act in the model for H steps from M states; features (H + 1, M, F) and the actions (H, M, A) taken."""
-        rssm, actor, m = self.policy.rssm, self.policy.actor, len(state.deter)
-        draws = self.uniform(n_steps, m, rssm.stoch)
-        noise = actor.fill_noise(self.rng, (n_steps, m)).to(self.device)
+        rssm, actor = self.policy.rssm, self.policy.actor
         feats, taken = [state.feat], []
-        for t in range(n_steps):
-            taken.append(actor.sample(feats[-1], noise[t]))
+        for uniform, numbers in zip(draws, noise, strict=True):
+            taken.append(actor.sample(feats[-1], numbers))
             deter = rssm.step(state, rssm.embed(taken[-1]))
-            state = Latents(deter, rssm.draw(rssm.prior(deter), draws[t]))
+            state = Latents(deter, rssm.draw(rssm.prior(deter), uniform))
             feats.append(state.feat)
         return torch.stack(feats), torch.stack(taken)
 

@@ -145,7 +145,9 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def see(self, obs: Tensor) -> None:
-        """Take in the moments of vectors (..., N)."""
+        """Take in the moments of vectors (..., N); images are scaled without."""
+        if self.image:
+            return
         self.n_batches += 1
         rate = max(1.0 / float(self.n_batches), self.LEAST_RATE)
         rows = obs.flatten(0, -2)
@@ -345,7 +347,8 @@ class RSSM(nn.Module):
         keep = (~is_first).to(tokens.dtype)[..., None]
         embedded = self.embed(actions * keep)
         seen = F.linear(tokens, self.post_tokens)
-        resets = is_first.any(1).tolist()
+        # What is compiled resets every step: it may not look at what a tensor holds.
+        resets = [True] * len(is_first) if torch.compiler.is_compiling() else is_first.any(1).tolist()
         state, deters, stochs, found = start, [], [], []
         for t, reset in enumerate(resets):
             if reset:
