@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlox import A2C, DQN, PPO, SAC, TD3
+from rlox import A2C, DQN, PPO, SAC, TD3, DreamerV3
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +69,27 @@ def test_a_native_run_is_not_compiled_by_pytorch():
         PPO("CartPole-v1", backend="native", compile=True)
     with pytest.raises(TypeError, match="compile must be true or false, got 1"):
         PPO("CartPole-v1", compile=1)
+
+
+@pytest.mark.exhaustive  # a minute and a half of the C++ compiler
+def test_a_compiled_world_model_learns_as_the_written_one_does():
+    """The scans over steps are compiled with the rest, once for all updates."""
+    sizes = {
+        "deter_dim": 16, "hidden_dim": 8, "stoch_dim": 2, "stoch_classes": 4, "batch_size": 2, "seq_len": 3,
+        "imagination_horizon": 2, "replay_ratio": 6, "learning_starts": 16, "buffer_size": 200,
+    }  # fmt: skip
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for compile in (False, True):
+            one = DreamerV3("CartPole-v1", seed=0, compile=compile, **sizes)
+            one.train(16)
+            assert one.counters.updates == 1
+            found.append((one.optimizer.grad.clone(), one.train(3), one.buffer.get_state()["state"]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    (grad, reported, states), (compiled, with_compiler, compiled_states) = found
+    torch.testing.assert_close(compiled, grad, rtol=0, atol=1e-4 * float(grad.abs().max()))
+    np.testing.assert_allclose(compiled_states, states, atol=1e-4)
+    assert reported.keys() == with_compiler.keys()

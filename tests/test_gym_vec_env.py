@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
+from rlox import PPO
 from rlox.algorithms import ALGORITHMS, resolve
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors import reward_name
@@ -268,11 +269,34 @@ def test_an_action_is_the_environments_own_copy():
         GymVecEnv("Pendulum-v1", 1).step_all([[np.nan]])
 
 
+def test_images_beside_other_parts_become_one_vector():
+    space = spaces.Dict(
+        {
+            "camera": IMAGE,
+            "inner": spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 255, (1, 4, 5), np.uint8))),
+            "speed": BOX,
+        }
+    )
+    spec, out, seen = played(space)
+    sizes = (1800, 3, 20, 3)
+    assert (spec.obs_shape, spec.obs_dtype, spec.image, spec.shows_images) == ((sum(sizes),), np.float32, False, True)
+    assert spec.images == ((0, 3, 20, 30), (1803, 1, 4, 5))
+    assert spec.parts == (("camera", 1800), ("inner.0", 3), ("inner.1", 20), ("speed", 3))
+    assert spec.described_parts() == "camera (an image), inner.0 (3 numbers), inner.1 (an image), speed (3 numbers)"
+    for row, raw in zip(out, seen, strict=True):
+        camera, (choice, grey), speed = raw["camera"], raw["inner"], raw["speed"]
+        expected = [camera.transpose(2, 0, 1).ravel(), np.eye(3)[choice], grey.ravel(), speed]
+        np.testing.assert_array_equal(row, np.concatenate(expected).astype(np.float32))
+    assert spec != played(spaces.Box(-1, 1, spec.obs_shape, np.float32))[0]
+
+
 def test_every_refused_space_names_a_remedy_that_works():
     mixed = spaces.Dict({"camera": IMAGE, "speed": BOX})
     with pytest.raises(ValueError, match=r"camera.*FilterObservation: \{filter_keys") as refused:
-        GymVecEnv(lambda: Scripted(mixed))
-    assert "GymVecEnv: the observation space must not mix" in str(refused.value)
+        PPO(lambda: Scripted(mixed))
+    assert "PPO: the observation space must not mix images with other parts, got camera (an image), speed" in str(
+        refused.value
+    )
     for key, shape in (("camera", (3, 20, 30)), ("speed", (3,))):
         wrappers = [{"FilterObservation": {"filter_keys": [key]}}]
         assert GymVecEnv(lambda: Scripted(mixed), wrappers=wrappers).spec.obs_shape == shape

@@ -37,7 +37,7 @@ class Heads(nn.Module):
     def __init__(self, spec: EnvSpec, config: DreamerConfig, n_features: int, rng: Rng):
         super().__init__()
         units = config.shape.units
-        self.decoder = Decoder(spec.obs_shape, n_features, units, rng)
+        self.decoder = Decoder(spec, n_features, units, rng)
         self.reward = TwoHot(n_features, units, 1, rng)
         self.continues = MLP(n_features, units, 1, 1, rng)
         self.critic = TwoHot(n_features, units, 3, rng)
@@ -110,6 +110,7 @@ class DreamerV3(OffPolicyAlgorithm):
     name = "dreamer"
     Config = DreamerConfig
     Collector = SequenceCollector
+    mixed_images = True
 
     def __init__(
         self,
@@ -176,8 +177,18 @@ class DreamerV3(OffPolicyAlgorithm):
         return metrics
 
     def loss(
-        self, obs: Tensor, actions: Tensor, rewards: Tensor, is_first: Tensor, terminated: Tensor, truncated: Tensor,
-        start: Latents, before: Tensor, draws: Tensor, imagined_draws: Tensor, noise: Tensor,
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        is_first: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        start: Latents,
+        before: Tensor,
+        draws: Tensor,
+        imagined_draws: Tensor,
+        noise: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of model, actor and critic on sequences (T, B, ...), with metrics () and the states after each step.
 
@@ -199,17 +210,17 @@ class DreamerV3(OffPolicyAlgorithm):
         states, post = rssm.observe(policy.encoder(obs), before, is_first, start, draws)
         feat = states.feat
         dyn, rep, prior_entropy, post_entropy = rssm.kl(states.deter, post, c.free_nats)
+        numbers, pixels = heads.decoder.errors(feat, policy.encoder.scaled(obs))
         losses = {
-            "reconstruction_loss": heads.decoder.loss(feat, policy.encoder.scaled(obs)).mean(),
+            "reconstruction_loss": (numbers + pixels).mean(),
             "reward_loss": heads.reward.loss(heads.reward(feat), rewards).mean(),
             # The discount is learned as a chance that the episode ends: imagination then discounts by itself.
             "continue_loss": F.binary_cross_entropy_with_logits(heads.continues(feat)[..., 0], c.gamma * live),
             "dynamics_loss": dyn.mean(),
             "representation_loss": rep.mean(),
         }
-        observed = 1.0 if policy.encoder.image else c.vector_coef
         model_loss = (
-            observed * losses["reconstruction_loss"] + losses["reward_loss"] + losses["continue_loss"]
+            c.vector_coef * numbers.mean() + pixels.mean() + losses["reward_loss"] + losses["continue_loss"]
             + c.kl_coef * (c.kl_balance * losses["dynamics_loss"] + (1 - c.kl_balance) * losses["representation_loss"])
         )  # fmt: skip
 

@@ -32,6 +32,8 @@ class EnvSpec:
     act_high: np.ndarray | None = None  # (A,) f32, inf where unbounded
     # What an observation of several parts is made of: the key of each, and how many numbers it has.
     parts: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    # Of a vector that holds images beside other numbers, for each image: its first number, C, H, W; pixels in [0, 255].
+    images: tuple[tuple[int, int, int, int], ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EnvSpec) and all(
@@ -46,6 +48,15 @@ class EnvSpec:
             i -= size
         return f"number {i}"
 
+    def described_parts(self) -> str:
+        """For messages: ``camera (an image), speed (3 numbers)``."""
+        starts = {start for start, *_ in self.images}
+        found, i = [], 0
+        for key, size in self.parts:
+            found.append(f"{key} ({'an image' if i in starts else '1 number' if size == 1 else f'{size:,} numbers'})")
+            i += size
+        return ", ".join(found)
+
     @property
     def obs_dim(self) -> int:
         """D; for images the number of values in one."""
@@ -54,6 +65,11 @@ class EnvSpec:
     @property
     def image(self) -> bool:
         return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether an observation is an image or holds one."""
+        return self.image or bool(self.images)
 
     @property
     def discrete(self) -> bool:
@@ -151,7 +167,7 @@ class SpaceAdapter:
       MultiBinary, Dict and Tuple as ``gymnasium.spaces.flatten`` does (choices one-hot). A uint8 Box of three
       dimensions is an image, of four a stack of images: (C, H, W) uint8, the frames of a stack one after the other
       in C. The channels are the smaller of first and last dimension. A Dict or Tuple of one
-      part is that part.
+      part is that part; one of images and other parts becomes a vector of all their numbers, see `EnvSpec.images`.
     - Actions: Discrete is an integer from 0; MultiDiscrete and MultiBinary K integers from 0; Box (A,) float32 in the
       environment's own units.
 
@@ -192,7 +208,8 @@ class SpaceAdapter:
                 f"{act_space}; pass a callable that wraps the environment in "
                 "gymnasium.wrappers.TransformAction(env, func, action_space), or name a wrapper of your own"
             )
-        self.spec = replace(self.spec, parts=tuple(_parts(obs_space)))
+        images = () if self.spec.image else tuple(_images(obs_space))
+        self.spec = replace(self.spec, parts=tuple(_parts(obs_space)), images=images)
         self._plain_shape = None if self.spec.image else obs_shape
 
     def row(self, obs: Any) -> Any:
@@ -215,16 +232,43 @@ class SpaceAdapter:
         return obs
 
 
-def _parts(space, key: str = "") -> Iterator[tuple[str, int]]:
-    """The keys of a Dict's or Tuple's parts, a part's own parts behind a dot, with the numbers that each becomes."""
+def _leaves(space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each part of a Dict or Tuple, and of those in it, with the keys that lead there; any other space is its own."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for name, part in items:
-            yield from _parts(part, f"{key}.{name}" if key else str(name))
-    elif key:
-        yield key, spaces.flatdim(space)
+        for name, part in _items(space):
+            yield from _leaves(part, (*path, name))
+    else:
+        yield path, space
+
+
+def _items(space) -> list[tuple[Any, Any]]:
+    """A Dict's keys and parts, or a Tuple's numbers and parts."""
+    from gymnasium import spaces
+
+    return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+
+
+def _parts(space) -> Iterator[tuple[str, int]]:
+    """The keys of a Dict's or Tuple's parts, a part's own parts behind a dot, with the numbers that each becomes."""
+    from gymnasium import spaces
+
+    for path, part in _leaves(space):
+        if path:
+            yield ".".join(map(str, path)), spaces.flatdim(part)
+
+
+def _images(space) -> Iterator[tuple[int, int, int, int]]:
+    """The images among a Dict's or Tuple's parts: where each starts in the vector of all, and its shape."""
+    from gymnasium import spaces
+
+    start = 0
+    for _, part in _leaves(space):
+        if _is_image(part):
+            channels, height, width = _image_observer(part.shape)[0]
+            yield start, channels, height, width
+        start += spaces.flatdim(part)
 
 
 def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
@@ -232,8 +276,8 @@ def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any],
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and len(space.spaces) == 1:
-        key = next(iter(space.spaces)) if isinstance(space, spaces.Dict) else 0
-        shape, dtype, inner = _observer(space[key], where)
+        ((key, part),) = _items(space)
+        shape, dtype, inner = _observer(part, where)
         return shape, dtype, lambda obs: inner(obs[key])
     if _is_image(space):
         return _image_observer(space.shape)
@@ -241,11 +285,8 @@ def _observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any],
         if len(space.shape) == 1:
             return space.shape, np.float32, lambda obs: obs
         return (math.prod(space.shape),), np.float32, lambda obs: np.asarray(obs).reshape(-1)
-    if _holds_image(space):
-        raise ValueError(
-            f"{where}: the observation space must not mix images with other parts, got {space}; keep the image or the "
-            "rest with the wrapper {FilterObservation: {filter_keys: [...]}}"
-        )
+    if any(_is_image(part) for _, part in _leaves(space)):
+        return _joined_observer(space, where)
     if not space.is_np_flattenable:
         raise ValueError(
             f"{where}: the observation space must be one that gymnasium.spaces.flatten makes a vector of, got {space}; "
@@ -269,15 +310,6 @@ def _bytes_shape(space) -> tuple[int, ...] | None:
     return space.shape if whole and space.high.max(initial=0) == 255 else None
 
 
-def _holds_image(space) -> bool:
-    from gymnasium import spaces
-
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return any(_holds_image(part) for part in parts)
-    return _is_image(space)
-
-
 def _image_observer(shape: tuple[int, ...]) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
     *stack, first, _, last = shape
     channels_last = last < first
@@ -289,6 +321,16 @@ def _image_observer(shape: tuple[int, ...]) -> tuple[tuple[int, ...], type, Call
         return (np.moveaxis(frames, -1, -3) if channels_last else frames).reshape(out)
 
     return out, np.uint8, observe
+
+
+def _joined_observer(space, where: str) -> tuple[tuple[int, ...], type, Callable[[Any], Any]]:
+    """Of a Dict or Tuple with images among its parts: all numbers one after the other."""
+    parts = [(key, *_observer(part, where)) for key, part in _items(space)]
+
+    def observe(obs: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(inner(obs[key]), np.float32).ravel() for key, _, _, inner in parts])
+
+    return (sum(math.prod(shape) for _, shape, _, _ in parts),), np.float32, observe
 
 
 def checked_actions(spec: EnvSpec, actions: Any, n: int, where: str) -> np.ndarray:

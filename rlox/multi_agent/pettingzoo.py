@@ -249,7 +249,13 @@ class ZooCopies:
             part = spaces.Dict({key: space for key, space in observed.spaces.items() if key != MASK})
             if not part.spaces:
                 raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observed}")
-        return _Space(observed, taken, SpaceAdapter(part, taken, where), masked)
+        adapter = SpaceAdapter(part, taken, where)
+        if adapter.spec.images:
+            raise ValueError(
+                f"{where}: the observation space must not mix images with other parts, got "
+                f"{adapter.spec.described_parts()}; keep the image or the rest"
+            )
+        return _Space(observed, taken, adapter, masked)
 
     def _check_spaces(self, i: int) -> None:
         """Raise unless the spaces of copy `i` are those that it had, and the first copy's."""

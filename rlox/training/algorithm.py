@@ -98,6 +98,7 @@ class Algorithm:
     loop: ClassVar[Callable[..., dict[str, float]]]  # of `rlox.training.loops`
     stream: ClassVar[Stream]  # what `rng` decides
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi-discrete", "continuous")  # what it can learn to take
+    mixed_images: ClassVar[bool] = False  # whether it takes images beside other numbers, see `EnvSpec.images`
     length: ClassVar[str] = "total_timesteps"  # how `train` calls the length of a training
 
     data_parallel: ClassVar[bool] = False  # whether several ranks may train it together, see `rlox.distributed.ranks`

@@ -91,7 +91,7 @@ class DreamerPolicy(nn.Module):
         super().__init__()
         size = config.shape
         self.spec, self.n_features = spec, size.deter + size.stoch * size.classes
-        self.encoder = Encoder(spec.obs_shape, size.units, rng)
+        self.encoder = Encoder(spec, size.units, rng)
         self.rssm = RSSM(size, self.encoder.n_tokens, spec.model_width, config.unimix, rng)
         self.actor = ActorHead(spec, self.n_features, size.units, config.unimix, rng)
 

@@ -6,6 +6,7 @@ the actions, and predicts the observations to come.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -37,6 +38,7 @@ class Predictions:
     truth: np.ndarray  # (B, C + H, …) f32
     predicted: np.ndarray  # (B, H, …) f32, of the last H steps
     n_stacked: int = 1  # frames in an image
+    images: tuple[tuple[int, int, int, int], ...] = ()  # within a vector, see `rlox.envs.EnvSpec`
 
     @property
     def context(self) -> int:
@@ -50,7 +52,8 @@ class Predictions:
 
     @property
     def image(self) -> bool:
-        return self.truth.ndim == 5
+        """Whether observations are images, or hold some: a film shows the first."""
+        return self.truth.ndim == 5 or bool(self.images)
 
     def errors(self) -> np.ndarray:
         """Mean squared error of each step of the horizon, (H,) f64, over stretches and numbers of an observation."""
@@ -95,6 +98,9 @@ class Predictions:
 
     def _coloured(self, images: np.ndarray) -> np.ndarray:
         """(B, T, C, H, W) -> (B, T, h, w, 3) f32 in [0, 255]: the last frame of a stack, enlarged by whole numbers."""
+        if self.images:
+            start, *shape = self.images[0]
+            images = images[..., start : start + math.prod(shape)].reshape(*images.shape[:2], *shape)
         channels = images.shape[2] // self.n_stacked
         newest = images[:, :, -channels:]
         newest = newest if channels == 3 else np.repeat(newest[:, :, :1], 3, 2)
@@ -201,4 +207,4 @@ def open_loop(
     chosen = np.linspace(0, len(stretches) - 1, min(n_stretches, len(stretches))).round().astype(int)
     carry, obs, actions = (np.stack([stretches[i][column] for i in chosen]) for column in range(3))
     predicted = actor.open_loop(carry, obs, actions, context, Rng(arguments["seed"], Stream.PREDICTIONS))
-    return Predictions(obs.astype(np.float32), predicted, algorithm.spec.n_stacked)
+    return Predictions(obs.astype(np.float32), predicted, algorithm.spec.n_stacked, algorithm.spec.images)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlox.config.world_models import BLOCKS, Size
+from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.world_models.cells import gates, norm_silu, pick, two_hot, two_hot_mean
 
@@ -116,32 +117,35 @@ class TwoHot(nn.Module):
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
         """Cross-entropies (..., S) with each of S `targets` (...); a target is shared between the bins beside it."""
         target = torch.stack(targets, -1).detach().clamp(self.bins[0], self.bins[-1])
-        above = torch.searchsorted(self.bins, target).clamp_(1, N_BINS - 1)
+        above = torch.bucketize(target, self.bins).clamp_(1, N_BINS - 1)
         low, high = self.bins[above - 1], self.bins[above]
         return two_hot(logits, above - 1, (target - low) / (high - low))
 
 
 class Encoder(nn.Module):
-    """Tokens (..., E) of vectors (..., N), or of images (..., C, H, W) of bytes.
+    """Tokens (..., E) of observations: numbers (..., N), an image (..., C, H, W) of bytes, or numbers and images in one
+    vector.
 
-    Vectors are brought to mean 0 and deviation 1, by what updates have seen so far, and then to symlog: the model's
+    Numbers are brought to mean 0 and deviation 1, by what updates have seen so far, and then to symlog: the model's
     layers see the sum of all numbers, in which small ones would otherwise be lost.
     """
 
     LEAST_RATE = 1e-3  # share of a batch's moments that the running ones take in, once there were many
 
-    def __init__(self, shape: tuple[int, ...], units: int, rng: Rng):
+    def __init__(self, spec: EnvSpec, units: int, rng: Rng):
         super().__init__()
-        self.image = len(shape) > 1
-        if not self.image:
-            self.mlp, self.n_tokens = MLP(shape[0], units, 3, 0, rng), units
-            self.register_buffer("mean", torch.zeros(shape))
-            self.register_buffer("square", torch.ones(shape))
-            self.register_buffer("n_batches", torch.zeros(()))
+        self.image, (self.places, pixels) = spec.image, image_places(spec)
+        self.convs = nn.ModuleList(ImageEncoder(shape, units, rng) for _, shape in self.places)
+        self.n_tokens = sum(convs.n_tokens for convs in self.convs)
+        if self.image:
             return
-        sizes, depths = pyramid(shape, units)
-        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise([shape[0], *depths]))
-        self.n_tokens = depths[-1] * math.prod(sizes[-1])
+        self.register_buffer("pixels", pixels, persistent=False)
+        self.register_buffer("numbers", (~pixels).nonzero()[:, 0], persistent=False)
+        self.mlp = MLP(len(self.numbers), units, 3, 0, rng)
+        self.n_tokens += units
+        self.register_buffer("mean", torch.zeros(spec.obs_shape))
+        self.register_buffer("square", torch.ones(spec.obs_shape))
+        self.register_buffer("n_batches", torch.zeros(()))
 
     @torch.no_grad()
     def see(self, obs: Tensor) -> None:
@@ -161,50 +165,107 @@ class Encoder(nn.Module):
         return torch.where(variance > 1e-6 * self.square, variance, 1.0).sqrt()
 
     def scaled(self, obs: Tensor) -> Tensor:
-        """Observations as the model sees and predicts them; images in [0, 1]."""
-        return obs.float() / 255 if self.image else symlog((obs - self.mean) / self.deviation)
+        """Observations as the model sees and predicts them; pixels in [0, 1]."""
+        if self.image:
+            return obs.float() / 255
+        x = symlog((obs - self.mean) / self.deviation)
+        return torch.where(self.pixels, obs / 255, x) if self.places else x
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """The inverse of `scaled`; images in [0, 255]."""
-        return 255 * x if self.image else symexp(x) * self.deviation + self.mean
+        """The inverse of `scaled`; pixels in [0, 255]."""
+        if self.image:
+            return 255 * x
+        obs = symexp(x) * self.deviation + self.mean
+        return torch.where(self.pixels, 255 * x, obs) if self.places else obs
 
     def forward(self, obs: Tensor) -> Tensor:
         x = self.scaled(obs)
-        if not self.image:
+        if not self.places:
             return self.mlp(x)
-        x = (x.flatten(0, -4) - 0.5).contiguous(memory_format=torch.channels_last)
-        for conv in self.convs:
-            x = conv(F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2)), stride=2)
-        return x.reshape(*obs.shape[:-3], -1)
+        x = x.flatten(-3) if self.image else x
+        found = [
+            convs(x[..., start : start + math.prod(shape)].unflatten(-1, shape))
+            for convs, (start, shape) in zip(self.convs, self.places, strict=True)
+        ]
+        return torch.cat(found if self.image else [*found, self.mlp(x[..., self.numbers])], -1)
 
 
 class Decoder(nn.Module):
     """Observations predicted from features (..., F), as `Encoder.scaled` has them."""
 
+    def __init__(self, spec: EnvSpec, n_in: int, units: int, rng: Rng):
+        super().__init__()
+        self.shape, self.image, (self.places, pixels) = spec.obs_shape, spec.image, image_places(spec)
+        self.convs = nn.ModuleList(ImageDecoder(shape, n_in, units, rng) for _, shape in self.places)
+        if self.image:
+            return
+        numbers = (~pixels).nonzero()[:, 0]
+        self.mlp = MLP(n_in, units, 3, len(numbers), rng)
+        # Where each number of an observation is found behind the images, which come first.
+        self.register_buffer("pixels", pixels, persistent=False)
+        self.register_buffer("order", torch.cat([pixels.nonzero()[:, 0], numbers]).argsort(), persistent=False)
+
+    def forward(self, feat: Tensor) -> Tensor:
+        images = [convs(feat) for convs in self.convs]
+        if self.image:
+            return images[0]
+        numbers = self.mlp(feat)
+        return torch.cat([*(x.flatten(-3) for x in images), numbers], -1)[..., self.order] if images else numbers
+
+    def errors(self, feat: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared errors, summed over an observation's numbers and over its pixels, (...) each, () where it has none;
+        `target` as `Encoder.scaled` has it."""
+        squares = (self(feat) - target).square().flatten(feat.dim() - 1)
+        none = squares.new_zeros(())
+        if not self.places:
+            return squares.sum(-1), none
+        if self.image:
+            return none, squares.sum(-1)
+        return squares.masked_fill(self.pixels, 0).sum(-1), squares.masked_fill(~self.pixels, 0).sum(-1)
+
+
+def image_places(spec: EnvSpec) -> tuple[list[tuple[int, tuple[int, ...]]], Tensor]:
+    """The images in an observation, where each starts and its shape (C, H, W), and which numbers (N,) are pixels."""
+    places = [(0, spec.obs_shape)] if spec.image else [(start, tuple(shape)) for start, *shape in spec.images]
+    pixels = torch.zeros(spec.obs_dim, dtype=torch.bool)
+    for start, shape in places:
+        pixels[start : start + math.prod(shape)] = True
+    return places, pixels
+
+
+class ImageEncoder(nn.Module):
+    """Tokens (..., E) of images (..., C, H, W) in [0, 1]."""
+
+    def __init__(self, shape: tuple[int, ...], units: int, rng: Rng):
+        super().__init__()
+        sizes, depths = pyramid(shape, units)
+        self.layers = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise([shape[0], *depths]))
+        self.n_tokens = depths[-1] * math.prod(sizes[-1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = (images.flatten(0, -4) - 0.5).contiguous(memory_format=torch.channels_last)
+        for conv in self.layers:
+            x = conv(F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2)), stride=2)
+        return x.reshape(*images.shape[:-3], -1)
+
+
+class ImageDecoder(nn.Module):
+    """Images (..., C, H, W) in [0, 1] of features (..., F)."""
+
     def __init__(self, shape: tuple[int, ...], n_in: int, units: int, rng: Rng):
         super().__init__()
-        self.shape, self.image = shape, len(shape) > 1
-        if not self.image:
-            self.mlp = MLP(n_in, units, 3, shape[0], rng)
-            return
-        self.sizes, depths = pyramid(shape, units)
+        self.shape, (self.sizes, depths) = shape, pyramid(shape, units)
         self.start = (depths[-1], *self.sizes[-1])
         self.dense = Dense(n_in, math.prod(self.start), rng)
-        self.convs = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise(depths[::-1]))
+        self.layers = nn.ModuleList(Conv(a, b, rng) for a, b in pairwise(depths[::-1]))
         self.out = Conv(depths[0], shape[0], rng, norm=False)
 
     def forward(self, feat: Tensor) -> Tensor:
-        if not self.image:
-            return self.mlp(feat)
         x = self.dense(feat).reshape(-1, *self.start).contiguous(memory_format=torch.channels_last)
-        for conv, (height, width) in zip([*self.convs, self.out], self.sizes[-2::-1], strict=True):
+        for conv, (height, width) in zip([*self.layers, self.out], self.sizes[-2::-1], strict=True):
             doubled = F.interpolate(x, scale_factor=2, mode="nearest")[..., :height, :width]
             x = conv(doubled.contiguous(memory_format=torch.channels_last))
         return x.sigmoid().reshape(*feat.shape[:-1], *self.shape)
-
-    def loss(self, feat: Tensor, target: Tensor) -> Tensor:
-        """Squared errors (...), summed over an observation; `target` as `Encoder.scaled` has it."""
-        return (self(feat) - target).square().flatten(feat.dim() - 1).sum(-1)
 
 
 class Conv(nn.Module):

@@ -261,6 +261,8 @@ def _spaces(algorithm: Any) -> list[tuple[str, str]]:
 
 
 def _observations(spec: EnvSpec) -> str:
+    if spec.images:
+        return f"observations of {spec.described_parts()}"
     if not spec.image:
         return f"observations of {_counted(spec.obs_dim, 'number')}"
     frames = f" of {spec.n_stacked} frames" if spec.n_stacked > 1 else ""

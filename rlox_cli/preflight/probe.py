@@ -191,7 +191,7 @@ def _oddities(found: _Played, spec: EnvSpec, config: RunConfig, where: str, limi
             f"{where}: every episode terminated after exactly {lengths[0]:,} steps; if that is a time limit, it must "
             "be truncated, or the learner takes it for a failure"
         )
-    if found.largest > _LARGE_OBS and not (spec.image or c.normalize_obs):
+    if found.largest > _LARGE_OBS and not spec.shows_images and not getattr(c, "normalize_obs", True):
         yield f"{where}: observations reach {found.largest:.3g}; algo.normalize_obs=true brings them near 1"
     scale = max(map(abs, found.rewards))
     if config.offline:

@@ -86,7 +86,7 @@ def main(
             )
     algorithm = restored(path, header, imports)
     if predictions is not None:
-        require_kind(predictions, algorithm.spec.image)
+        require_kind(predictions, algorithm.spec.shows_images)
     evaluation = algorithm.evaluate(episodes, seed, deterministic=not stochastic, max_steps=max_steps)
     summary = evaluation.summary()
     # Played apart from the score: a picture comes from gymnasium's environment, for native ids too.

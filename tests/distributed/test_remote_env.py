@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 
+import camera_world  # noqa: F401 -- registers an environment
 import numpy as np
 import pytest
 
@@ -225,6 +226,10 @@ SPEC = {"obs_shape": [2**20, 2**20], "obs_dtype": "float32", "n_stacked": 1, "n_
         ({"spec": SPEC}, WorkerRefused, "obs_shape must be at most 4 sizes"),
         ({"spec": {**SPEC, "obs_shape": [4], "act_dim": 1}}, WorkerRefused, "actions must be of one kind"),
         ({"spec": None}, WorkerRefused, "spec must be an object"),
+        ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 2, 2], [3, 1, 2, 2]]}}, WorkerRefused, "one after the"),
+        ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 4, 4]]}}, WorkerRefused, "images must lie within the"),
+        ({"spec": {**SPEC, "obs_shape": [9], "images": [[0, 1, 0, 4]]}}, WorkerRefused, "images must be parts of the"),
+        ({"spec": {**SPEC, "obs_shape": [9], "images": "all"}}, WorkerRefused, "images must be a list"),
     ],
 )
 def test_a_worker_of_another_version_or_without_sense_is_refused(serving, speaking, changes, error, said):
@@ -273,6 +278,16 @@ class Breaks:
 
     def close(self):
         pass
+
+
+def test_images_beside_numbers_come_from_a_worker(serving):
+    server = serving("CameraWorld-v0")
+    pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)
+    here = make_vec_env("CameraWorld-v0", 2, 0)
+    assert pool.spec == here.spec
+    assert pool.spec.images == ((0, 1, 8, 8),)
+    np.testing.assert_array_equal(pool.reset_all()[:, 64:], here.reset_all()[:, 64:])
+    pool.close()
 
 
 def test_what_cannot_be_is_said(serving):

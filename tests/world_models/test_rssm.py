@@ -32,6 +32,14 @@ SMALL = DreamerConfig(deter_dim=16, hidden_dim=12, stoch_dim=3, stoch_classes=4)
 DISCRETE = EnvSpec((5,), n_actions=3)
 
 
+def vector(n):
+    return EnvSpec((n,), n_actions=3)
+
+
+def image(shape):
+    return EnvSpec(shape, np.uint8, n_actions=3)
+
+
 def rssm(seed=0, n_tokens=12, n_actions=3, unimix=0.01):
     made = RSSM(SMALL.shape, n_tokens, n_actions, unimix, Rng(seed))
     with torch.no_grad():
@@ -348,8 +356,8 @@ def test_reward_and_value_start_at_zero_and_the_actor_near_it():
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 64, 64), (1, 10, 14), (2, 5, 5)])
 def test_images_come_back_in_their_own_shape(shape):
-    encoder = Encoder(shape, 32, Rng(0))
-    decoder = Decoder(shape, 20, 32, Rng(1))
+    encoder = Encoder(image(shape), 32, Rng(0))
+    decoder = Decoder(image(shape), 20, 32, Rng(1))
     obs = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
     tokens = encoder(obs)
     assert tokens.shape == (2, 3, encoder.n_tokens)
@@ -358,20 +366,60 @@ def test_images_come_back_in_their_own_shape(shape):
     assert found.shape == (2, 3, *shape)
     assert 0 <= found.min() <= found.max() <= 1
     expected = (found - obs / 255).square().sum((-3, -2, -1))
-    torch.testing.assert_close(decoder.loss(feat, encoder.scaled(obs)), expected)
+    numbers, pixels = decoder.errors(feat, encoder.scaled(obs))
+    torch.testing.assert_close(pixels, expected)
+    assert numbers == 0
     torch.testing.assert_close(encoder.unscaled(encoder.scaled(obs)), obs.float())
-    assert isinstance(encoder.convs[0], Conv)
+    assert isinstance(encoder.convs[0].layers[0], Conv)
+
+
+def test_images_and_numbers_of_one_vector_are_told_apart():
+    """Two images with numbers before, between and behind them: as an image, an image and a vector by themselves."""
+    spec = EnvSpec((2 + 75 + 1 + 36 + 1,), n_actions=3, images=((2, 3, 5, 5), (78, 1, 6, 6)))
+    encoder, decoder = Encoder(spec, 32, Rng(0)), Decoder(spec, 20, 32, Rng(1))
+    g = np.random.default_rng(0)
+    obs = torch.from_numpy(np.round(g.uniform(0, 255, (4, 3, 115))).astype(np.float32))
+    places = [0, 1, 77, 114]
+    obs[..., places] = torch.from_numpy(g.normal(3, 7, (4, 3, 4)).astype(np.float32))
+    encoder.see(obs)
+    scaled = encoder.scaled(obs)
+    seen = obs[..., places].reshape(-1, 4)
+    numbers = symlog((obs[..., places] - seen.mean(0)) / seen.std(0, correction=0))
+    torch.testing.assert_close(scaled[..., places], numbers, rtol=1e-4, atol=1e-5)
+    colour, grey = obs[..., 2:77] / 255, obs[..., 78:114] / 255
+    torch.testing.assert_close(scaled[..., 2:77], colour)
+    torch.testing.assert_close(scaled[..., 78:114], grey)
+    torch.testing.assert_close(encoder.unscaled(scaled), obs, rtol=1e-4, atol=1e-3)
+
+    parts = [
+        encoder.convs[0](colour.reshape(4, 3, 3, 5, 5)),
+        encoder.convs[1](grey.reshape(4, 3, 1, 6, 6)),
+        encoder.mlp(scaled[..., places]),
+    ]
+    torch.testing.assert_close(encoder(obs), torch.cat(parts, -1))
+    assert encoder(obs).shape[-1] == encoder.n_tokens
+    feat = torch.randn(4, 3, 20)
+    found = decoder(feat)
+    torch.testing.assert_close(found[..., places], decoder.mlp(feat))
+    torch.testing.assert_close(found[..., 2:77], decoder.convs[0](feat).flatten(-3))
+    torch.testing.assert_close(found[..., 78:114], decoder.convs[1](feat).flatten(-3))
+    squares = (found - scaled).square()
+    of_numbers, of_pixels = decoder.errors(feat, scaled)
+    torch.testing.assert_close(of_numbers, squares[..., places].sum(-1))
+    torch.testing.assert_close(of_pixels, squares.sum(-1) - squares[..., places].sum(-1))
 
 
 def test_vectors_are_compared_in_symlog_and_summed():
-    encoder, decoder, g = Encoder((5,), 12, Rng(0)), Decoder((5,), 20, 12, Rng(1)), Rng(2)
+    encoder, decoder, g = Encoder(vector(5), 12, Rng(0)), Decoder(vector(5), 20, 12, Rng(1)), Rng(2)
     feat, obs = torch.from_numpy(g.normal((4, 20))), 100 * torch.from_numpy(g.normal((4, 5)))
     expected = (decoder(feat) - symlog(obs)).square().sum(-1)  # nothing was seen yet
-    torch.testing.assert_close(decoder.loss(feat, encoder.scaled(obs)), expected)
+    numbers, pixels = decoder.errors(feat, encoder.scaled(obs))
+    torch.testing.assert_close(numbers, expected)
+    assert pixels == 0
 
 
 def test_vectors_are_scaled_by_what_was_seen():
-    encoder, g = Encoder((3,), 12, Rng(0)), Rng(3)
+    encoder, g = Encoder(vector(3), 12, Rng(0)), Rng(3)
     batches = [
         np.float32([0, 1e-2, 5]) * g.normal((4, 6, 3), dtype=np.float32) + np.float32([7, 0, -1]) for _ in range(30)
     ]
@@ -512,7 +560,7 @@ def test_log_probability_and_entropy_of_continuous_actions():
 def test_acting_is_what_training_sees():
     """Step by step through the actor: the same states as `observe` from the same numbers, an episode's start in it."""
     policy = DreamerPolicy(DISCRETE, SMALL, Rng(0))
-    actor, rng = WorldModelActor(policy, Decoder((5,), policy.n_features, 12, Rng(0))), Rng(1)
+    actor, rng = WorldModelActor(policy, Decoder(vector(5), policy.n_features, 12, Rng(0))), Rng(1)
     obs, is_first = rng.normal((6, 2, 5)), np.zeros((6, 2), bool)
     is_first[0], is_first[3, 1] = True, True
     carry, carries, taken, draws = actor.initial(2), [], [], []
@@ -540,7 +588,7 @@ def test_acting_is_what_training_sees():
 
 def test_acting_follows_the_weights_of_training_and_the_present_observation():
     policy = DreamerPolicy(DISCRETE, SMALL, Rng(0))
-    actor, first = WorldModelActor(policy, Decoder((5,), policy.n_features, 12, Rng(0))), np.zeros(1, bool)
+    actor, first = WorldModelActor(policy, Decoder(vector(5), policy.n_features, 12, Rng(0))), np.zeros(1, bool)
     carry, obs = np.ones((1, 22), np.float32), np.ones((1, 5), np.float32)
     _, _, before = actor.act(carry, obs, first, None, deterministic=True)
     assert before.dtype == np.float32

@@ -31,6 +31,7 @@ def spec_message(spec: EnvSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         "n_choices": None if spec.n_choices is None else list(map(int, spec.n_choices)),
         "act_dim": spec.act_dim,
         "parts": [list(part) for part in spec.parts],
+        "images": [list(image) for image in spec.images],
     }
     return fields, {} if spec.act_dim is None else {"act_low": spec.act_low, "act_high": spec.act_high}  # type: ignore[dict-item]
 
@@ -68,9 +69,21 @@ def read_spec(message: Message) -> EnvSpec:
     sound = isinstance(parts, list) and len(parts) <= _MOST_PARTS and all(_is_part(part) for part in parts)
     if not sound:
         raise ProtocolError(f"parts must be names with sizes, got {str(parts)[:80]}")
+    images = fields.get("images", [])
+    if not isinstance(images, list) or len(images) > _MOST_PARTS:
+        raise ProtocolError(f"images must be a list, got {str(images)[:80]}")
+    end = 0  # of the images before
+    for image in images:
+        sound = isinstance(image, list) and len(image) == 4 and all(type(v) is int and v >= 0 for v in image)
+        if not sound or len(obs_shape) != 1 or image[0] < end or 0 in image[1:]:
+            raise ProtocolError(f"images must be parts of the observation, one after the other, got {str(image)[:80]}")
+        end = image[0] + math.prod(image[1:])
+        if end > obs_shape[0]:
+            raise ProtocolError(f"images must lie within the observation, got {str(image)[:80]}")
     return EnvSpec(
         obs_shape,
         np.float32 if dtype == "float32" else np.uint8,
+        images=tuple(tuple(image) for image in images),
         n_stacked=_size(fields, "n_stacked", 1000),
         obs_bytes=None if fields.get("obs_bytes") is None else _sizes(fields, "obs_bytes", 8),
         parts=tuple((name, size) for name, size in parts),  # type: ignore[union-attr]
