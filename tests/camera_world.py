@@ -41,3 +41,22 @@ class CameraWorld(gymnasium.Env):
 
 
 gymnasium.register("CameraWorld-v0", CameraWorld)
+
+
+class Heights(gymnasium.Env):
+    """One number of up to 100,000 that says how far an episode is."""
+
+    observation_space = spaces.Box(0, 1e5, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.float32([0]), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.float32([1e4 * self.t]), float(action), self.t == 10, False, {}
+
+
+gymnasium.register("Heights-v0", Heights)

@@ -1,7 +1,9 @@
 """DreamerV3 by the command line: what it costs, training, going on, predictions, sweeps, refusals."""
 
 import json
+import shutil
 
+import camera_world
 import forked
 import numpy as np
 import pytest
@@ -91,6 +93,15 @@ def test_what_it_will_cost(tmp_path):
     assert "buffer.size must fit in memory, got 100,000,000,000 steps of" in said
     assert "mmap" not in said
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.slow
+def test_large_numbers_are_scaled_by_the_model_itself(tmp_path):
+    shutil.copy(camera_world.__file__, tmp_path)
+    words = ("--check", "env=Heights-v0", "imports=[camera_world]", "total_timesteps=60", "output_dir=a")
+    code, said = typed("train", *SMALL, *words, cwd=tmp_path)
+    assert code == 0, said
+    assert "normalize_obs" not in said
 
 
 @pytest.mark.slow
