@@ -298,7 +298,7 @@ def test_algorithms_stand_on_a_family_and_write_their_update_out():
 
     families = (OnPolicyAlgorithm, OffPolicyAlgorithm, OfflineAlgorithm, LLMAlgorithm)
     # Objects and functions of the algorithm, not steps of its mathematics: passes over a language model, for example.
-    allowed = {"compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
+    allowed = {"cast", "compiled", "score", "log_probs", "follow_schedule", "follow_reference"}
     for name, entry in algorithms.ALGORITHMS.items():
         cls = algorithms.resolve(entry.cls)
         family, base = cls.__mro__[1:3]

@@ -170,7 +170,8 @@ class DreamerV3(OffPolicyAlgorithm):
         (n_steps, n), n_latents, n_imagined = marks[0].shape, policy.rssm.stoch, c.imagination_horizon
         draws = self.uniform(n_steps, n, n_latents), self.uniform(n_imagined, n_steps * n, n_latents)
         noise = policy.actor.fill_noise(self.rng, (n_imagined, n_steps * n)).to(self.device)
-        loss, metrics = self.compiled(self.loss)(obs, actions, *marks, *policy.unpacked(batch.state), *draws, noise)
+        with self.cast():
+            loss, metrics = self.compiled(self.loss)(obs, actions, *marks, *policy.unpacked(batch.state), *draws, noise)
         metrics["grad_norm"] = self.optimizer.step(loss, None)
         self.slow_block.lerp_(self.critic_block, c.slow_rate)
         batch.update_states(self.buffer, metrics.pop("states").transpose(0, 1))

@@ -74,7 +74,7 @@ class RewardModel(LLMAlgorithm):
 
     def rewards(self, sequences: Sequences) -> torch.Tensor:
         """Rewards (B,) f32, to be differentiated."""
-        with self._cast(), self.model.learning():
+        with self.cast(), self.model.learning():
             return self.policy(sequences).float()
 
     def train_step(self, prompt: Any, chosen: Any = None, rejected: Any = None) -> dict[str, float]:

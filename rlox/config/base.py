@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 SCHEDULES = ("constant", "linear")
+PRECISIONS = ("auto", "float32", "bfloat16")
 POLICY_SCHEDULES = ("constant", "cosine")
 ACTIVATIONS = ("tanh", "relu")
 OPTIMIZERS = ("adam", "rmsprop")

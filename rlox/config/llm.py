@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rlox.config.base import MOST_AT_ONCE, SCHEDULES, Config, searched
+from rlox.config.base import MOST_AT_ONCE, PRECISIONS, SCHEDULES, Config, searched
 
 GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
@@ -13,7 +13,6 @@ REWARD_SCALES = ("group", "batch", "none")
 BASELINES = ("mean", "leave_one_out")
 RATIO_LEVELS = ("token", "sequence")
 SAMPLER_CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-PRECISIONS = ("auto", "float32", "bfloat16")
 _RATES = "tag(log, interval(1e-6, 1e-3))"
 _BETAS = "tag(log, interval(0.01, 1.0))"
 

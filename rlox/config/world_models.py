@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlox.config.base import LARGEST_COUNT, LEARNING_RATES, MOST_AT_ONCE, SCHEDULES, Config, searched
+from rlox.config.base import LARGEST_COUNT, LEARNING_RATES, MOST_AT_ONCE, PRECISIONS, SCHEDULES, Config, searched
 
 
 class Size(NamedTuple):
@@ -57,6 +57,8 @@ class DreamerConfig(Config):
     warmup_updates: int = 100  # updates over which the step size rises from 0
     gradient_clip: float = 0.3  # each tensor's gradient norm is clipped to this share of the tensor's own norm
 
+    precision: str = "auto"  # of the update's passes: bfloat16, float32, or auto: bfloat16 on a GPU that has it
+
     gamma: float = searched(1 - 1 / 333, "0.99,0.997,0.999")  # discount factor per step, in [0, 1]
     gae_lambda: float = searched(0.95, "0.9,0.95,0.98")  # decay of the returns' traces, in [0, 1]
     ent_coef: float = searched(3e-4, "tag(log, interval(1e-5, 1e-2))")  # weight of the policy's entropy
@@ -106,6 +108,7 @@ class DreamerConfig(Config):
             f"be one of {', '.join(SCHEDULES)}",
         )
         yield "warmup_updates", self.warmup_updates >= 0, "be >= 0"
+        yield "precision", self.precision in PRECISIONS, f"be one of {', '.join(PRECISIONS)}"
         yield "gradient_clip", 0 < self.gradient_clip < math.inf, "be > 0 and finite"
         for name in ("gamma", "gae_lambda", "kl_balance"):
             yield name, 0 <= getattr(self, name) <= 1, "be in [0, 1]"

@@ -5,6 +5,7 @@ The families (`on_policy`, `off_policy`, `offline`) add where batches come from;
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -255,6 +256,23 @@ class Algorithm:
 
             self._compiled[loss] = CompiledLoss(loss, self.device)
         return self._compiled[loss]
+
+    def _precision(self) -> str:
+        """``float32`` or ``bfloat16``, where the configuration has a `precision`."""
+        wanted = self.config.precision
+        if wanted == "auto":
+            import torch
+
+            wanted = "bfloat16" if self.device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        return wanted
+
+    def cast(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision of passes over a model; what is trained stays float32."""
+        if self._precision() == "float32":
+            return contextlib.nullcontext()
+        import torch
+
+        return torch.autocast(self.device, torch.bfloat16)
 
     # ---- backend
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -251,21 +250,6 @@ class LLMAlgorithm(Algorithm):
 
     # ---- passes over the model
 
-    def _precision(self) -> str:
-        wanted = self.config.precision
-        if wanted == "auto":
-            wanted = "bfloat16" if self.device == "cuda" and torch.cuda.is_bf16_supported() else "float32"
-        return wanted
-
-    @contextlib.contextmanager
-    def _cast(self) -> Iterator[None]:
-        """The precision of passes over the model."""
-        if self._precision() == "float32":
-            yield
-            return
-        with torch.autocast(self.device, torch.bfloat16):
-            yield
-
     def _row_length(self, sequences: Sequences) -> int | None:
         """Tokens of a packed row, where sequences are packed."""
         return int(sequences.lengths.max(initial=1)) if self.config.packing else None
@@ -274,7 +258,7 @@ class LLMAlgorithm(Algorithm):
         """What the model says of the scored tokens of `sequences`, to be differentiated; `asked` as
         `LanguageModel.score` takes it."""
         layout = self.model.layout(sequences, self._row_length(sequences))
-        with self._cast(), self.model.learning():
+        with self.cast(), self.model.learning():
             return self.model.score(layout, temperature, **asked)
 
     @torch.no_grad()
@@ -287,7 +271,7 @@ class LLMAlgorithm(Algorithm):
         for rows in in_parts(len(sequences), self.config.accumulation):
             part, tokens = sequences.take(rows)
             layout = self.model.layout(part, self._row_length(part))
-            with self._cast():
+            with self.cast():
                 score = self.reference.score if reference else self.model.score  # type: ignore[union-attr]
                 found[tokens.to(self.device)] = score(layout, temperature).log_probs
         return found
@@ -347,7 +331,7 @@ class LLMAlgorithm(Algorithm):
                 if self._trains:  # in an evaluation too: the last update's weights are worth keeping
                     self.callbacks.on_collection_error(algorithm=self, error=e)
                 raise
-        with self._cast():
+        with self.cast():
             return sample(model or self.model, prompts, settings, n=n, seed=seed, step=step, numbers=apart(numbers))
 
     def _context(self) -> int | None:

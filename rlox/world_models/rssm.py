@@ -37,6 +37,11 @@ def symexp(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.expm1(x.abs())
 
 
+def full(x: Tensor) -> Tensor:
+    """A result of bfloat16 in float32: products alone are computed in half precision."""
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
 def truncated_normal(shape: Sequence[int], fan_in: int, rng: Rng, scale: float = 1.0) -> nn.Parameter:
     """Weights with deviation scale / sqrt(fan_in), of a normal distribution cut off at two of its own deviations."""
     # Phi(-2) = 0.02275; the inverse of the distribution function maps uniform numbers to truncated normal ones.
@@ -55,7 +60,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return full(F.linear(x, self.weight, self.bias))
 
 
 class Norm(nn.Module):
@@ -282,7 +287,7 @@ class Conv(nn.Module):
 
     def forward(self, x: Tensor, stride: int = 1) -> Tensor:
         weight = self.weight.contiguous(memory_format=torch.channels_last)
-        x = F.conv2d(x, weight, self.bias, stride, padding=2)
+        x = full(F.conv2d(x, weight, self.bias, stride, padding=2))
         return x if self.norm is None else self.norm(x.movedim(-3, -1)).movedim(-1, -3)
 
 
@@ -360,7 +365,7 @@ class RSSM(nn.Module):
         x = self.shared(torch.cat([self.of_deter(h), self.of_stoch(before.stoch), embedded], -1))
         x = self.norm(x + torch.bmm(blocks, self.own).transpose(0, 1).reshape(x.shape))
         x = torch.baddbmm(self.gate_bias, x.view(-1, *blocks.shape[::2]).transpose(0, 1), self.gate_weight)
-        return gates(x, h)
+        return gates(full(x), h)
 
     def mixed(self, logits: Tensor) -> Tensor:
         """Probabilities (..., K, C) of logits (..., K C), with a share of the uniform distribution."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_world import Tiny
 
-from rlox import SequenceReplayBuffer
+from rlox import DreamerV3, SequenceReplayBuffer
 from rlox.algorithms import DQN
 from rlox.collectors import RecurrentActor
 
@@ -135,3 +135,31 @@ def test_a_sequence_may_be_longer_than_every_episode():
     tiny.train(64)
     batch = tiny.buffer.sample(3, 40, 0)  # through the ends of random play's episodes
     assert batch["is_first"][:, 1:].any(1).all()
+
+
+def test_half_precision_is_near_and_leaves_weights_and_states_in_full():
+    sizes = {"deter_dim": 32, "hidden_dim": 16, "stoch_dim": 4, "stoch_classes": 4, "batch_size": 4, "seq_len": 8}
+
+    def made(precision):
+        one = DreamerV3("CartPole-v1", seed=0, learning_starts=40, replay_ratio=1, precision=precision, **sizes)
+        one.train(40)
+        return one
+
+    grads, losses = [], []
+    for precision in ("float32", "bfloat16", "auto"):
+        one = made(precision)
+        losses.append({name: float(value) for name, value in one.update(one.sample()).items()})
+        grads.append(one.optimizer.grad.clone())
+        assert {p.dtype for p in (*one.policy.parameters(), *one.heads.parameters())} == {torch.float32}
+        assert np.isfinite(one.buffer.get_state()["state"]).all()
+    assert torch.equal(grads[2], grads[0])  # on a CPU auto is float32
+    assert not torch.equal(grads[1], grads[0])
+    assert torch.cosine_similarity(grads[1], grads[0], 0) > 0.98
+    for name in ("reconstruction_loss", "reward_loss", "continue_loss", "dynamics_loss", "entropy"):
+        assert losses[1][name] == pytest.approx(losses[0][name], rel=0.02), name
+    half = made("bfloat16")
+    half.train(100)
+    assert half.counters.updates > 1
+    assert all(torch.isfinite(p).all() for p in half.policy.parameters())
+    with pytest.raises(ValueError, match="precision must be one of auto, float32, bfloat16, got 'half'"):
+        made("half")
