@@ -26,7 +26,10 @@ from rlox.checkpoint import versions
 from rlox.world_models.rssm import RSSM
 from rlox_cli.bench.machine import provenance
 
-TASK = ["algo=dreamer", "env=CartPole-v1", "total_timesteps=1500", "algo.learning_starts=500", "eval.n_points=1"]
+TASK = [
+    *("algo=dreamer", "env=CartPole-v1", "total_timesteps=1500"),
+    *("algo.learning_starts=500", "algo.ent_coef=3e-4", "eval.n_points=1"),
+]
 N_SOUND, N_JUDGED = 20, 5
 SOUND_SEED, JUDGED_SEED = 1000, 2000
 

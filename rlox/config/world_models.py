@@ -61,7 +61,7 @@ class DreamerConfig(Config):
 
     gamma: float = searched(1 - 1 / 333, "0.99,0.997,0.999")  # discount factor per step, in [0, 1]
     gae_lambda: float = searched(0.95, "0.9,0.95,0.98")  # decay of the returns' traces, in [0, 1]
-    ent_coef: float = searched(3e-4, "tag(log, interval(1e-5, 1e-2))")  # weight of the policy's entropy
+    ent_coef: float = searched(1e-2, "tag(log, interval(1e-4, 3e-2))")  # weight of the policy's entropy
     vf_coef: float = 1.0  # weight of the critic's loss on imagined states
     replay_vf_coef: float = 0.3  # weight of the critic's loss on replayed states
     slow_rate: float = 0.02  # share of the critic that an update of its slow copy takes in
