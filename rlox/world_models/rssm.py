@@ -146,8 +146,8 @@ class Encoder(nn.Module):
             return
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("numbers", (~pixels).nonzero()[:, 0], persistent=False)
-        self.mlp = MLP(len(self.numbers), units, 3, 0, rng)
-        self.n_tokens += units
+        self.mlp = MLP(len(self.numbers), units, 3, 0, rng) if len(self.numbers) else None
+        self.n_tokens += units if self.mlp else 0
         self.register_buffer("mean", torch.zeros(spec.obs_shape))
         self.register_buffer("square", torch.ones(spec.obs_shape))
         self.register_buffer("n_batches", torch.zeros(()))
@@ -185,14 +185,16 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         x = self.scaled(obs)
-        if not self.places:
+        if not self.places and self.mlp is not None:
             return self.mlp(x)
         x = x.flatten(-3) if self.image else x
         found = [
             convs(x[..., start : start + math.prod(shape)].unflatten(-1, shape))
             for convs, (start, shape) in zip(self.convs, self.places, strict=True)
         ]
-        return torch.cat(found if self.image else [*found, self.mlp(x[..., self.numbers])], -1)
+        if not self.image and self.mlp is not None:
+            found.append(self.mlp(x[..., self.numbers]))
+        return torch.cat(found, -1)
 
 
 class Decoder(nn.Module):
@@ -205,7 +207,7 @@ class Decoder(nn.Module):
         if self.image:
             return
         numbers = (~pixels).nonzero()[:, 0]
-        self.mlp = MLP(n_in, units, 3, len(numbers), rng)
+        self.mlp = MLP(n_in, units, 3, len(numbers), rng) if len(numbers) else None
         # Where each number of an observation is found behind the images, which come first.
         self.register_buffer("pixels", pixels, persistent=False)
         self.register_buffer("order", torch.cat([pixels.nonzero()[:, 0], numbers]).argsort(), persistent=False)
@@ -214,8 +216,8 @@ class Decoder(nn.Module):
         images = [convs(feat) for convs in self.convs]
         if self.image:
             return images[0]
-        numbers = self.mlp(feat)
-        return torch.cat([*(x.flatten(-3) for x in images), numbers], -1)[..., self.order] if images else numbers
+        found = [x.flatten(-3) for x in images] + ([] if self.mlp is None else [self.mlp(feat)])
+        return torch.cat(found, -1)[..., self.order] if images else found[0]
 
     def errors(self, feat: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Squared errors, summed over an observation's numbers and over its pixels, (...) each, () where it has none;

@@ -373,6 +373,18 @@ def test_images_come_back_in_their_own_shape(shape):
     assert isinstance(encoder.convs[0].layers[0], Conv)
 
 
+def test_two_images_may_be_all_there_is():
+    spec = EnvSpec((25 + 36,), n_actions=3, images=((0, 1, 5, 5), (25, 1, 6, 6)))
+    encoder, decoder = Encoder(spec, 32, Rng(0)), Decoder(spec, 20, 32, Rng(1))
+    obs, feat = 255 * torch.rand(4, 3, 61), torch.randn(4, 3, 20)
+    encoder.see(obs)
+    assert encoder(obs).shape == (4, 3, encoder.n_tokens)
+    torch.testing.assert_close(encoder.scaled(obs), obs / 255)
+    numbers, pixels = decoder.errors(feat, encoder.scaled(obs))
+    torch.testing.assert_close(pixels, (decoder(feat) - obs / 255).square().sum(-1))
+    assert (numbers == 0).all()
+
+
 def test_images_and_numbers_of_one_vector_are_told_apart():
     """Two images with numbers before, between and behind them: as an image, an image and a vector by themselves."""
     spec = EnvSpec((2 + 75 + 1 + 36 + 1,), n_actions=3, images=((2, 3, 5, 5), (78, 1, 6, 6)))
