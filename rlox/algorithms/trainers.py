@@ -190,6 +190,7 @@ def offline_sizes(
         spec = spec_of(vec)
     if hasattr(vec, "close"):
         vec.close()
+    spec.refuse_mixed_images(f"{where}={env_name(env)}")
     if len(spec.obs_shape) != 1 or spec.n_choices is not None:
         raise ValueError(
             f"{where}={env_name(env)} must have vectors for observations, and numbers or one choice for actions, where "

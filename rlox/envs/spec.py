@@ -13,6 +13,8 @@ import numpy as np
 from rlox.envs.failures import described
 from rlox.kernels.rng import Rng
 
+_ONE_KIND = " with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
+
 
 @dataclass(frozen=True, eq=False)
 class EnvSpec:
@@ -47,6 +49,14 @@ class EnvSpec:
                 return f"number {i} of {key!r}"
             i -= size
         return f"number {i}"
+
+    def refuse_mixed_images(self, where: str, remedy: str = _ONE_KIND) -> None:
+        """Raise a ValueError where an observation holds images beside other parts."""
+        if self.images:
+            raise ValueError(
+                f"{where}: the observation space must not mix images with other parts, got {self.described_parts()}; "
+                f"keep the image or the rest{remedy}"
+            )
 
     def described_parts(self) -> str:
         """For messages: ``camera (an image), speed (3 numbers)``."""

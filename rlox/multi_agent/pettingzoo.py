@@ -250,11 +250,7 @@ class ZooCopies:
             if not part.spaces:
                 raise ValueError(f"{where}: the observation space must hold more than {MASK}, got {observed}")
         adapter = SpaceAdapter(part, taken, where)
-        if adapter.spec.images:
-            raise ValueError(
-                f"{where}: the observation space must not mix images with other parts, got "
-                f"{adapter.spec.described_parts()}; keep the image or the rest"
-            )
+        adapter.spec.refuse_mixed_images(where, remedy="")
         return _Space(observed, taken, adapter, masked)
 
     def _check_spaces(self, i: int) -> None:

@@ -102,11 +102,8 @@ def construct(
             f"{where}: the environment's actions must be {' or '.join(algorithm.actions)}, got "
             f"{spec.describe_actions()}; {spec.action_kind} ones are for {', '.join(able)}"
         )
-    if spec.images and not algorithm.mixed_images:
-        raise ValueError(
-            f"{where}: the observation space must not mix images with other parts, got {spec.described_parts()}; keep "
-            "the image or the rest with the wrapper {FilterObservation: {filter_keys: [...]}}, or take DREAMER"
-        )
+    if not algorithm.mixed_images:
+        spec.refuse_mixed_images(where)
     if env_backend == "envpool":
         algorithm.eval_kwargs = evaluation_kwargs(algorithm.collector.env)
     algorithm._lost_reward_fn = None

@@ -59,6 +59,15 @@ def test_a_film_shows_the_image(tmp_path):
     said = " ".join(refused.stderr.split())
     assert "must not mix images with other parts, got camera (an image), speed (2 numbers)" in said
     assert "or take DREAMER" in said
+    # Nor do those take it for a vector that learn from a dataset.
+    done = forked.run(
+        "collect", "--env", "CameraWorld-v0", "--import", "camera_world", "--steps", "50", "--out", "a.arrow",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    refused = forked.run("train", "algo=bc", "dataset=a.arrow", *words, "output_dir=d", cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "env=CameraWorld-v0: the observation space must not mix images" in " ".join(refused.stderr.split())
 
 
 def test_a_nan_beside_an_image_is_named():
