@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +133,9 @@ class Trainer:
 
 def _require_no_module(env: Any) -> None:
     """A ValueError for the id of an environment that a dataset names, where making it would import a module."""
-    from rlox.envs.registry import imported_module
+    from rlox.envs.registry import unimported_module
 
-    if isinstance(env, str) and (module := imported_module(env)) and module not in sys.modules:
+    if isinstance(env, str) and (module := unimported_module(env)):
         raise ValueError(
             f"Trainer: env must be given for a dataset that was gathered in {shown(env)}, since a file may not choose "
             f"the module {shown(module)} to import; if you trust it, pass env={shown(env)}"

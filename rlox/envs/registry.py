@@ -245,6 +245,12 @@ def imported_module(env_id: str) -> str:
     return "" if module.partition(".")[0] in _ZOO_PACKAGES else module
 
 
+def unimported_module(env_id: str) -> str:
+    """As `imported_module`, of one that has not been imported; a file that names the environment must not do it."""
+    module = imported_module(env_id)
+    return "" if module in sys.modules else module
+
+
 def env_name(env: Any) -> str:
     """The id itself, or the name of a callable or of an environment's class."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)

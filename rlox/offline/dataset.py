@@ -25,6 +25,7 @@ from rlox.offline.arrow import (
     metadata_of,
     open_reader,
 )
+from rlox.offline.returns import episode_starts
 from rlox.offline.rows import Block, Rows, check_bounds, names_of
 from rlox.offline.sources import (
     ARROW_SUFFIXES,
@@ -223,8 +224,7 @@ def _episode_agents(reader: Any, columns: Block, metadata: dict[str, Any], where
     column = mapped_agents(reader, where) if "agents" in metadata else None
     if column is None:
         return {}
-    ends = np.flatnonzero(columns["terminated"] | columns["truncated"])
-    starts = np.concatenate([[0], ends[ends < len(columns["rewards"]) - 1] + 1])
+    starts = episode_starts(columns["terminated"], columns["truncated"])
     names, places = metadata["agents"], column[starts]
     wrong = (places < 0) | (places >= len(names))
     if wrong.any():
@@ -251,8 +251,7 @@ def _rewards(columns: Block, settings: DatasetConfig) -> np.ndarray:
     """The rewards as they are to be sampled; the file's own where nothing changes them."""
     scale, rewards = settings.reward_scale, columns["rewards"]
     if settings.normalize_returns:
-        ends = np.flatnonzero(columns["terminated"] | columns["truncated"])
-        starts = np.concatenate([[0], ends[ends < len(rewards) - 1] + 1])
+        starts = episode_starts(columns["terminated"], columns["truncated"])
         returns = np.add.reduceat(rewards, starts, dtype=np.float64)
         if np.ptp(returns) == 0:
             raise ValueError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.arrow import FORMAT, METADATA, block_rows, import_arrow
+from rlox.offline.returns import episode_starts
 from rlox.offline.rows import AGENT, COLUMNS, Block
 from rlox.offline.sources import ARROW_SUFFIXES, MINARI_ID, NPZ_METADATA
 
@@ -87,8 +88,8 @@ def export(dataset: OfflineDatasetBuffer, dest: str) -> None:
 def _agents(columns: Block, metadata: dict[str, Any]) -> np.ndarray:
     """The column ``agent``, (N,) int32, of a dataset that knows whose life each episode is."""
     place = {name: i for i, name in enumerate(metadata["agents"])}
-    n, ends = len(columns["rewards"]), np.flatnonzero(columns["terminated"] | columns["truncated"]) + 1
-    lengths = np.diff([0, *ends, *([] if len(ends) and ends[-1] == n else [n])])
+    starts = episode_starts(columns["terminated"], columns["truncated"])
+    lengths = np.diff([*starts, len(columns["rewards"])])
     return np.repeat(np.array([place[name] for name in metadata["episode_agents"]], np.int32), lengths)
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 
+def episode_starts(terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+    """The first row of each episode, (E,) int64, of N >= 1 rows in the order in which they happened, (N,) each."""
+    ends = np.flatnonzero((terminated != 0) | (truncated != 0))
+    return np.concatenate([[0], ends[ends < len(terminated) - 1] + 1])
+
+
 def returns_to_go(
     rewards: np.ndarray,
     terminated: np.ndarray,

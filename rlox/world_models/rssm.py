@@ -202,7 +202,7 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: EnvSpec, n_in: int, units: int, rng: Rng):
         super().__init__()
-        self.shape, self.image, (self.places, pixels) = spec.obs_shape, spec.image, image_places(spec)
+        self.image, (self.places, pixels) = spec.image, image_places(spec)
         self.convs = nn.ModuleList(ImageDecoder(shape, n_in, units, rng) for _, shape in self.places)
         if self.image:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from glob import glob
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from rlox.algorithms import algorithm_names, entry_of, resolve
 from rlox.buffers import buffer_config_class, buffer_names
 from rlox.checkpoint import one_line
 from rlox.config import DatasetConfig, OnPolicyConfig, usual_settings
-from rlox.envs.registry import ENV_GROUP, ZOO, imported_module, offers
+from rlox.envs.registry import ENV_GROUP, ZOO, offers, unimported_module
 from rlox.offline.dataset import dataset_metadata
 from rlox.offline.sources import ARROW_SUFFIXES, READERS
 from rlox_cli.config.shipped import shipped
@@ -191,8 +190,7 @@ def with_env(overrides: list[str]) -> list[str]:
             f"env must be given with its kwargs and wrappers: the dataset was gathered in {env['id']}, "
             f"env.kwargs={env.get('kwargs', {})}, env.wrappers={env.get('wrappers', [])}"
         )
-    module = imported_module(env.get("id", ""))
-    if module and module not in sys.modules:
+    if module := unimported_module(env.get("id", "")):
         raise UsageError(
             f"env must be given: the dataset was gathered in {one_line(env['id'], 200)}, and a file may not choose the "
             f"module {one_line(module, 200)} to import; if you trust it, add env={one_line(env['id'], 200)}"

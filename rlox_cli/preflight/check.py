@@ -31,6 +31,7 @@ from rlox_cli.preflight.estimate import Estimate, Start, estimate, evaluations, 
 from rlox_cli.preflight.language import Look, look
 from rlox_cli.preflight.probe import probe_env
 from rlox_cli.records.folders import require_new
+from rlox_cli.report.dataset import described_returns
 from rlox_cli.run import machine
 from rlox_cli.run.build import build, plan, restored
 from rlox_cli.run.limits import (
@@ -273,11 +274,9 @@ def _dataset(dataset: Any) -> str:
     """Its size, where it comes from, and how good what it shows is."""
     found, known = dataset.stats(), dataset.metadata
     env = f" of {known['env']['id']}" if known.get("env") else ""
-    per_agent = ", per agent and episode" if known.get("agents") else ""
     return (
         f"{_counted(found['n_transitions'], 'transition')} in {_counted(found['n_episodes'], 'episode')}{env}, return "
-        f"{found['mean_return']:.2f} ± {found['std_return']:.2f} ({found['min_return']:.2f} to "
-        f"{found['max_return']:.2f}){per_agent}"
+        f"{described_returns(found, known)}"
     )
 
 

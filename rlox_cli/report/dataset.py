@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import yaml
@@ -12,6 +13,7 @@ from rlox.checkpoint import one_line
 from rlox.envs.registry import imported_module
 from rlox.kernels.buffers.offline import OfflineDatasetBuffer
 from rlox.offline.dataset import open_dataset
+from rlox.offline.returns import episode_starts
 from rlox.offline.scores import normalized_score
 from rlox_cli.terminal.console import make_console
 
@@ -25,13 +27,11 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
     shape = " x ".join(map(str, dataset.obs_shape))
     ends = f"{stats['n_terminated']:,} terminated, {stats['n_truncated']:,} truncated"
     lengths = f"{stats['mean_episode_length']:.1f} ({stats['min_episode_length']} to {stats['max_episode_length']})"
-    spread = f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({stats['min_return']:.2f} to "
-    per_agent = ", per agent and episode" if known.get("agents") else ""
     lines = [
         ("rows", f"{stats['n_transitions']:,}"),
         ("episodes", f"{stats['n_episodes']:,} ({ends}{', the last unfinished' if stats['unfinished'] else ''})"),
         ("length", lengths),
-        ("return", f"{spread}{stats['max_return']:.2f}){per_agent}"),
+        ("return", described_returns(stats, known)),
         ("obs", f"{shape} {'bytes' if dataset.sample(1, 0)['obs'].dtype == np.uint8 else 'floats'}"),
         ("actions", actions),
     ]
@@ -58,15 +58,22 @@ def print_dataset(dataset: OfflineDatasetBuffer, console: Console) -> None:
         console.print(f"  {name:<12} {value}", soft_wrap=True, markup=False)
 
 
+def described_returns(stats: dict[str, Any], metadata: dict[str, Any]) -> str:
+    """Of a dataset: ``-21.40 ± 3.20 (-30.00 to -15.00)``, and whose they are where several agents acted."""
+    per_agent = ", per agent and episode" if metadata.get("agents") else ""
+    spread = f"{stats['min_return']:.2f} to {stats['max_return']:.2f}"
+    return f"{stats['mean_return']:.2f} ± {stats['std_return']:.2f} ({spread}){per_agent}"
+
+
 def _lives(dataset: OfflineDatasetBuffer) -> list[str]:
     """Of each agent, where the file says whose life an episode is, how many there are and their mean return."""
     known = dataset.metadata
     if "episode_agents" not in known:
         return [", ".join(one_line(name, 60) for name in known["agents"])] if "agents" in known else []
     state = dataset.get_state()
-    ends = np.flatnonzero(state["terminated"] | state["truncated"])
-    starts = np.concatenate([[0], ends[ends < len(dataset) - 1] + 1])
-    returns = np.add.reduceat(state["rewards"], starts, dtype=np.float64)
+    returns = np.add.reduceat(
+        state["rewards"], episode_starts(state["terminated"], state["truncated"]), dtype=np.float64
+    )
     whose = np.array(known["episode_agents"])
     there = [name for name in known["agents"] if (whose == name).any()]
     found = [
