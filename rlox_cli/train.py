@@ -21,7 +21,6 @@ from rlox_cli.config.compose import (
     named_by_time,
     run_composed,
     run_hydra,
-    runs_alone,
     searches,
 )
 from rlox_cli.config.imports import import_modules, take_imports
@@ -103,7 +102,7 @@ def main(args: list[str]) -> None:
         return
     job.OUTCOMES, job.FAILURES = [], []
     try:
-        if jobs and not multirun and only_choose(flags) and runs_alone(jobs[0]):
+        if jobs and not multirun and only_choose(flags):
             run_composed(flags, jobs[0], job.train)
         else:
             run_hydra(flags, overrides, job.train)

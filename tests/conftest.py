@@ -14,8 +14,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 # times slower. What is said of threads is tested by setting them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Where Python is to write no bytecode, each of the many starts would compile all that it imports, PyTorch above
+# all, whose modules `pip install --no-compile` has left as they are. So the bytecode goes to a folder of the tests.
+if sys.dont_write_bytecode:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
+    sys.dont_write_bytecode = False
+
+# No test needs a download; one that looks for what is not there would try again and again without a network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # A shell that runs the tests in the background has Ctrl-C ignored, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """One worker more than there are cores for ``-n auto``: many tests wait, for a process, a port or a timeout."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores + 1, config.option.maxprocesses or cores + 1)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

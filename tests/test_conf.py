@@ -206,6 +206,37 @@ def test_a_run_that_is_composed_once_is_given_what_hydra_would_give_it(tmp_path,
         run_composed([], job, lambda cfg: 1 / 0)
 
 
+def test_hydras_callbacks_are_called_as_hydra_calls_them(tmp_path, monkeypatch):
+    (tmp_path / "hooks.py").write_text(
+        "calls = []\n"
+        "class Noted:\n"
+        "    def __init__(self, name): self.name = name\n"
+        "    def __getattr__(self, hook):\n"
+        "        if not hook.startswith('on_'): raise AttributeError(hook)\n"
+        "        def note(config, **info):\n"
+        "            calls.append((self.name, hook, config.env.id, sorted(info)))\n"
+        "            if self.name == 'b': raise KeyError('mine')\n"
+        "        return note\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    import hooks
+
+    words = ["env=Acrobot-v1", "hydra.run.dir=run"]
+    words += [f"+hydra.callbacks.{name}={{_target_: hooks.Noted, name: {name}}}" for name in "ab"]
+    found = []
+    for run in (lambda: run_hydra([], words, list), lambda: run_composed([], compose_jobs([], words)[0], list)):
+        with pytest.warns(UserWarning, match=r"Noted\.on_job_end raised KeyError: 'mine'"):
+            run()
+        found.append(hooks.calls[:])
+        hooks.calls.clear()
+    assert found[0] == found[1]
+    assert [(name, hook) for name, hook, *_ in found[1]] == [
+        *(("a", "on_run_start"), ("b", "on_run_start"), ("a", "on_job_start"), ("b", "on_job_start")),
+        *(("b", "on_job_end"), ("a", "on_job_end"), ("b", "on_run_end"), ("a", "on_run_end")),
+    ]
+
+
 def test_flags_that_ask_for_more_than_a_run_are_left_to_hydra():
     assert only_choose(["-cd", "own", "--config-name=other", "-r"])
     assert not only_choose(["-cd", "own", "--shell-completion"])

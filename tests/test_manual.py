@@ -34,6 +34,7 @@ SMALL = {"total_timesteps": "600", "eval.n_points": "1", "eval.n_episodes": "2",
 SMALLER = {
     "off-policy": {"total_timesteps": "200", "algo.learning_starts": "100"},
     "offline": {"total_timesteps": "100"},
+    "world model": {"total_timesteps": "220", "algo.learning_starts": "200"},
 }
 MOST_STEPS = 1_536
 
@@ -76,7 +77,8 @@ def words_of(command: str) -> list[str]:
     if words[1] != "train":
         return words
     typed = dict(word.split("=", 1) for word in words if "=" in word)
-    family = "off-policy" if typed.get("algo") in ("dqn", "sac", "td3") else "offline" if "dataset" in typed else ""
+    families = {**dict.fromkeys(("dqn", "sac", "td3"), "off-policy"), "dreamer": "world model"}
+    family = families.get(typed.get("algo"), "offline" if "dataset" in typed else "")
     small = SMALL | SMALLER.get(family, {})
     if "total_timesteps" in typed:
         most = int(small["total_timesteps"]) if family else MOST_STEPS

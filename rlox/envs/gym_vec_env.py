@@ -16,9 +16,8 @@ from rlox.envs.gym_make import make_gym_env
 from rlox.envs.registry import env_name
 from rlox.envs.spec import EnvSpec, SpaceAdapter, checked_actions
 from rlox.envs.state import ForeignEnvs
+from rlox.kernels.envs.foreign import ForeignSteps
 from rlox.kernels.rng import Rng
-
-_NUMBERS = ("rewards", "terminated", "truncated", "episode_return", "episode_length")  # of each copy
 
 
 def step_arrays(spec: EnvSpec, n: int) -> dict[str, tuple[tuple[int, ...], type]]:
@@ -79,8 +78,23 @@ class EnvGroup:
                 )
         if self.adapter.spec.image and all(isinstance(e, FrameStackObservation) for e in self.envs):
             self.adapter.spec = replace(self.adapter.spec, n_stacked=self.envs[0].stack_size)
-        self._returns = [0.0] * n
-        self._lengths = [0] * n
+        self._steps = steps = ForeignSteps(
+            self.envs,
+            self.adapter.to_env,
+            self.adapter.row,
+            self.adapter.vectors,
+            self.adapter.first_action,
+            NO_ANSWERS,
+            UNANSWERED,
+        )
+        self._returns, self._lengths = steps.returns, steps.lengths
+        self._columns = {
+            "rewards": steps.rewards,
+            "terminated": steps.terminated,
+            "truncated": steps.truncated,
+            "episode_return": steps.returns,
+            "episode_length": steps.lengths,
+        }
         self.return_queue: deque[float] = deque(maxlen=100)  # of the last episodes that ended, undiscounted
         self.length_queue: deque[int] = deque(maxlen=100)  # steps
         self.stacks = [env_state.stack_of(e) for e in self.envs]
@@ -94,7 +108,7 @@ class EnvGroup:
         try:
             for i, env in enumerate(self.envs):
                 self.at = i
-                running = {"return": self._returns[i], "length": self._lengths[i]}
+                running = {"return": float(self._returns[i]), "length": int(self._lengths[i])}
                 state = {"env": env_state.get_env_state(env), **running}
                 nodes.append(env_state.encode(state, data))
         except env_state.UnsavableState as e:
@@ -141,45 +155,25 @@ class EnvGroup:
 
     def step(self, actions: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         """Take one step each; fill those arrays of `step_arrays` that `out` holds."""
-        row_of, to_env = self.adapter.row, self.adapter.to_env
         obs_out, final_out = out.get("obs"), out.get("final_obs")
         reached = obs_out if final_out is None else final_out
-        rewards, terminations, truncations, over = [], [], [], []
-        returns, lengths = self._returns, self._lengths
-        answer = UNANSWERED
+        steps = self._steps
+        steps.answer = UNANSWERED
         try:
-            for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
-                self.at, answer = i, UNANSWERED
-                answer = env.step(to_env(action))
-                obs, reward, terminated, truncated, _ = answer
-                if not NO_ANSWERS.isdisjoint((type(reward), type(terminated), type(truncated))):
-                    raise TypeError("step must return a number and two flags")
-                reward = float(reward)
-                rewards.append(reward)
-                terminations.append(terminated)
-                truncations.append(truncated)
-                returns[i] += reward
-                lengths[i] += 1
-                # Written before the reset, which may reuse the environment's own array.
-                obs = row_of(obs)
-                if reached is not None:
-                    reached[i] = obs
-                if terminated or truncated:
-                    over.append(i)
-            # One assignment for all copies: to a single element it takes as long.
-            columns = (rewards, terminations, truncations, returns, lengths)
-            for name, column in zip(_NUMBERS, columns, strict=True):
-                if name in out:
-                    out[name][:] = column
-            if obs_out is not None and obs_out is not reached:
-                obs_out[:] = reached
-            for self.at in over:
-                self.return_queue.append(returns[self.at])
-                self.length_queue.append(lengths[self.at])
-                self._start(self.at, None, obs_out)
+            over = steps.step(actions, reached)
         except (Exception, SystemExit) as e:
-            self._blame("step", e, answer, actions[self.at])
+            self.at = steps.at
+            self._blame("step", e, steps.answer, actions[self.at])
             raise
+        for name, column in self._columns.items():
+            if name in out:
+                out[name][:] = column
+        if obs_out is not None and obs_out is not reached:
+            obs_out[:] = reached
+        for self.at in over:
+            self.return_queue.append(float(self._returns[self.at]))
+            self.length_queue.append(int(self._lengths[self.at]))
+            self._start(self.at, None, obs_out)
 
     def _blame(self, hook: str, e: BaseException, answer: Any, action: Any = None) -> None:
         at, action = self.at, None if action is None else self.adapter.to_env(action)

@@ -193,8 +193,11 @@ class SpaceAdapter:
         unscaled = _bytes_shape(obs_space)
         from gymnasium import spaces
 
+        # Whether observations are the vectors that they become, and what the first of Discrete actions is.
+        self.vectors = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
+        self.first_action: int | None = None
         if isinstance(act_space, spaces.Discrete):
-            first = int(act_space.start)
+            self.first_action = first = int(act_space.start)
             self.spec = EnvSpec(obs_shape, obs_dtype, n_actions=int(act_space.n), obs_bytes=unscaled)
             self.to_env: Callable[[Any], Any] = lambda action: int(action) + first
         elif isinstance(act_space, (spaces.MultiDiscrete, spaces.MultiBinary)):

@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -21,9 +22,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.core.utils import configure_log, run_job
+from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -283,33 +286,55 @@ def _validated(cfg: DictConfig, overrides: list[str]) -> Job:
     return Job(overrides, run, choices.algo, applied_settings(run, choices.algo, choices.get("tuned"), overrides), cfg)
 
 
-class _NoCallbacks:
-    """What a `HydraContext` holds where none of Hydra's callbacks are configured."""
+class HydraCallbacks(Callback):
+    """Hydra's callbacks of a configuration, ``hydra.callbacks``, as a `HydraContext` holds them: called one after the
+    other, at the end of something in reverse. One that raises warns, and the run goes on."""
 
-    def on_job_start(self, **info: Any) -> None:
-        """Nothing."""
+    def __init__(self, config: DictConfig) -> None:
+        self._each = [instantiate(one) for one in (config.hydra.callbacks or {}).values()]
 
-    def on_job_end(self, **info: Any) -> None:
-        """Nothing."""
+    def _call(self, hook: str, config: DictConfig, info: dict[str, Any]) -> None:
+        for callback in reversed(self._each) if hook.endswith("_end") else self._each:
+            try:
+                getattr(callback, hook)(config=config, **info)
+            except Exception as e:
+                warnings.warn(f"{type(callback).__name__}.{hook} raised {type(e).__name__}: {e}", stacklevel=3)
 
+    def on_run_start(self, config: DictConfig, **info: Any) -> None:
+        self._call("on_run_start", config, info)
 
-def runs_alone(job: Job) -> bool:
-    """Whether `run_composed` does for a job all that Hydra would: callbacks of Hydra's are Hydra's to call."""
-    return not job.cfg.hydra.callbacks
+    def on_run_end(self, config: DictConfig, **info: Any) -> None:
+        self._call("on_run_end", config, info)
+
+    def on_multirun_start(self, config: DictConfig, **info: Any) -> None:
+        self._call("on_multirun_start", config, info)
+
+    def on_multirun_end(self, config: DictConfig, **info: Any) -> None:
+        self._call("on_multirun_end", config, info)
+
+    def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **info: Any) -> None:
+        self._call("on_job_start", config, {"task_function": task_function, **info})
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **info: Any) -> None:
+        self._call("on_job_end", config, {"job_return": job_return, **info})
 
 
 def run_composed(flags: list[str], job: Job, task: TaskFunction) -> None:
     """Run a job that is composed already as ``hydra.main`` would, which composes twice more before it begins.
 
-    What is left of Hydra's part is its output folder and its logging; `flags` only choose what was composed.
+    What is left of Hydra's part is its output folder, its logging and its callbacks; `flags` only choose what was
+    composed.
     """
     cfg = job.cfg
     if cfg.hydra.mode is None:
         cfg.hydra.mode = RunMode.RUN
     with _composition(flags):
         configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
-        context = HydraContext(GlobalHydra.instance().config_loader(), _NoCallbacks())
+        callbacks = HydraCallbacks(cfg)
+        callbacks.on_run_start(cfg, config_name=CONFIG_NAME)
+        context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
         result = run_job(task, cfg, "hydra.run.dir", None, context)
+        callbacks.on_run_end(cfg, config_name=CONFIG_NAME, job_return=result)
         _ = result.return_value  # raises what the task has raised
 
 

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.callbacks import Callbacks  # what a public HydraContext must hold; it has no public name
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -24,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from rlox.tracking.record import FILE as RECORD
+from rlox_cli.config.compose import HydraCallbacks
 from rlox_cli.config.saved import configuration
 from rlox_cli.config.schema import ray_settings
 from rlox_cli.records.ledger import FILE, STATES, STOP, Progress, Sweep, SweepJob
@@ -154,7 +154,7 @@ class Launch:
             self._config.hydra.output_subdir = None  # what it would hold is in the ledger
             # Long texts, which launchers copy for every job.
             self._config.hydra.help.template = self._config.hydra.hydra_help.template = ""
-        self._callbacks = Callbacks(self._config)
+        self._callbacks = HydraCallbacks(self._config)
         context = {"hydra_context": HydraContext(KnownJobs(), self._callbacks), "task_function": train}
         self._close: Callable[[], None] = lambda: None
         if settings := ray_settings(config):

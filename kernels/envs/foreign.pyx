@@ -1,0 +1,159 @@
+"""Environments that are Python objects, stepped one after the other into the rows of arrays."""
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.string cimport memcpy
+
+from rlox.kernels.types cimport f32, f64, i64, u8
+
+cnp.import_array()
+
+
+cdef class ForeignSteps:
+    """What a step of several gymnasium environments takes of Python, but for their own code.
+
+    Parameters
+    ----------
+    envs : list
+        The N environments.
+    to_env : callable
+        What an environment takes for a row of the actions.
+    row : callable
+        What is written for an observation; raises where it is none.
+    vectors : bool
+        Whether `row` leaves a vector of the right length, f32 or f64, as it is. Such are copied without calling it.
+    first_action : int, optional
+        Of Discrete actions, which the environments count from here; then `to_env` is not called.
+    no_answers : frozenset
+        Types that are neither a reward nor a flag, though `float` or `bool` takes them.
+    unanswered : object
+        Stands in `answer` until an environment has returned.
+
+    Attributes
+    ----------
+    at : int
+        The environment that is being stepped.
+    answer : Any
+        What its ``step`` has returned.
+    rewards, terminated, truncated : arrays (N,) f64, bool, bool
+        Of the last step.
+    returns, lengths : arrays (N,) f64, i64
+        Of the running episodes, that step among them; the caller sets them to 0 where an episode begins.
+    """
+
+    cdef list _envs
+    cdef object _to_env, _row, _no_answers, _unanswered
+    cdef bint _vectors, _discrete
+    cdef i64 _first_action
+    cdef public Py_ssize_t at
+    cdef public object answer
+    cdef readonly cnp.ndarray rewards, terminated, truncated, returns, lengths
+
+    def __init__(self, list envs not None, to_env, row, bint vectors, first_action, no_answers, unanswered):
+        cdef Py_ssize_t n = len(envs)
+        self._envs, self._to_env, self._row, self._vectors = envs, to_env, row, vectors
+        self._discrete = first_action is not None
+        self._first_action = first_action if self._discrete else 0
+        self._no_answers, self._unanswered = no_answers, unanswered
+        self.rewards, self.returns = np.zeros(n), np.zeros(n)
+        self.terminated, self.truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        self.lengths = np.zeros(n, np.int64)
+
+    def step(self, cnp.ndarray actions not None, cnp.ndarray reached):
+        """Take one step each.
+
+        Parameters
+        ----------
+        actions : array (N,) or (N, K) i64, or (N, A) f32
+        reached : array (N, …), optional
+            Takes the observations that the steps led to.
+
+        Returns
+        -------
+        list of int
+            Where an episode is over.
+
+        Raises
+        ------
+        TypeError
+            For a reward or a flag that is none.
+        Exception
+            Of an environment; `at` says which, and `answer` what it had returned.
+        """
+        cdef Py_ssize_t i, n = len(self._envs), width = 0
+        cdef bint ended, cut, direct
+        cdef f64 reward
+        cdef f64* rewards = <f64*>cnp.PyArray_DATA(self.rewards)
+        cdef f64* returns = <f64*>cnp.PyArray_DATA(self.returns)
+        cdef i64* lengths = <i64*>cnp.PyArray_DATA(self.lengths)
+        cdef u8* terminated = <u8*>cnp.PyArray_DATA(self.terminated)
+        cdef u8* truncated = <u8*>cnp.PyArray_DATA(self.truncated)
+        cdef i64* chosen = NULL
+        cdef f32* rows = NULL
+        cdef list over = []
+        if actions.ndim < 1 or actions.shape[0] != n:
+            raise ValueError(f"ForeignSteps.step: actions must have {n} rows, got {actions.ndim and actions.shape[0]}")
+        if reached is not None and (reached.ndim < 1 or reached.shape[0] != n):
+            raise ValueError(f"ForeignSteps.step: reached must have {n} rows, got {reached.ndim and reached.shape[0]}")
+        if self._discrete:
+            if actions.ndim != 1 or cnp.PyArray_TYPE(actions) != cnp.NPY_INT64 or not cnp.PyArray_IS_C_CONTIGUOUS(actions):
+                raise TypeError("ForeignSteps.step: actions must be a C-contiguous int64 array (N,)")
+            chosen = <i64*>cnp.PyArray_DATA(actions)
+        if (
+            self._vectors and reached is not None and reached.ndim == 2 and cnp.PyArray_TYPE(reached) == cnp.NPY_FLOAT32
+            and cnp.PyArray_IS_C_CONTIGUOUS(reached)
+        ):
+            rows, width = <f32*>cnp.PyArray_DATA(reached), reached.shape[1]
+        for i in range(n):
+            self.at, self.answer = i, self._unanswered
+            action = chosen[i] + self._first_action if chosen != NULL else self._to_env(actions[i])
+            self.answer = answer = self._envs[i].step(action)
+            if PyTuple_CheckExact(answer) and PyTuple_GET_SIZE(answer) == 5:
+                obs, given = <object>PyTuple_GET_ITEM(answer, 0), <object>PyTuple_GET_ITEM(answer, 1)
+                one, other = <object>PyTuple_GET_ITEM(answer, 2), <object>PyTuple_GET_ITEM(answer, 3)
+            else:
+                obs, given, one, other, _ = answer
+            if type(given) is not float and type(given) in self._no_answers:
+                raise TypeError("step must return a number and two flags")
+            reward = float(given)
+            ended, cut = self._flag(one), self._flag(other)
+            rewards[i], terminated[i], truncated[i] = reward, ended, cut
+            returns[i] += reward
+            lengths[i] += 1
+            # Written before the reset, which may reuse the environment's own array.
+            direct = rows != NULL and type(obs) is cnp.ndarray and _copied(<cnp.ndarray>obs, rows + i * width, width)
+            if not direct:
+                obs = self._row(obs)
+                if reached is not None:
+                    reached[i] = obs
+            if ended or cut:
+                over.append(i)
+        return over
+
+    cdef bint _flag(self, value) except -1:
+        if value is True:
+            return True
+        if value is False:
+            return False
+        if type(value) in self._no_answers:
+            raise TypeError("step must return a number and two flags")
+        return bool(value)
+
+
+cdef inline bint _copied(cnp.ndarray obs, f32* row, Py_ssize_t width) noexcept:
+    """Whether `obs` is a vector of so many floats; then it stands in `row`."""
+    cdef Py_ssize_t k
+    cdef const f64* wide
+    if obs.ndim != 1 or obs.shape[0] != width or not cnp.PyArray_ISCARRAY_RO(obs):
+        return False
+    if cnp.PyArray_TYPE(obs) == cnp.NPY_FLOAT32:
+        memcpy(row, cnp.PyArray_DATA(obs), width * sizeof(f32))
+        return True
+    if cnp.PyArray_TYPE(obs) == cnp.NPY_FLOAT64:
+        wide = <const f64*>cnp.PyArray_DATA(obs)
+        for k in range(width):
+            row[k] = <f32>wide[k]
+        return True
+    return False
