@@ -52,8 +52,10 @@ def test_arrays_are_those_of_a_loop(kind, vectors):
     as_flag = [bool, np.bool_, int, float]
     envs = [
         Script(
-            (OBSERVATIONS[kind](obs[t, i]), np.float32(rewards[t, i]), *(as_flag[t % 4](f) for f in flags[t, i]), {})
-            for t in range(steps)
+            [
+                (OBSERVATIONS[kind](obs[t, i]), np.float32(rewards[t, i]), *map(as_flag[t % 4], flags[t, i]), {})
+                for t in range(steps)
+            ]
         )
         for i in range(n)
     ]
