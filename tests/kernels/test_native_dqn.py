@@ -90,7 +90,7 @@ def test_gradients_equal_pytorchs(shape, n, option, weighted):
     got, td_errors = native.update(*batch, learning_rate=1e-4, **option)
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(td_errors, errors, rtol=1e-4, atol=1e-5)
-    assert_equal_gradients(native.gradient, [p.grad for p in q.parameters()])
+    assert_equal_gradients(native.gradient, [p.grad for p in q.parameters()], errors=errors)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
