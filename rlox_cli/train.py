@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rlox.config import RunConfig
+from rlox.config.run import DISTRIBUTED
 from rlox.distributed.ranks import started
 from rlox.tracking.store import read_config
 from rlox_cli.config.compose import (
@@ -124,7 +125,8 @@ def _resume(
     from rlox_cli.run.resume import prepare
 
     if _n_started() and not checks and not flags:
-        outcome = job.resume_together(run, flags, overrides, modules, _timeout_s(run), console)
+        timeout_s, distributed = _meeting(run, overrides)
+        outcome = job.resume_together(run, flags, overrides, modules, timeout_s, distributed, console)
         if outcome is not None:
             finish_mirrors([outcome.folder], console)
         return
@@ -176,8 +178,8 @@ def _require_ranks(configs: list[RunConfig], multirun: bool, typed: list[str]) -
         )
     if wanted is None and n > 1:
         raise UsageError(
-            f"distributed must be ddp where torchrun has started {n} processes, got null: each would train a run of "
-            "its own; add distributed=ddp"
+            f"distributed must be ddp or fsdp where torchrun has started {n} processes, got null: each would train a "
+            "run of its own; add distributed=ddp"
         )
 
 
@@ -189,11 +191,17 @@ def _new_folder(found: Job) -> Path:
     return folder
 
 
-def _timeout_s(run: str) -> float:
-    """How long the ranks of a run wait for each other, as its configuration says."""
+def _meeting(run: str, overrides: list[str]) -> tuple[float, str]:
+    """How long the ranks of a run wait for each other, and how it is distributed, as its configuration says or what is
+    typed beside it."""
+    typed = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("distributed=")]
     path = Path(run)
     folder = path if path.is_dir() else path.parent.parent
     try:
-        return float(read_config(folder)["distributed_timeout_s"])
+        saved = read_config(folder)
+        timeout_s, distributed = float(saved["distributed_timeout_s"]), saved["distributed"]
     except (OSError, LookupError, TypeError, ValueError):
-        return RunConfig.distributed_timeout_s  # what is no run is refused by who reads it
+        # What is no run is refused by who reads it.
+        timeout_s, distributed = RunConfig.distributed_timeout_s, None
+    distributed = typed[-1] if typed else distributed
+    return timeout_s, distributed if distributed in DISTRIBUTED else "ddp"

@@ -22,6 +22,8 @@ from rlox.llm.rewards.scoring import texts_of
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.training.post_training import LLMAlgorithm, Scored
 
+_METRICS = ("accuracy", "margin", "chosen_reward", "rejected_reward")  # beside the loss, means over the pairs
+
 
 @dataclass(frozen=True)
 class JudgedPairs:
@@ -65,6 +67,7 @@ class OnlineDPO(LLMAlgorithm):
 
     name = "online_dpo"
     Config = OnlineDPOConfig
+    data_parallel = True
     task = "prompts"
     has_reference = True
     config: OnlineDPOConfig
@@ -118,18 +121,20 @@ class OnlineDPO(LLMAlgorithm):
         )
         lengths = np.array([len(ids) for ids in drawn.ids])
         if rewards is not None:
-            self.counters.ended(rewards, lengths)
+            self.counters.ended(self.ranks.all_rows(rewards), self.ranks.all_rows(lengths))
         return JudgedPairs(sequences, len(numbers) - len(decided), drawn.ended, lengths, rewards)
 
     def update(self, batch: JudgedPairs) -> dict[str, torch.Tensor]:
         """One step of the optimiser on the pairs that were decided; metrics as tensors ()."""
-        c, total = self.config, len(batch)
+        c, n_pairs = self.config, len(batch)
+        # Of a rank the mean over all ranks, whose gradients are averaged.
+        total = float(self.ranks.mean(torch.tensor(float(n_pairs))))
         self.follow_schedule()
-        found: list[dict[str, torch.Tensor]] = []
-        if total:
+        metrics = {name: torch.zeros((), device=self.device) for name in ("loss", *(_METRICS if total else ()))}
+        if n_pairs:
             reference = self.log_probs(batch.sequences, reference=True)
-            for rows in in_parts(total, c.accumulation):
-                sequences, tokens = batch.sequences.take(np.concatenate([rows, rows + total]))
+            for rows in in_parts(n_pairs, c.accumulation):
+                sequences, tokens = batch.sequences.take(np.concatenate([rows, rows + n_pairs]))
                 owner, n = sequences.owner.to(self.device), len(rows)
                 gaps = self.score(sequences).log_probs - reference[tokens.to(self.device)]
                 gains = sequence_sums(gaps, owner, 2 * n).view(2, n)  # log policy - log reference, preferred and other
@@ -141,22 +146,20 @@ class OnlineDPO(LLMAlgorithm):
                 loss = losses.sum() / total
                 loss.backward()
                 rewards = c.beta * gains.detach()
-                found.append(
-                    {
-                        "loss": loss.detach(),
-                        "accuracy": (rewards[0] > rewards[1]).float().sum() / total,
-                        "margin": (rewards[0] - rewards[1]).sum() / total,
-                        "chosen_reward": rewards[0].sum() / total,
-                        "rejected_reward": rewards[1].sum() / total,
-                    }
+                part = (
+                    loss.detach(),
+                    (rewards[0] > rewards[1]).float().sum() / total,
+                    (rewards[0] - rewards[1]).sum() / total,
+                    rewards[0].sum() / total,
+                    rewards[1].sum() / total,
                 )
-        metrics = {"loss": torch.zeros((), device=self.device)}
-        metrics |= {name: torch.stack([part[name] for part in found]).sum() for name in (found[0] if found else ())}
-        if found:
+                for name, value in zip(metrics, part, strict=True):
+                    metrics[name] = metrics[name] + value
+        if total:
             metrics["grad_norm"] = self.optimizer.step_accumulated(c.max_grad_norm)
         self.follow_reference()
         sampled = {
-            "undecided": batch.n_undecided / max(1, total + batch.n_undecided),
+            "undecided": batch.n_undecided / max(1, n_pairs + batch.n_undecided),
             "completion_length": batch.lengths.mean(),
             "truncated": 1.0 - batch.ended.mean(),
             **({} if batch.rewards is None else {"mean_reward": batch.rewards.mean()}),

@@ -36,6 +36,7 @@ class RewardModel(LLMAlgorithm):
 
     name = "reward_model"
     Config = RewardModelConfig
+    data_parallel = True
     task = "pairs"
     config: RewardModelConfig
     policy: RewardHead

@@ -12,7 +12,7 @@ from rlox.config.actor_learner import RayConfig
 from rlox.config.base import BACKENDS, DEVICES, ENV_BACKENDS, SAMPLERS, WANDB_MODES, Config, _is_finite, is_below
 from rlox.config.remote import RemoteConfig
 
-DISTRIBUTED = ("ddp",)
+DISTRIBUTED = ("ddp", "fsdp")  # fsdp: language models alone
 ON_FAILURE = ("stop", "wait")  # what a run does whose sampler is lost
 
 
@@ -174,7 +174,7 @@ class RunConfig(Config):
     device: str = "auto"  # auto (cuda for large policies where there is one), cpu or cuda
     backend: str = "auto"  # native (compiled collection and updates), torch, or auto: native wherever that is exact
     threads: int = 1  # CPU threads of PyTorch while training; 0: leave PyTorch's own setting
-    distributed: str | None = None  # ddp: the processes that torchrun started train together; null: this one alone
+    distributed: str | None = None  # ddp: torchrun's processes train together; fsdp: and share out the model; or null
     distributed_timeout_s: float = 300.0  # seconds that a rank waits for the others in a step all take together
     compile: bool = False  # PyTorch compiles the losses: pays on a GPU, costs some ten seconds at the first update
     model: str | None = None  # language models: a folder, a run, a name on the hub, or module:FUNCTION (with --import)

@@ -1,4 +1,4 @@
-"""Data parallelism: what the ranks of one training exchange.
+"""Data parallelism: what the ranks of one training exchange (`rlox.distributed.sharded`: and share out).
 
 Each process that ``torchrun`` starts is a rank. It steps its own share of the environments, or reads its own share of a
 batch's rows, and differentiates a loss that is a mean over them; gradients are averaged, so that all ranks take the
@@ -13,21 +13,26 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from rlox.checkpoint import Checkpoint
+from rlox.config import choice
 from rlox.kernels.rng import Rng
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from rlox.collectors.vec_normalize import VecNormalize
+    from rlox.nn.optimizers import FlatOptimizer
+    from rlox.nn.sharding import ShardedAdam
 
 _T = TypeVar("_T")
 
@@ -35,6 +40,8 @@ _T = TypeVar("_T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The rank that evaluates and saves takes its time; one that has died is noticed by its connection.
 _PATIENT = timedelta(days=30)
+# A rank's class, by what `join` and a run's `distributed` call it.
+_KINDS = {"ddp": "rlox.distributed.ranks:Group", "fsdp": "rlox.distributed.sharded:ShardedGroup"}
 _SHARED = 1 << 32  # first stream of the ranks' own generators
 # Sections of a checkpoint that each rank has of its own.
 OWN = ("environment", "generators", "reference_log_probs", "memory")
@@ -53,12 +60,15 @@ class Ranks:
         This one's number, and how many there are.
     joined : bool
         Whether this is a rank of a data-parallel training.
+    sharded : bool
+        Whether language models are shared out among the ranks.
     total : callable or None
         Sums a tensor over all ranks; None in a process that is alone.
     """
 
     rank, size = 0, 1
     joined = False
+    sharded = False
     total: Callable[[torch.Tensor], torch.Tensor] | None = None
     _named: set[Path] = frozenset()  # type: ignore[assignment]  # files of the checkpoint that was gathered last
     _gathering: Any = nullcontext()  # held while files may be there that no checkpoint names yet
@@ -179,6 +189,35 @@ class Ranks:
             tensors["normalization"] = {**normalization, "returns": self.mine(normalization["returns"])}
         return mine
 
+    # ---- a language model
+
+    def place(self, module: nn.Module, device: str) -> None:
+        """Move a model to the device, unless it is to go there when it is shared out."""
+        module.to(device)
+
+    def shard(self, module: nn.Module, blank: Callable[[bool], None], device: str, bfloat16: bool) -> None:
+        """Share out the parameters of `module`, where that is asked for: what a block gathers is then in `bfloat16`,
+        or as it is stored.
+
+        `blank` passes a token through `module`, and a gradient of zeros back where it is told so.
+        """
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The whole of a tensor of the model's, for who asks for it."""
+        return tensor
+
+    def part(self, module: nn.Module) -> Any:
+        """What `rlox.training.Algorithm.keep` is given so that checkpoints hold a model."""
+        return module
+
+    def adam(
+        self, parameters: Iterable[nn.Parameter], learning_rate: float, eps: float, weight_decay: float
+    ) -> FlatOptimizer | ShardedAdam:
+        """Adam for the parameters of a model."""
+        from rlox.nn.optimizers import FlatOptimizer
+
+        return FlatOptimizer(parameters, learning_rate, eps=eps, weight_decay=weight_decay)
+
     # ---- a training
 
     def average(self, algorithm: Any) -> None:
@@ -218,27 +257,45 @@ def started() -> bool:
     return all(name in os.environ for name in _VARIABLES)
 
 
-def join(timeout_s: float = 300.0) -> Group:
+@contextmanager
+def apart() -> Iterator[None]:
+    """Algorithms that are made within belong to this process alone: a reward model that only scores, say."""
+    global _current
+    before, _current = _current, ALONE
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def join(timeout_s: float = 300.0, distributed: str = "ddp") -> Group:
     """Make this process a rank; algorithms that are made from then on are trained by all ranks together.
 
     Parameters
     ----------
     timeout_s : float
         How long a rank waits for the others in a step that all take together.
+    distributed : str
+        ``ddp``: each rank has all parameters; ``fsdp``: language models are shared out, see
+        `rlox.distributed.sharded`.
 
     Raises
     ------
     RuntimeError
         If ``torchrun`` has not started this process, or the ranks do not find each other.
+    ValueError
+        For another `distributed`.
     """
     global _current
+    choice("ranks.join", "distributed", distributed, _KINDS)
     if not started():
         raise RuntimeError(
             "ranks.join: torchrun must start the processes, but the variables that it sets are not there "
             f"({', '.join(name for name in _VARIABLES if name not in os.environ)}); "
             "try: torchrun --standalone --nproc-per-node=2 …"
         )
-    _current = group = Group(timeout_s)
+    module, _, name = _KINDS[distributed].partition(":")
+    _current = group = getattr(import_module(module), name)(timeout_s)
     return group
 
 

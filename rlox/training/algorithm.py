@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rlox.collectors.exploration import ActionNoise
     from rlox.collectors.vec_normalize import VecNormalize
     from rlox.nn.optimizers import FlatOptimizer
+    from rlox.nn.sharding import ShardedAdam
     from rlox.offline.statistics import DatasetStatistics
 
 Batch = TypeVar("Batch", contravariant=True)
@@ -157,7 +158,7 @@ class Algorithm:
         self.counters = Counters(clock=clock)
         self.parts: dict[str, Any] = {}
         self._switches: dict[str, str] = {}  # by part, the hyper-parameter that says whether there is one
-        self.optimizers: list[FlatOptimizer | NativeAdam] = []
+        self.optimizers: list[FlatOptimizer | NativeAdam | ShardedAdam] = []
 
     def _configured(self, where: str, values: dict[str, Any]) -> Any:
         """The configuration: what was given as ``config``, or one of single hyper-parameters."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from rlox.llm.rewards.scoring import texts_of
 from rlox.llm.sampling import Completions, Settings, apart, sample
 from rlox.llm.tokens import Sequences, in_parts
 from rlox.nn.optimizers import FlatOptimizer
+from rlox.nn.sharding import ShardedAdam
 from rlox.training import loops, restoring
 from rlox.training.algorithm import Algorithm
 from rlox.training.parts import choose_device
@@ -101,7 +104,7 @@ class LLMAlgorithm(Algorithm):
     has_reference: ClassVar[bool] = False
 
     config: Any  # an LLMConfig
-    optimizer: FlatOptimizer
+    optimizer: FlatOptimizer | ShardedAdam
     reference: Reference | None = None
 
     def __init__(
@@ -150,12 +153,12 @@ class LLMAlgorithm(Algorithm):
         self.source = source
         plain = LanguageModel(model, tokenizer, eos_token_id, where)
         self.device = choose_device(device, plain.module, where)
-        plain.module.to(self.device)
+        self.ranks.place(plain.module, self.device)
         # What is trained is trained in f32, whatever precision the passes have.
         if self.config.lora_rank is None and not hasattr(plain.module, "disable_adapter"):
             plain.module.float()
         if self._needs_reference():
-            self.reference = Reference(plain, ref_model, self.config.lora_rank is not None, self.device, where)
+            self.reference = Reference(plain, ref_model, self.config.lora_rank is not None, plain.device, where)
         self.model = plain
         if (rank := self.config.lora_rank) is not None:
             self.model = with_adapters(plain, rank, self.config.lora_alpha, self.config.lora_targets, self.seed)
@@ -202,10 +205,30 @@ class LLMAlgorithm(Algorithm):
             raise ValueError(f"{type(self).__name__}: model must have parameters that require a gradient, got none")
         for p in trained:
             p.data = p.data.float()
-        self.optimizer = FlatOptimizer(trained, c.learning_rate, eps=1e-8, weight_decay=c.weight_decay)
+        moved = None if self.reference is None else self.reference.changing(c.ref_sync_every is not None)
+        self._share_out()
+        self.optimizer = self.ranks.adam(self.policy.parameters(), c.learning_rate, 1e-8, c.weight_decay)
         self.optimizers.append(self.optimizer)
-        if self.reference is not None and (moved := self.reference.changing(c.ref_sync_every is not None)) is not None:
-            self.keep("reference", moved)
+        if moved is not None:
+            self.keep("reference", self.ranks.part(moved))
+
+    def _share_out(self) -> None:
+        """Let the ranks share out the model and a reference beside it, where they do so."""
+        read = self.policy.blank if isinstance(self.policy, RewardHead) else self.model.blank
+        beside = None if self.reference is None else self.reference.beside
+        passes = [(self.policy, read), *([] if beside is None else [(beside.module, beside.blank)])]
+        for module, one in passes:
+            self.ranks.shard(module, partial(self._blank, one), self.device, self._precision() == "bfloat16")
+        self.model.one_pass = self.ranks.sharded
+
+    def _blank(self, read: Callable[[], torch.Tensor], learn: bool) -> None:
+        """A pass over a model for the other ranks' sake; with `learn` a gradient of zeros."""
+        # Where it is asked for may be within another rank's own no_grad.
+        with torch.set_grad_enabled(learn):
+            with self.cast(), self.model.learning() if learn else nullcontext():
+                found = read()
+            if learn:
+                (found.float().sum() * 0.0).backward()
 
     # ---- rows
 
@@ -571,7 +594,7 @@ class LLMAlgorithm(Algorithm):
     # ---- checkpoints
 
     def _weights(self) -> dict[str, np.ndarray]:
-        return weights(self.policy)
+        return weights(self.policy, self.ranks.full)
 
     def _load_weights(self, arrays: dict[str, np.ndarray], where: str) -> None:
         load_weights_(self.policy, arrays, where)
@@ -625,7 +648,7 @@ class LLMAlgorithm(Algorithm):
             See `rlox.checkpoint.load_checkpoint`; also for another algorithm's checkpoint, a model that does not fit or
             is not the one that adapters were trained on, and other rows.
         """
-        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path)
+        where, checkpoint = f"{cls.__name__}.from_checkpoint", load_checkpoint(path, mapped=True)
         header = checkpoint.header
         restoring.require_algorithm(cls, header, path)
         typed = {name: value for name, value in arguments.items() if name in cls.Config.__dataclass_fields__}
@@ -687,8 +710,14 @@ class LLMAlgorithm(Algorithm):
         Raises
         ------
         ValueError
-            For a module of the user's own.
+            For a module of the user's own, and where ranks share out the model.
         """
+        if self.ranks.sharded:
+            where = type(self).__name__
+            raise ValueError(
+                f"{where}.save_pretrained: the model must be whole, and ranks share it out; call save(path), and "
+                f"{where}.from_checkpoint(path).save_pretrained(folder) in a process that is alone"
+            )
         save_pretrained(self.model, folder, type(self).__name__)
 
 

@@ -126,6 +126,10 @@ def _check_distributed(run: RunConfig, algo: str) -> None:
     if not resolve(ALGORITHMS[algo].cls).data_parallel:
         able = [name for name, entry in ALGORITHMS.items() if resolve(entry.cls).data_parallel]
         raise ValueError(f"distributed must be null with algo={algo}, got {run.distributed}; try {', '.join(able)}")
+    if run.distributed == "fsdp" and not run.language:
+        raise ValueError(
+            f"distributed must be ddp with algo={algo}, got fsdp, which shares out language models; try distributed=ddp"
+        )
     for key, value, meant in (
         ("backend", run.backend == "native" and "native", "auto or torch"),
         ("sampler", run.sampler, "null"),

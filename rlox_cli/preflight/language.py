@@ -51,7 +51,9 @@ def look(algorithm: Any, config: RunConfig, start: Start, scratch: Path) -> Look
     found = Estimate(parts, wall, 0.0, peak, 2 * file.stat().st_size, 0)
     warnings += samples[1]
     given = machine.memory()
-    if given is not None and algorithm.device == "cpu" and peak > given[0]:
+    # How many ranks there will be to share it out is not known here.
+    alone = config.distributed != "fsdp"
+    if given is not None and algorithm.device == "cpu" and alone and peak > given[0]:
         warnings.append(
             f"it takes {machine.size(peak)} of memory, where {machine.size(given[0])} are free: raise "
             "algo.accumulation, lower algo.batch_size, or train adapters by algo.lora_rank=16"
@@ -67,7 +69,7 @@ def _lines(algorithm: Any) -> Iterator[tuple[str, str]]:
     vocabulary = "" if model.vocabulary is None else f", {model.vocabulary:,} tokens"
     yield (
         "model",
-        f"{type(model.base).__name__}: {total:,} parameters, {trained:,} of them trained{vocabulary}{context}",
+        f"{model.kind}: {total:,} parameters, {trained:,} of them trained{vocabulary}{context}",
     )
     lengths = np.array([len(ids) for ids in rows.prompts])
     behind = [len(ids) for group in (rows.completions, rows.chosen, rows.rejected) for ids in group]
@@ -158,4 +160,8 @@ def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
         parts["activations"] = 4 * kept * at_once * longest * text.hidden_size * text.num_hidden_layers
     total = sum(parts.values())
     listed = ", ".join(f"{name} {machine.size(value)}" for name, value in parts.items() if value)
-    return f"{machine.size(total)} beside Python and PyTorch: {listed}", total
+    shared = ""
+    if config.distributed == "fsdp":
+        among = sum(parts[name] for name in ("model", "gradients and optimiser", "reference"))
+        shared = f"; the ranks share out {machine.size(among)} of it, and the rest goes by a rank's rows"
+    return f"{machine.size(total)} beside Python and PyTorch: {listed}{shared}", total

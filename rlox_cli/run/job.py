@@ -49,7 +49,8 @@ def together(config: RunConfig, algo: str, make_folder: Callable[[], Path], cons
 
     Where torchrun has started them again, the run of the attempt before goes on from its last checkpoint.
     """
-    group = join(config.distributed_timeout_s)
+    assert config.distributed is not None
+    group = join(config.distributed_timeout_s, config.distributed)
     with group.said():
         name, again = group.kept("folder", lambda: str(make_folder()))
         folder = Path(name)
@@ -61,10 +62,17 @@ def together(config: RunConfig, algo: str, make_folder: Callable[[], Path], cons
 
 
 def resume_together(
-    name: str, flags: list[str], overrides: list[str], modules: list[str], timeout_s: float, console: Console
+    name: str,
+    flags: list[str],
+    overrides: list[str],
+    modules: list[str],
+    timeout_s: float,
+    distributed: str,
+    console: Console,
 ) -> Outcome | None:
-    """Go on with the run `name` by the ranks that torchrun has started; as `together`."""
-    group = join(timeout_s)
+    """Go on with the run `name` by the ranks that torchrun has started, and how these are `distributed`; as
+    `together`."""
+    group = join(timeout_s, distributed)
     with group.said():
         import_modules(modules)
         name, again = group.kept("run", lambda: name)
@@ -79,7 +87,8 @@ def _resumed(
     found = group.from_first(lambda: prepare(name, flags, overrides, modules, console))
     if found is not None and found.config.distributed is None:
         raise UsageError(
-            f"distributed must be ddp where torchrun has started {group.size} processes, got null; add distributed=ddp"
+            f"distributed must be ddp or fsdp where torchrun has started {group.size} processes, got null; add "
+            "distributed=ddp"
         )
     outcome = None if found is None else resume(found, console)
     group.leave()

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlox.checkpoint import load_checkpoint
 from rlox.config import RunConfig
+from rlox.distributed.ranks import apart
 from rlox_cli.config.language import function, is_function, is_url
 from rlox_cli.records.checkpoints import best_of
 
@@ -26,7 +27,7 @@ def build_language(cls: Any, config: RunConfig) -> Any:
 def restore_language(cls: Any, config: RunConfig, checkpoint: Path, acts: bool = False) -> Any:
     """The algorithm that `checkpoint` holds; without its rows and rewards where it only `acts`."""
     arguments = {"device": config.device, "threads": config.threads} if acts else _arguments(config)
-    saved = load_checkpoint(checkpoint).header.get("model")
+    saved = load_checkpoint(checkpoint, mapped=True).header.get("model")
     if isinstance(saved, dict) and (saved.get("adapters") or saved.get("config") is None):
         # It holds only what was trained: the rest is where it was.
         arguments["model"], _, _ = _model(config)
@@ -85,7 +86,8 @@ def _reward(name: str, config: RunConfig) -> Any:
 
     path = Path(name)
     file = best_of(path) if path.is_dir() else path
-    return RewardModel.from_checkpoint(file, device=config.device, threads=config.threads)
+    with apart():  # each rank has one of its own, which scores what that rank's model has written
+        return RewardModel.from_checkpoint(file, device=config.device, threads=config.threads)
 
 
 def rows(name: str, imports: list[str]) -> Any:

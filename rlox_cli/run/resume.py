@@ -90,7 +90,7 @@ def prepare(
         print(yaml.safe_dump(resolved(config, algo), sort_keys=False), end="")
         return None
     try:
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path, mapped=True)  # for its header
     except ValueError as e:
         raise ValueError(f"{e}{_or_best(path)}") from e
     steps, unit = trained_for(checkpoint.header)

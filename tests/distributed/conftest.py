@@ -8,11 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rlox.config import RemoteConfig
+
+# `import two_ranks` from any test, whatever the import mode.
+sys.path.insert(0, str(Path(__file__).parent))
 
 SERVE = """
 import sys

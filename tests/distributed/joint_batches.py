@@ -92,6 +92,10 @@ def alone(cls, make, seen):
     return one
 
 
+def short(prompts, completions, **columns):
+    return [float(len(text) == 1) for text in completions]
+
+
 def main():
     group = join()
     torch.set_num_threads(1)
@@ -130,8 +134,11 @@ def main():
         "sft": lambda: language(rlox.SFT, dataset=[{"prompt": r["prompt"], "completion": r["chosen"]} for r in rows]),
         "grpo": lambda: language(
             rlox.GRPO, dataset=rows, group_size=4, max_new_tokens=3, loss_type="dapo", scale_rewards="batch",
-            reward_fn=lambda prompts, completions, **columns: [float(len(c) == 1) for c in completions],
+            reward_fn=short,
         ),
+        # Without `center` the gradient of the head's bias is rounding alone.
+        "reward_model": lambda: language(rlox.RewardModel, dataset=rows, center=0.1),
+        "online_dpo": lambda: language(rlox.OnlineDPO, dataset=rows, max_new_tokens=3, reward_fn=short),
     }  # fmt: skip
     together = {name: make() for name, make in kinds.items()}
     # Stopped by rank 0 alone, saved by it, and taken up by both.

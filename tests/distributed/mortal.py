@@ -1,4 +1,4 @@
-"""A reward function in which a rank is killed, at the call that RLOX_TEST_DIES names, in its first life."""
+"""Reward functions in which a rank is killed, at the call that RLOX_TEST_DIES names, in its first life."""
 
 import os
 import signal
@@ -6,10 +6,19 @@ import signal
 _calls = 0
 
 
-def reward(obs, actions, rewards):
+def _call():
     global _calls
     _calls += 1
     first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
     if first_life and os.environ.get("RANK") == "1" and _calls == int(os.environ.get("RLOX_TEST_DIES", "-1")):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reward(obs, actions, rewards):
+    _call()
     return rewards / 2
+
+
+def short(prompts, completions, **columns):
+    _call()
+    return [1.0 / (1 + len(text)) for text in completions]

@@ -1,18 +1,13 @@
 """Data parallelism under torchrun, with two ranks of this machine."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from two_ranks import HERE, TWO, torchrun, train
 
 from rlox.checkpoint import load_checkpoint
 
-HERE = Path(__file__).parent
-TWO = ("--standalone", "--nproc-per-node=2")
 SAC = (
     *("algo=sac", "env=Pendulum-v1", "tuned=off", "distributed=ddp", "logger=[]", "env.n_envs=4", "buffer.size=400"),
     *("algo.hidden_sizes=[16]", "algo.batch_size=32", "algo.learning_starts=64", "algo.train_freq=4"),
@@ -20,22 +15,6 @@ SAC = (
     *("total_timesteps=1_200", "eval.n_points=2", "eval.n_episodes=2", "checkpoint.every_steps=100"),
     *("--import", "mortal", "env.reward_fn=mortal:reward"),
 )
-
-
-def torchrun(*words, cwd, dies=None):
-    """Exit code and everything that was printed."""
-    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    if dies is not None:
-        env["RLOX_TEST_DIES"] = str(dies)
-    run = Path(sys.executable).with_name("torchrun")
-    done = subprocess.run(
-        [run, *words], cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
-    )
-    return done.returncode, done.stdout
-
-
-def train(*words, cwd, options=(), dies=None):
-    return torchrun(*TWO, *options, "-m", "rlox", "train", *words, cwd=cwd, dies=dies)
 
 
 def last(run):
@@ -73,7 +52,7 @@ def test_two_ranks_are_one_with_the_joint_batch(tmp_path):
     code, said = torchrun(*TWO, str(HERE / "joint_batches.py"), cwd=tmp_path)
     assert code == 0, said
     apart = {words[0]: float(words[1]) for line in said.splitlines() if len(words := line.split()) == 2}
-    assert apart.keys() >= {"ppo", "sac", "td3", "dqn", "dpo", "sft", "grpo"}, said
+    assert apart.keys() >= {"ppo", "sac", "td3", "dqn", "dpo", "sft", "grpo", "reward_model", "online_dpo"}, said
     assert max(apart.values()) < 1e-6, apart
 
 

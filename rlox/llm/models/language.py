@@ -71,7 +71,9 @@ class LanguageModel:
             raise TypeError(f"{where}: tokenizer must be one of Hugging Face's, got {shown(tokenizer)}")
         self.module, self.tokenizer, self.where = module, tokenizer, where
         self.checkpointed = False  # whether activations are computed a second time
+        self.one_pass = False  # whether what is differentiated must be a single pass over the module
         base = self.base
+        self.kind = type(base).__name__
         self.hugging_face = hasattr(base, "config") and "attention_mask" in inspect.signature(base.forward).parameters
         self.config = getattr(base, "config", None) if self.hugging_face else None
         if self.hugging_face and getattr(self.config, "is_encoder_decoder", False):
@@ -147,13 +149,14 @@ class LanguageModel:
     def learning(self) -> Iterator[None]:
         """Around passes that are differentiated: in training mode where activations are checkpointed, which Hugging
         Face's models do in no other."""
+        before = self.module.training
         if self.checkpointed:
             self.module.train()
         try:
             yield
         finally:
             if self.checkpointed:
-                self.module.eval()
+                self.module.train(before)
 
     def layout(self, sequences: Sequences, max_length: int | None = None) -> Layout:
         """`sequences` as this model reads them; `max_length` packs them into rows of so many tokens.
@@ -195,6 +198,8 @@ class LanguageModel:
         first, rows = layout.first_column, len(layout.ids)
         if layout.positions is not None or self.checkpointed or rows * first * self._size < _WORTH:
             return None
+        if self.one_pass and torch.is_grad_enabled():
+            return None
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         cache: Any = DynamicCache(config=self.config)
@@ -206,6 +211,11 @@ class LanguageModel:
         self.module(input_ids=found, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.batch_select_indices(row)
         return cache
+
+    def blank(self) -> torch.Tensor:
+        """Logits of a single token: a pass that reads all parameters, whose result is of no use."""
+        ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        return self.module(input_ids=ids, use_cache=False).logits if self.hugging_face else self.bare_logits(ids)
 
     def bare_logits(self, ids: torch.Tensor) -> torch.Tensor:
         """(B, T, V) of a module of the user's own.

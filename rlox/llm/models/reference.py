@@ -24,7 +24,7 @@ class Reference:
     """
 
     def __init__(
-        self, policy: LanguageModel, ref_model: nn.Module | None, adapters: bool, device: str, where: str
+        self, policy: LanguageModel, ref_model: nn.Module | None, adapters: bool, device: torch.device, where: str
     ) -> None:
         """`adapters`: whether `policy` will be trained by adapters, so that it need not be copied."""
         self._policy = policy
@@ -46,6 +46,11 @@ class Reference:
     def kind(self) -> str:
         """``switched`` off adapters, a ``copy``, or ``given`` by the user."""
         return "switched" if self._switched else "given" if self.own_module is None else "copy"
+
+    @property
+    def beside(self) -> LanguageModel | None:
+        """The reference, where it is another model than the policy."""
+        return None if self._switched else self._model
 
     def changing(self, moves: bool) -> nn.Module | None:
         """What a checkpoint must hold: the copy, or the user's module where it `moves`."""

@@ -19,6 +19,7 @@ from rlox.checkpoint import Checkpoint, load_checkpoint, one_line
 from rlox.config import shown
 from rlox.llm.models.adapters import fingerprint, require_base, with_adapters
 from rlox.llm.models.language import LanguageModel
+from rlox.nn.sharding import Full, put_
 
 _MOST_TEXT = 64 << 20  # bytes of a tokenizer's file
 # Settings of a tokenizer that its file does not hold.
@@ -37,10 +38,9 @@ class Found(NamedTuple):
 def description(model: LanguageModel, base: str | None, source: str | None, rewards: bool) -> dict[str, Any]:
     """What a checkpoint's header says of a model: JSON values. `base` is the fingerprint of what its adapters are
     around; it may return `rewards` in place of tokens."""
-    kind = type(model.base).__name__
     config = None if model.config is None else json.loads(model.config.to_json_string(use_diff=False))
     return {
-        "class": kind,
+        "class": model.kind,
         "config": config,
         "eos": list(model.eos),
         "source": source,
@@ -222,34 +222,40 @@ def _from_run(file: Path, where: str) -> Found:
     return Found(merged(model), found.tokenizer, found.eos, str(file.absolute()))
 
 
-def weights(module: nn.Module) -> dict[str, np.ndarray]:
-    """What is trained, and without adapters everything else too: each tensor once, however often it is shared."""
+def weights(module: nn.Module, full: Full | None = None) -> dict[str, np.ndarray]:
+    """What is trained, and without adapters everything else too: each tensor once, however often it is shared.
+
+    `full` gathers tensors that are shared out among several processes.
+    """
+    return {name: _numpy(tensor if full is None else full(tensor)) for name, tensor in _held(module).items()}
+
+
+def _held(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that `weights` returns."""
     adapted = any(hasattr(part, "disable_adapter") for part in module.modules())
     held: dict[str, torch.Tensor] = {n: p for n, p in module.named_parameters() if p.requires_grad or not adapted}
     if not adapted:
         saved = module.state_dict().keys()
         held |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
-    return {name: _numpy(tensor) for name, tensor in held.items()}
+    return held
 
 
 def load_weights_(module: nn.Module, arrays: Mapping[str, np.ndarray], where: str) -> None:
     """Put what `weights` returned into `module`; a ValueError that names the first tensor that does not fit."""
-    named: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    expected = weights(module)
+    expected = _held(module)
     if others := sorted(expected.keys() ^ arrays.keys()):
         raise ValueError(
             f"{where}: the model must have the weights of the checkpoint, got others: {one_line(others[0], 100)} is "
             f"only in {'the model' if others[0] in expected else 'the checkpoint'}"
         )
     for name, array in arrays.items():
-        if array.shape != expected[name].shape:
+        if array.shape != tuple(expected[name].shape):
             raise ValueError(
                 f"{where}: {name} of the model must have shape {array.shape}, as in the checkpoint, got "
-                f"{expected[name].shape}"
+                f"{tuple(expected[name].shape)}"
             )
-    with torch.no_grad():
-        for name, array in arrays.items():
-            named[name].copy_(torch.from_numpy(array.copy()))
+    for name, array in arrays.items():
+        put_(expected[name], array)
 
 
 def _numpy(value: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,193 @@
+"""Parameters that the ranks of a training share out among them, by PyTorch's `fully_shard` (FSDP2): each keeps a part
+of every tensor, with its gradient and its moments, and holds a whole one only while its block is at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+Full = Callable[[torch.Tensor], torch.Tensor]  # a tensor that is shared out -> the whole of it
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this process has only a part of `tensor`, found without importing what makes such tensors."""
+    return hasattr(tensor, "device_mesh")
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The parts of `module` that are gathered one at a time, in its order.
+
+    Of Hugging Face's models what they name as not to be split, a decoder layer as a rule; of any other module the
+    entries of the ``ModuleList`` with the most parameters. None where there is neither: the whole is then gathered.
+    """
+    names = {name for part in module.modules() for name in getattr(part, "_no_split_modules", None) or ()}
+    if found := [part for part in module.modules() if part is not module and type(part).__name__ in names]:
+        return found
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList) and len(part)]
+    size = [sum(p.numel() for p in part.parameters()) for part in lists]
+    return [] if not lists or not max(size) else [*lists[int(np.argmax(size))]]
+
+
+def shard_(module: nn.Module, mesh: Any, bfloat16: bool) -> None:
+    """Share out the parameters of `module` along their first axis over the processes of a device `mesh`, block by
+    block: with `bfloat16` what is gathered is, while parts and gradients stay in their own precision."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # Autocast decides what an operation's inputs are.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bfloat16 else None,
+        reduce_dtype=torch.float32 if bfloat16 else None,
+        cast_forward_inputs=False,
+    )
+    for part in (*blocks_of(module), module):
+        # The root too: what stays gathered would not see what a step, or a checkpoint, changes.
+        fully_shard(part, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+
+
+@torch.no_grad()
+def put_(tensor: torch.Tensor, array: np.ndarray) -> None:
+    """Copy a whole `array` into `tensor`, or of a tensor that is shared out this process's part into its own."""
+    held: Any = tensor
+    if is_sharded(tensor):
+        mesh = held.device_mesh
+        # As torch.chunk: the last ones may have fewer rows, or none.
+        n = -(-len(array) // mesh.size())
+        first = mesh.get_local_rank() * n
+        held, array = held.to_local(), array[first : first + n]
+    held.copy_(torch.from_numpy(np.array(array)))
+
+
+class ShardedPart:
+    """What a checkpoint holds of a module whose parameters are shared out: what it holds of a whole one.
+
+    Parameters
+    ----------
+    module : nn.Module
+        As `shard_` has left it.
+    full : callable
+        Gathers a tensor.
+    """
+
+    def __init__(self, module: nn.Module, full: Full) -> None:
+        self.module, self._full = module, full
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As `rlox.nn.modules.weights_of` returns it."""
+        held = self.module.state_dict(keep_vars=True)
+        return {name: self._full(value).detach().cpu().numpy() for name, value in held.items()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned; a ValueError where names or shapes differ."""
+        held = self.module.state_dict(keep_vars=True)
+        theirs = {name: array.shape for name, array in state.items()}
+        if {name: tuple(value.shape) for name, value in held.items()} != theirs:
+            raise ValueError("a module must have the tensors of the checkpoint, got others")
+        for name, value in held.items():
+            put_(value, state[name])
+
+
+class ShardedAdam:
+    """`rlox.nn.optimizers.FlatOptimizer`'s Adam over parameters that are shared out: each rank moves its part.
+
+    The steps are the same, to the order in which the gradient's norm is summed.
+
+    Parameters
+    ----------
+    parameters : iterable of nn.Parameter
+        As `shard_` has left them. Those that do not require a gradient are left alone.
+    learning_rate, eps, weight_decay : float
+        As `FlatOptimizer` takes them.
+    arrive, total, full : callable
+        Wait until no rank is still at a pass; sum a tensor over all ranks; gather one.
+    register : callable
+        Given each tensor of the moments, which `full` will be asked for.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        learning_rate: float,
+        eps: float,
+        weight_decay: float,
+        *,
+        arrive: Callable[[], None],
+        total: Callable[[torch.Tensor], torch.Tensor],
+        full: Full,
+        register: Callable[[torch.Tensor], None],
+    ):
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self._arrive, self._total, self._full = arrive, total, full
+        names = ("exp_avg", "exp_avg_sq")
+        self._moments = {name: [torch.zeros_like(p, requires_grad=False) for p in self.parameters] for name in names}
+        for tensor in (tensor for tensors in self._moments.values() for tensor in tensors):
+            register(tensor)
+        self._steps = torch.zeros((), device=self._own(self.parameters[0]).device)
+        # As in `FlatOptimizer`: the user may have PyTorch flush denormals already.
+        self._keep_denormals = bool(torch.tensor(1e-45) * 1 > 0)
+
+    @staticmethod
+    def _own(tensor: Any) -> torch.Tensor:
+        """This rank's part of a tensor, in its memory."""
+        return tensor.to_local()
+
+    @torch.no_grad()
+    def step_accumulated(self, max_grad_norm: float | None = None) -> torch.Tensor:
+        """One step along what ``backward()`` has added up since the last one, the mean over the ranks, with its global
+        norm clipped (None: it is not); returns that norm before clipping, ()."""
+        self._arrive()  # what another rank has yet to learn from adds to the gradients here
+        places = [i for i, p in enumerate(self.parameters) if self._own(p).numel()]
+        own = [self._own(self.parameters[i]) for i in places]
+        given = [self.parameters[i].grad for i in places]
+        grads = [torch.zeros_like(p) if g is None else self._own(g) for p, g in zip(own, given, strict=True)]
+        squares = torch.zeros((), dtype=torch.float64, device=self._steps.device)
+        for grad in grads:
+            squares += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
+        norm = self._total(squares).sqrt().float()
+        excess = None if max_grad_norm is None else ((norm + 1e-6) / max_grad_norm).clamp_(min=1.0)
+        self._steps += 1
+        if own:  # a rank may have none of the rows
+            first, second = ([self._own(moment[i]) for i in places] for moment in self._moments.values())
+            step = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
+            torch.set_flush_denormal(True)
+            step(
+                own, grads, first, second, [], [self._steps] * len(own), lr=self.learning_rate, beta1=0.9, beta2=0.999,
+                weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False, grad_scale=excess,
+            )  # fmt: skip
+            torch.set_flush_denormal(not self._keep_denormals)
+        for p in self.parameters:
+            p.grad = None
+        return norm
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As `FlatOptimizer.state`: the moments (P,) of all ranks, gathered tensor by tensor, and the step count ()."""
+        found = {}
+        for name, tensors in self._moments.items():
+            flat = np.empty(sum(p.numel() for p in self.parameters), np.float32)
+            end = 0
+            for tensor in tensors:
+                start, end = end, end + tensor.numel()
+                flat[start:end] = self._full(tensor).cpu().numpy().reshape(-1)
+            found[name] = flat
+        return {**found, "step": self._steps.cpu().numpy().copy()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state`, or a `FlatOptimizer`'s, returned; a ValueError where kind or size differ."""
+        n = sum(p.numel() for p in self.parameters)
+        if set(state) != {*self._moments, "step"}:
+            raise ValueError(f"ShardedAdam: state must hold {', '.join(self._moments)} and step, got {sorted(state)}")
+        for name, tensors in self._moments.items():
+            if state[name].shape != (n,):
+                raise ValueError(
+                    f"ShardedAdam: {name} must have shape ({n},), got {state[name].shape}; the policy differs from the "
+                    "one that was saved"
+                )
+            end = 0
+            for tensor in tensors:
+                start, end = end, end + tensor.numel()
+                put_(tensor, state[name][start:end].reshape(tensor.shape))
+        self._steps.copy_(torch.from_numpy(np.array(state["step"])))
