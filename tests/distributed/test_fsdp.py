@@ -45,6 +45,7 @@ def test_two_ranks_that_share_out_a_model_are_one_with_the_joint_batch(tmp_path)
     assert max(apart.values()) < 1e-6, apart
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_rank_leaves_a_sentence_and_a_checkpoint_that_one_process_goes_on_from(tmp_path, command, monkeypatch):
     code, said = train(*GRPO, "output_dir=run", cwd=tmp_path, dies=6)
