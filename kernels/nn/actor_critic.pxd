@@ -86,7 +86,8 @@ cdef class ActorCriticLearner(FlatLearner):
     cdef object masks_of(self, object masks, Py_ssize_t n, str where)
     cdef object states_of(self, object states, Py_ssize_t n, str where)
     cdef list take(self, str where, Data* data, obs, actions, log_probs, advantages, returns, values, states, masks)
-    cdef const f32* acted(self, const f32* obs, Py_ssize_t ld, const u8* masks, Py_ssize_t rows) noexcept nogil
+    cdef const f32* acted(self, const f32* obs, Py_ssize_t ld, const u8* masks, Py_ssize_t first,
+                          Py_ssize_t rows) noexcept nogil
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, const u8* masks, i64* choices,
                      f32* actions) noexcept nogil
     cdef object sampled(self, str where, obs, noise, masks)

@@ -293,14 +293,15 @@ cdef class ActorCriticLearner(FlatLearner):
         data.values = <const f32*>cnp.PyArray_DATA(<cnp.ndarray>columns[3])
         return [x, taken, seen, legal, *columns]
 
-    cdef const f32* acted(self, const f32* obs, Py_ssize_t ld, const u8* masks, Py_ssize_t rows) noexcept nogil:
+    cdef const f32* acted(self, const f32* obs, Py_ssize_t ld, const u8* masks, Py_ssize_t first,
+                          Py_ssize_t rows) noexcept nogil:
         """The actor's outputs (rows, out_pad), those of illegal actions the lowest. The actor must be packed."""
         cdef Py_ssize_t i, j, a = self.n_outputs, out = last_of(&self.actor).out_pad
         cdef f32* y = <f32*>forward(&self.actor, obs, ld, rows)
         if masks != NULL:
             for i in range(rows):
                 for j in range(a):
-                    if not masks[i * a + j]:
+                    if not masks[(first + i) * a + j]:
                         y[i * out + j] = LOWEST
         return y
 
@@ -314,7 +315,7 @@ cdef class ActorCriticLearner(FlatLearner):
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad
         while start < n:
             rows = min(CHUNK, n - start)
-            y = self.acted(obs + start * self.obs_dim, self.obs_dim, NULL if masks == NULL else masks + start * a, rows)
+            y = self.acted(obs + start * self.obs_dim, self.obs_dim, masks, start, rows)
             for i in range(rows):
                 z = noise + (start + i) * a
                 if self.gaussian:

@@ -93,8 +93,7 @@ cdef class NativePlayer(ActorCriticLearner):
                 pack(&self.actor, False)
                 while start < n:
                     rows = min(CHUNK, n - start)
-                    y = self.acted(x + start * self.obs_dim, self.obs_dim,
-                                   NULL if masks_ == NULL else masks_ + start * a, rows)
+                    y = self.acted(x + start * self.obs_dim, self.obs_dim, masks_, start, rows)
                     self.log_probs_of(y, last_of(&self.actor).out_pad, rows, choices + start, continuous + start * a,
                                       out_ + start)
                     start += rows
