@@ -199,7 +199,7 @@ class Ranks:
         """Share out the parameters of `module`, where that is asked for: what a block gathers is then in `bfloat16`,
         or as it is stored.
 
-        `blank` passes a token through `module`, and a gradient of zeros back where it is told so.
+        `blank` passes a token through `module`, and a gradient of zeros back where its argument says so.
         """
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
