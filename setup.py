@@ -33,6 +33,10 @@ DIRECTIVES = {
 # No contraction to FMA: the levels then give the same bits. The other two let loops with comparisons,
 # selects and sqrt vectorise (twice as fast), and keep NaN and infinity as IEEE has them, unlike -ffast-math.
 FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-g0", "-Wno-psabi"]
+# Kernels with networks in them: compared within a tolerance, not bit for bit, and a product without FMA takes twice
+# the time.
+FUSED = (".nn.", ".llm.decoder", ".llm.parts", ".llm.vocabulary")
+HEADERS = ("include", "nn", "llm", "envs", "buffers")  # folders that hold some
 LINK_FLAGS = []
 SANITIZE = os.environ.get("RLOX_SANITIZE", "")
 if SANITIZE and not DEBUG:
@@ -116,15 +120,15 @@ def kernel_extensions() -> list[Extension]:
     from Cython.Build import cythonize
 
     def extension(name: str, source: str, flags: list[str], optional: bool) -> Extension:
-        folders = ["kernels/include", "kernels/nn"] if ".nn." in name else ["kernels/include"]
-        folders += ["kernels/envs", "kernels/buffers"]
-        headers = [str(path) for folder in folders for path in sorted(Path(folder).glob("*.h"))]
-        # Networks are compared within a tolerance, not bit for bit, and a product without FMA takes twice the time.
-        contract = ["-ffp-contract=fast"] if ".nn." in name else []
+        folders = ["include", "envs", "buffers"]
+        folders += ["nn"] if any(part in name for part in FUSED) else []
+        folders += ["llm"] if ".llm." in name else []
+        headers = [str(path) for folder in folders for path in sorted(Path("kernels", folder).glob("*.h"))]
+        contract = ["-ffp-contract=fast"] if any(part in name for part in FUSED) else []
         return Extension(
             name,
             [source],
-            include_dirs=[numpy.get_include(), "kernels/include", "kernels/nn", "kernels/envs", "kernels/buffers"],
+            include_dirs=[numpy.get_include(), *(f"kernels/{folder}" for folder in HEADERS)],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags + contract,
             extra_link_args=LINK_FLAGS,

@@ -1,4 +1,5 @@
-"""Mathematics of language-model post-training: group advantages, token KL, packing, preference pairs."""
+"""Mathematics of language-model post-training: group advantages, token KL, packing, preference pairs; and, in modules
+of their own, parts of language models: `decoder`, `parts`, `vocabulary`."""
 
 from rlox.kernels import prefer_level
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,9 +14,13 @@ import torch
 from rlox.checkpoint.streams import Stream
 from rlox.config import require, shown
 from rlox.envs.failures import Diverged
+from rlox.kernels.llm.vocabulary import draw_tokens
 from rlox.kernels.rng import Rng
 from rlox.llm.models.language import LanguageModel
 from rlox.llm.tokens import left_padded
+
+if TYPE_CHECKING:
+    from rlox.llm.models.decoding import Native
 
 # Rows leave the batch when so large a part of it is done: each leaving copies the cache of those that stay.
 _DONE = 0.25
@@ -56,6 +60,11 @@ class Settings:
                 raise ValueError(f"Settings: {name} must {rule}, got {shown(getattr(self, name))}")
         if not isinstance(self.stop, (tuple, list)) or not all(isinstance(i, int) for i in self.stop):
             raise TypeError(f"Settings: stop must hold token ids, got {shown(self.stop)}")
+
+    @property
+    def restricts(self) -> bool:
+        """Whether there are tokens that may not be drawn."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,9 @@ def pick(logits: torch.Tensor, noise: torch.Tensor, settings: Settings) -> tuple
     if settings.temperature == 0.0:
         likeliest, tokens = logits.max(-1)
         return tokens, torch.where(likeliest.isfinite(), 0.0, torch.nan)
+    if not settings.restricts and logits.device.type == "cpu" and logits.dtype == torch.float32:
+        drawn = draw_tokens(logits.numpy(), noise.numpy(), settings.temperature)
+        return torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
     log_probs = restricted(logits, settings).log_softmax(-1)
     # The inverse of the distribution function, in f64: its steps must not vanish in a large vocabulary.
     reached = log_probs.exp().cumsum(-1, dtype=torch.float64)
@@ -197,7 +209,7 @@ class _Cached:
     """Logits of the next token of each row, on the model's cache of keys and values.
 
     Prompts stand with padding on the left, so that all rows grow at the same column. Each is read once, however many
-    completions it is to have.
+    completions it is to have. Where a native decoder knows the model, it goes on from there.
     """
 
     can_leave = True
@@ -209,20 +221,27 @@ class _Cached:
         self.mask = None if self.mask is None else self.mask.to(model.device)
         self.cache: Any = None
         self.position: torch.Tensor | None = None
+        self.native: Native | None = None
 
     def next(self, tokens: torch.Tensor | None) -> torch.Tensor:
         if tokens is None:
             return self._prompts()
+        if self.native is not None:
+            return self.native.next(tokens)
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
         return self._forward(tokens[:, None])
 
     def _prompts(self) -> torch.Tensor:
         from rlox.llm.models.cache import with_room
+        from rlox.llm.models.decoding import native
 
         if self.mask is not None:
             self.position = (self.mask.cumsum(1) - 1).clamp(min=0)
         logits = self._forward(self.ids)
+        self.native = native(self.model, self.ids, self.mask, self.cache, logits, self.n, self.room)
+        if self.native is not None:
+            return logits.repeat_interleave(self.n, 0)
         # A cache that cannot be repeated is one of a model that has none of keys and values.
         self.cache.batch_repeat_interleave(self.n)
         if self.room >= _LONG:
@@ -247,6 +266,8 @@ class _Cached:
         return found.logits[:, -1].float()
 
     def keep(self, rows: torch.Tensor) -> None:
+        if self.native is not None:
+            return self.native.keep(rows)
         self.cache.batch_select_indices(rows)
         if self.mask is not None:
             self.mask, self.position = self.mask[rows], self.position[rows]  # type: ignore[index]

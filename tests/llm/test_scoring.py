@@ -174,3 +174,31 @@ def test_adapters_are_switched_off_in_the_reference_alone():
     algorithm.train(3)
     assert torch.equal(algorithm.log_probs(sequences, reference=True), before)
     assert (algorithm.log_probs(sequences) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("longest", [None, 12])
+def test_the_kernels_scores_and_their_gradient_are_pytorchs(longest, temperature):
+    """In float32 the kernel scores, in float64 and where the entropy is derived too PyTorch does; also beside tokens
+    that are read and not scored."""
+    marks = [[True, False, True], [], [False, False, True, True, False, False, True], [False], [True, True]]
+    module = toy.model("qwen2")
+    double = toy.differentiable(module)
+    sequences = Sequences(PROMPTS, COMPLETIONS, marks)
+    weights = torch.from_numpy(toy.randoms(0, int(sequences.n_scored.sum())))
+    found, gradients = [], []
+    for each in (module, double):
+        model = LanguageModel(each)
+        scores = model.score(model.layout(sequences, longest), temperature, entropy=True)
+        assert not scores.entropies.requires_grad
+        (scores.log_probs * weights).sum().backward()
+        found.append(scores)
+        gradients.append(toy.gradient(each))
+    for got, expected in zip(*found, strict=True):
+        assert (got - expected).abs().max() < 1e-5
+    assert toy.apart(*gradients) < 1e-5
+    model = LanguageModel(module)
+    derived = model.score(model.layout(sequences, longest), temperature, entropy=True, entropy_gradient=True)
+    assert derived.entropies.requires_grad
+    for got, expected in zip(found[0], derived, strict=True):
+        assert (got - expected).abs().max() < 5e-6

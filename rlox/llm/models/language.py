@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from rlox.config import shown
+from rlox.llm.models.fused import fused
+from rlox.llm.models.token_scores import fuses, token_scores
 from rlox.llm.tokens import Layout, Sequences
 
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -56,6 +58,10 @@ class LanguageModel:
         Id that padding has; never seen by the model.
     context : int or None
         Most tokens of a sequence, where the model says so.
+    size : int
+        How many parameters it has.
+    native : bool
+        Whether a native decoder may stand in for the module while it samples, where it knows it.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class LanguageModel:
         if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
             raise TypeError(f"{where}: tokenizer must be one of Hugging Face's, got {shown(tokenizer)}")
         self.module, self.tokenizer, self.where = module, tokenizer, where
+        self.native = True
         self.checkpointed = False  # whether activations are computed a second time
         self.one_pass = False  # whether what is differentiated must be a single pass over the module
         base = self.base
@@ -85,7 +92,7 @@ class LanguageModel:
             self.context: int | None = getattr(self.config, name, None)
             if self.context is not None:
                 break
-        self._size = sum(p.numel() for p in module.parameters())
+        self.size = sum(p.numel() for p in module.parameters())
         self._without_dropout()
 
     @property
@@ -175,28 +182,29 @@ class LanguageModel:
             )
         return sequences.packed(max_length).to(self.device)
 
-    def logits(self, layout: Layout) -> torch.Tensor:
-        """(N, V) f32, of the distributions that the scored tokens are of."""
+    def logits(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (R, C, V) of the last columns, and in which of these (N,) the scored tokens' distributions are."""
         if self.hugging_face:
             # A mask, or a cache where none is needed, would have sequences of one row look at each other.
-            cache, width, first = self._beginnings(layout), layout.ids.shape[1], layout.first_column
-            whole = self.module(
-                input_ids=layout.ids if cache is None else layout.ids[:, first:],
-                position_ids=layout.positions,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                logits_to_keep=width - first,
-            ).logits
-            column = layout.column - (width - whole.shape[1])
-        else:
-            whole, column = self.bare_logits(layout.ids), layout.column
-        return whole[layout.row, column].float()
+            width, first = layout.ids.shape[1], layout.first_column
+            # Activations that are computed a second time must be by the same functions, and that is later.
+            with contextlib.nullcontext() if self.checkpointed else fused(self.module, self.config):
+                cache = self._beginnings(layout)
+                whole = self.module(
+                    input_ids=layout.ids if cache is None else layout.ids[:, first:],
+                    position_ids=layout.positions,
+                    past_key_values=cache,
+                    use_cache=cache is not None,
+                    logits_to_keep=width - first,
+                ).logits
+            return whole, layout.column - (width - whole.shape[1])
+        return self.bare_logits(layout.ids), layout.column
 
     def _beginnings(self, layout: Layout) -> Any:
         """A cache of the columns before all scored ones, where several rows begin alike, as completions of one prompt
         do: each beginning is read once. None where another pass over the model would cost more than it saves."""
         first, rows = layout.first_column, len(layout.ids)
-        if layout.positions is not None or self.checkpointed or rows * first * self._size < _WORTH:
+        if layout.positions is not None or self.checkpointed or rows * first * self.size < _WORTH:
             return None
         if self.one_pass and torch.is_grad_enabled():
             return None
@@ -206,7 +214,7 @@ class LanguageModel:
         if not all(type(layer) is DynamicLayer for layer in cache.layers):
             return None
         found, row = torch.unique(layout.ids[:, :first], dim=0, return_inverse=True)
-        if (rows - len(found)) * first * self._size < _WORTH:
+        if (rows - len(found)) * first * self.size < _WORTH:
             return None
         self.module(input_ids=found, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.batch_select_indices(row)
@@ -242,7 +250,11 @@ class LanguageModel:
     ) -> Scores:
         """Log-probabilities of the scored tokens, at a temperature; with `entropy` the entropies of their
         distributions, which are constants without `entropy_gradient`."""
-        logits = self.logits(layout)
+        whole, column = self.logits(layout)
+        if fuses(whole) and not (entropy and entropy_gradient):
+            found = token_scores(whole, layout.row, column, layout.targets, temperature)
+            return Scores(found[0], found[1] if entropy else None)
+        logits = whole[layout.row, column].float()
         if temperature != 1.0:
             logits = logits / temperature
         total = torch.logsumexp(logits, -1)

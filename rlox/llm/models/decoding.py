@@ -1,0 +1,167 @@
+"""A native decoder in place of a Hugging Face model's forward, for one token of each row at a time."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlox.kernels.llm.decoder import Decoder
+from rlox.llm.models.families import FAMILIES, as_made, classes, plain
+from rlox.llm.models.language import LanguageModel
+
+# Angles that depend on a token's position alone.
+_ROPE = ("default", "linear", "llama3")
+# Of wider models the panels no longer stay in a core's cache, and packing all weights anew for each call, a second time
+# in memory, is no longer free: one row of a model of width 2048 took 1.2 times as long as by the module.
+_WIDEST, _WIDEST_INNER, _LARGEST = 1024, 4096, 10**8
+# Logits may differ by so large a share of the greatest: a hundred times what another order of summation makes.
+_TOLERANCE = 1e-4
+
+
+def decodes(model: LanguageModel, length: int) -> bool:
+    """Whether a native decoder may stand in for `model`, on rows of up to `length` tokens.
+
+    It does for a float32 model on one thread of a CPU, not too large, of a family that it knows, made of that family's
+    own classes, without hooks, replaced forwards or adapters.
+    """
+    base: Any = model.module
+    config = model.config
+    family = getattr(config, "model_type", None)
+    if not model.native or family not in FAMILIES or config is None or torch.is_autocast_enabled("cpu"):
+        return False
+    parts, kind = classes(family), type(base)
+    window = getattr(config, "sliding_window", None)
+    if (
+        kind is not parts.model
+        or torch.get_num_threads() > 1
+        or max(config.hidden_size / _WIDEST, config.intermediate_size / _WIDEST_INNER, model.size / _LARGEST) > 1.0
+        or config._attn_implementation not in ("sdpa", "eager")
+        or (window is not None and length > window)
+        or config.rope_parameters.get("rope_type", "default") not in _ROPE
+        or config.num_hidden_layers != len(base.model.layers)
+        or torch.nn.modules.module._has_any_global_hook()
+    ):
+        return False
+    for part in base.modules():
+        kind = type(part)
+        if not as_made(part):
+            return False
+        if kind is parts.norm:
+            if part.variance_epsilon != config.rms_norm_eps:
+                return False
+        elif kind is parts.attention:
+            if part.scaling != part.head_dim**-0.5:
+                return False
+        elif kind not in parts.others and kind not in (parts.model, parts.rotary, parts.mlp, parts.activation):
+            return False
+    return all(map(plain, base.parameters()))
+
+
+class Native:
+    """Logits of the next token of each row, by a native decoder that goes on from what the model made of prompts.
+
+    Parameters
+    ----------
+    ids, mask
+        The prompts (B, P), padded on the left, as the model read them.
+    past
+        The model's cache of their keys and values.
+    n, room
+        Rows that go on from each prompt, and by how many tokens at most.
+    """
+
+    def __init__(
+        self, model: LanguageModel, ids: torch.Tensor, mask: torch.Tensor | None, past: Any, n: int, room: int
+    ) -> None:
+        width = ids.shape[1]
+        padding = np.zeros(len(ids), np.int64) if mask is None else (mask == 0).sum(1).numpy()
+        cosine, sine = (x[0].numpy() for x in _angles(model.module, width + room))
+        self._decoder = _decoder(model.module)
+        layers = past.layers
+        self._decoder.begin(
+            [x.keys.numpy() for x in layers], [x.values.numpy() for x in layers], padding, n, room, cosine, sine
+        )
+        self._last = ids[:, -1].numpy()
+        self._rows = np.arange(len(ids) * n)
+
+    def again(self) -> torch.Tensor:
+        """What the decoder says of the last token of each prompt, (B, V) f32. To be asked for first."""
+        return torch.from_numpy(self._decoder.again(self._last))
+
+    def next(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(R, V) f32 after one more token of each row, valid until the next call."""
+        return torch.from_numpy(self._decoder.next(tokens.numpy(), self._rows))
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with some of the rows alone, ascending."""
+        self._rows = self._rows[rows.numpy()]
+
+
+def native(
+    model: LanguageModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor | None,
+    past: Any,
+    logits: torch.Tensor,
+    n: int,
+    room: int,
+) -> Native | None:
+    """What goes on from prompts in place of `model`, whose `logits` (B, V) after their last tokens it must repeat.
+
+    None where the decoder does not know the model, or does not agree with it.
+    """
+    if room < 2 or not decodes(model, ids.shape[1] + room) or not bool(logits.isfinite().all()):
+        return None
+    made = Native(model, ids, mask, past, n, room)
+    gap, largest = float((made.again() - logits).abs().max()), float(logits.abs().max())
+    if not gap <= _TOLERANCE * largest:
+        model.native = False
+        warnings.warn(
+            f"{model.where}: the native decoder disagrees with {type(model.base).__name__}, whose logits differ by "
+            f"{gap:.1g} of {largest:.1g}: the model itself decodes from now on. Its classes may have been changed",
+            stacklevel=2,
+        )
+        return None
+    return made
+
+
+def _angles(module: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines (1, length, D) of the positions from 0, as the model has them."""
+    return module.model.rotary_emb(module.model.norm.weight, torch.arange(length)[None])
+
+
+def _decoder(module: Any) -> Decoder:
+    def pair(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray | None]:
+        return linear.weight.detach().numpy(), None if linear.bias is None else linear.bias.detach().numpy()
+
+    def norm(part: Any) -> np.ndarray | None:
+        return None if part is None else part.weight.detach().numpy()
+
+    layers = [
+        {
+            "input_norm": norm(layer.input_layernorm),
+            "post_norm": norm(layer.post_attention_layernorm),
+            "query_norm": norm(getattr(layer.self_attn, "q_norm", None)),
+            "key_norm": norm(getattr(layer.self_attn, "k_norm", None)),
+            "query": pair(layer.self_attn.q_proj),
+            "key": pair(layer.self_attn.k_proj),
+            "value": pair(layer.self_attn.v_proj),
+            "output": pair(layer.self_attn.o_proj),
+            "gate": pair(layer.mlp.gate_proj),
+            "up": pair(layer.mlp.up_proj),
+            "down": pair(layer.mlp.down_proj),
+        }
+        for layer in module.model.layers
+    ]
+    return Decoder(
+        module.model.embed_tokens.weight.detach().numpy(),
+        layers,
+        norm(module.model.norm),
+        module.lm_head.weight.detach().numpy(),
+        module.model.layers[0].self_attn.head_dim,
+        module.config.rms_norm_eps,
+    )

@@ -1,0 +1,51 @@
+"""Models of one shape, Llama's: their classes, and whether a part of a model is as its class made it."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+# By their configuration's `model_type`, what the names of their classes begin with.
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+class Classes(NamedTuple):
+    """The classes that a model of a family is made of, and nothing else."""
+
+    model: type
+    rotary: type
+    attention: type
+    norm: type
+    mlp: type
+    activation: type
+    others: frozenset[type]
+
+
+@cache
+def classes(family: str) -> Classes:
+    from transformers.activations import ACT2FN
+
+    module, prefix = importlib.import_module(f"transformers.models.{family}.modeling_{family}"), FAMILIES[family]
+    model, rotary, attention, norm, mlp, *others = (
+        getattr(module, prefix + part)
+        for part in ("ForCausalLM", "RotaryEmbedding", "Attention", "RMSNorm", "MLP", "Model", "DecoderLayer")
+    )
+    plain = frozenset({*others, nn.ModuleList, nn.Linear, nn.Embedding})
+    return Classes(model, rotary, attention, norm, mlp, type(ACT2FN["silu"]), plain)
+
+
+def as_made(part: nn.Module) -> bool:
+    """Whether calling `part` runs its class's forward, and nothing before or after it."""
+    own: Any = part.__dict__
+    return not (
+        "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl")
+    )
+
+
+def plain(p: torch.Tensor) -> bool:
+    """Whether a parameter is one that kernels read where it is: float32 on a CPU, whole."""
+    return type(p) is nn.Parameter and p.dtype == torch.float32 and p.device.type == "cpu" and p.is_contiguous()

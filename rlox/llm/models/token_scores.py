@@ -1,0 +1,56 @@
+"""Log-probabilities and entropies of scored tokens, in one pass over the vocabulary and one back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from rlox.kernels.llm.vocabulary import score_gradient, score_tokens
+
+
+def fuses(logits: torch.Tensor) -> bool:
+    """Whether `token_scores` takes logits: float32 on a CPU, whole."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
+
+
+class _TokenScores(torch.autograd.Function):
+    """The kernel and its derivative. The gradient of the logits is written once, in their own shape: no rows are
+    gathered from them and none are put back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, places: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = score_tokens(logits.numpy(), places.numpy(), targets.numpy(), temperature)
+        log_probs, totals, entropies = map(torch.from_numpy, found)
+        ctx.save_for_backward(logits, places, targets, totals)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        logits, places, targets, totals = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        score_gradient(
+            logits.numpy(),
+            places.numpy(),
+            targets.numpy(),
+            totals.numpy(),
+            slopes.contiguous().numpy(),
+            gradient.numpy(),
+            ctx.temperature,
+        )
+        return gradient, None, None, None
+
+
+def token_scores(
+    logits: torch.Tensor, row: torch.Tensor, column: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies (N,) f32 of tokens `targets` (N,), whose distributions are at (row, column) of
+    `logits` (B, T, V), no place twice. The entropies are constants."""
+    places = row * logits.shape[1] + column
+    return _TokenScores.apply(logits.view(-1, logits.shape[-1]), places, targets, temperature)
