@@ -12,6 +12,7 @@ import numpy as np
 
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import RunConfig
+from rlox.llm.models.decoding import decodes
 from rlox_cli.preflight.estimate import Estimate, Start, evaluations
 from rlox_cli.run import machine
 
@@ -153,6 +154,8 @@ def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         if hasattr(c, "max_new_tokens"):
             parts["cache"] = 2 * 4 * text.num_hidden_layers * heads * width * sequences * longest
+            with torch_threads(algorithm.threads):
+                parts["decoder"] = weights if decodes(model, longest) else 0
         # Logits, their exponentials and their gradient, in f32.
         parts["logits"] = 3 * 4 * at_once * longest * text.vocab_size
         # What each layer keeps for the gradient: some twenty times the width of a token.
