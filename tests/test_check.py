@@ -350,8 +350,13 @@ def test_a_sweep_that_has_a_job_that_fits_nothing_does_not_start(rlox, tmp_path)
 
 @pytest.mark.slow
 def test_the_report_of_a_process_of_its_own(tmp_path):
-    command = [sys.executable, "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1", "max_time=1s", "--check"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    # What it imports it counts: a run of kernels takes no PyTorch.
+    command = [sys.executable, "-X", "importtime", "-m", "rlox_cli.main", "train", "algo=dqn", "env=CartPole-v1"]
+    words = ["max_time=1s", "--check"]
+    done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "rlox.kernels.nn.dqn" in imported
+    assert "torch" not in imported
     for text in (
         "dqn on CartPole-v1\n",
         "observations of 4 numbers; 2 discrete actions",
@@ -364,7 +369,7 @@ def test_the_report_of_a_process_of_its_own(tmp_path):
     ):
         assert text in done.stdout
     assert not list(tmp_path.iterdir())
-    done = forked.run(*command[3:], "algo.learning_starts=50_000", cwd=tmp_path)
+    done = forked.run(*command[5:], *words, "algo.learning_starts=50_000", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert not list(tmp_path.iterdir())

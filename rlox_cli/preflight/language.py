@@ -12,7 +12,6 @@ import numpy as np
 
 from rlox.collectors.evaluation import torch_threads
 from rlox.config import RunConfig
-from rlox.llm.models.decoding import decodes
 from rlox_cli.preflight.estimate import Estimate, Start, evaluations
 from rlox_cli.run import machine
 
@@ -136,6 +135,8 @@ def _updates(algorithm: Any) -> tuple[float, float]:
 
 def _memory(algorithm: Any, config: RunConfig) -> tuple[str, int]:
     """What the training holds at its peak, by part, in words and in bytes."""
+    from rlox.llm.models.decoding import decodes  # imports PyTorch
+
     c, model, rows = config.algo, algorithm.model, algorithm.rows
     weights = sum(p.numel() * p.element_size() for p in algorithm.policy.parameters())
     trained = sum(p.numel() for p in algorithm.policy.parameters() if p.requires_grad)
