@@ -162,6 +162,7 @@ def test_check_says_what_a_run_takes_and_trains_nothing(command, here):
     for name in ("model", "rows", "reward", "memory", "plan", "disk", "time"):
         assert f"  {name:<12} " in said, said
     assert "85,696 parameters" in said
+    assert ", decoder " in said
     assert "evaluated on the rows that are learned from" in said
     assert not Path("outputs").exists()
     words = [word for word in COPY if not word.startswith("reward=")]
