@@ -17,7 +17,9 @@ from libc.math cimport sqrt
 from libc.string cimport memcpy
 
 from rlox.kernels.checks cimport as_index
-from rlox.kernels.nn.layers cimport RLOX_ADD, RLOX_BIAS, given, number, padded, rlox_gemm, rlox_pack_transposed, scratch
+from rlox.kernels.nn.layers cimport (
+    RLOX_ADD, RLOX_BIAS, given, number, numbers_below, padded, rlox_gemm, rlox_pack_transposed, scratch,
+)
 from rlox.kernels.types cimport f32, i64
 cimport rlox.kernels.vexp
 
@@ -350,13 +352,7 @@ cdef class Decoder:
         cdef str where = f"Decoder.{method}"
         if self.n_rows == 0:
             raise ValueError(f"{where}: there must be rows to go on with, got none; call begin first")
-        cdef cnp.ndarray found = given(array, cnp.NPY_INT64, "int64", (m,), where, name)
-        cdef const i64* x = <const i64*>cnp.PyArray_DATA(found)
-        cdef Py_ssize_t i
-        for i in range(m):
-            if x[i] < 0 or x[i] >= limit:
-                raise ValueError(f"{where}: {name} must be in [0, {limit}), got {x[i]}")
-        return found
+        return numbers_below(array, m, limit, where, name)
 
     cdef void step(self, const i64* tokens, const i64* rows, Py_ssize_t m) noexcept nogil:
         """Logits of m rows after one more token each."""

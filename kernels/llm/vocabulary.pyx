@@ -6,7 +6,7 @@ cimport numpy as cnp
 from libc.string cimport memset
 
 from rlox.kernels.checks cimport check_out
-from rlox.kernels.nn.layers cimport given, number
+from rlox.kernels.nn.layers cimport given, number, numbers_below
 from rlox.kernels.types cimport f32, f64, i64
 cimport rlox.kernels.vexp
 
@@ -151,17 +151,6 @@ cdef f32 inverse_of(object temperature, str where) except -1:
     return <f32>(1.0 / x)
 
 
-cdef cnp.ndarray ids_of(object array, Py_ssize_t m, Py_ssize_t limit, str where, str name):
-    """Numbers (m,) int64 in [0, limit)."""
-    cdef cnp.ndarray found = given(array, cnp.NPY_INT64, "int64", (m,), where, name)
-    cdef const i64* x = <const i64*>cnp.PyArray_DATA(found)
-    cdef Py_ssize_t i
-    for i in range(m):
-        if x[i] < 0 or x[i] >= limit:
-            raise ValueError(f"{where}: {name} must be in [0, {limit}), got {x[i]}")
-    return found
-
-
 def draw_tokens(logits, noise, temperature=1.0) -> tuple[cnp.ndarray, cnp.ndarray]:
     """One token of each row: the first at which the distribution function reaches a number.
 
@@ -229,7 +218,7 @@ def score_tokens(logits, rows, targets, temperature=1.0) -> tuple[cnp.ndarray, c
     cdef cnp.ndarray x = rows_of(logits, where)
     cdef Py_ssize_t m = cnp.PyArray_DIM(x, 0), v = cnp.PyArray_DIM(x, 1), n = np.size(targets), i
     cdef Py_ssize_t ld = cnp.PyArray_STRIDE(x, 0) // <Py_ssize_t>sizeof(f32)
-    cdef cnp.ndarray chosen = ids_of(rows, n, m, where, "rows"), ids = ids_of(targets, n, v, where, "targets")
+    cdef cnp.ndarray chosen = numbers_below(rows, n, m, where, "rows"), ids = numbers_below(targets, n, v, where, "targets")
     cdef f32 scale = inverse_of(temperature, where)
     cdef cnp.ndarray found = np.empty((3, n), np.float32)
     cdef const f32* data = <const f32*>cnp.PyArray_DATA(x)
@@ -262,7 +251,7 @@ def score_gradient(logits, rows, targets, totals, slopes, out, temperature=1.0) 
     cdef cnp.ndarray x = rows_of(logits, where)
     cdef Py_ssize_t m = cnp.PyArray_DIM(x, 0), v = cnp.PyArray_DIM(x, 1), n = np.size(targets), i
     cdef Py_ssize_t ld = cnp.PyArray_STRIDE(x, 0) // <Py_ssize_t>sizeof(f32)
-    cdef cnp.ndarray chosen = ids_of(rows, n, m, where, "rows"), ids = ids_of(targets, n, v, where, "targets")
+    cdef cnp.ndarray chosen = numbers_below(rows, n, m, where, "rows"), ids = numbers_below(targets, n, v, where, "targets")
     cdef cnp.ndarray sums = given(totals, cnp.NPY_FLOAT32, "float32", (n,), where, "totals")
     cdef cnp.ndarray weights = given(slopes, cnp.NPY_FLOAT32, "float32", (n,), where, "slopes")
     check_out(out, cnp.NPY_FLOAT32, "float32", (m, v), where, "out")

@@ -9,8 +9,8 @@ from libc.string cimport memcpy, memset
 from rlox.kernels.checks cimport as_index
 from rlox.kernels.nn.core cimport FlatLearner, clear, move
 from rlox.kernels.nn.layers cimport (
-    CHUNK, PAD, Layer, backward, bounded, build, clear_padded, forward, given, last_of, number, pack, padded, scratch,
-    size_of, unpad,
+    CHUNK, PAD, Layer, backward, bounded, build, clear_padded, forward, given, last_of, number, numbers_below, pack,
+    padded, scratch, size_of, unpad,
 )
 from rlox.kernels.philox cimport fill_permutation
 from rlox.kernels.signals cimport Watch, look, watching
@@ -241,13 +241,7 @@ cdef class ActorCriticLearner(FlatLearner):
         """`actions` after their checks: (n,) int64 in range, or (n, A) float32."""
         if self.gaussian:
             return given(actions, cnp.NPY_FLOAT32, "float32", (n, self.n_outputs), where, "actions")
-        cdef cnp.ndarray choices = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
-        cdef const i64* x = <const i64*>cnp.PyArray_DATA(choices)
-        cdef Py_ssize_t i
-        for i in range(n):
-            if x[i] < 0 or x[i] >= self.n_outputs:
-                raise ValueError(f"{where}: actions must be in [0, {self.n_outputs}), got {x[i]}")
-        return choices
+        return numbers_below(actions, n, self.n_outputs, where, "actions")
 
     cdef object masks_of(self, object masks, Py_ssize_t n, str where):
         """`masks` after their checks: (n, n_outputs) bool, or None."""

@@ -13,7 +13,7 @@ from libc.string cimport memcpy, memset
 from rlox.kernels.checks cimport check_out, share_memory
 from rlox.kernels.nn.layers cimport (
     CHUNK, PAD, Layer, Net, backward, bounded, build, clear_padded, forward, given, input_gradient, last_of, lerp,
-    number, pack, padded, scratch, size_of, unpad,
+    number, numbers_below, pack, padded, scratch, size_of, unpad,
 )
 from rlox.kernels.nn.off_policy cimport Loop, close_loop, draw, open_loop, progress_of, take_in, whole
 from rlox.kernels.philox cimport DOMAIN_RNG, Block, fill_integers, philox, unit_f32
@@ -403,18 +403,15 @@ cdef class NativeQ(FlatLearner):
         cdef Options options = self.options(double_dqn, loss, max_grad_norm, where)
         cdef f64 rate = number(learning_rate, 0.0, where, "learning_rate")
         cdef cnp.ndarray obs_ = self.rows_of(obs, where)
-        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), i
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0)
         if n < 1:
             raise ValueError(f"{where}: obs must hold at least one row, got none")
         cdef cnp.ndarray next_ = given(next_obs, cnp.NPY_FLOAT32, "float32", (n, self.obs_dim), where, "next_obs")
-        cdef cnp.ndarray actions_ = given(actions, cnp.NPY_INT64, "int64", (n,), where, "actions")
+        cdef cnp.ndarray actions_ = numbers_below(actions, n, self.n_outputs, where, "actions")
         cdef cnp.ndarray rewards_ = given(rewards, cnp.NPY_FLOAT32, "float32", (n,), where, "rewards")
         cdef cnp.ndarray discounts_ = given(discounts, cnp.NPY_FLOAT32, "float32", (n,), where, "discounts")
         cdef cnp.ndarray weights_ = None
         cdef const i64* choices = <const i64*>cnp.PyArray_DATA(actions_)
-        for i in range(n):
-            if choices[i] < 0 or choices[i] >= self.n_outputs:
-                raise ValueError(f"{where}: actions must be in [0, {self.n_outputs}), got {choices[i]}")
         cdef Rows rows = Rows(
             obs=<const f32*>cnp.PyArray_DATA(obs_), next_obs=<const f32*>cnp.PyArray_DATA(next_), actions=choices,
             rewards=<const f32*>cnp.PyArray_DATA(rewards_), discounts=<const f32*>cnp.PyArray_DATA(discounts_),

@@ -8,7 +8,7 @@ cimport numpy as cnp
 from libc.math cimport fabsf, isfinite, sqrt, sqrtf
 from libc.string cimport memcpy, memset
 
-from rlox.kernels.types cimport cf32_r, f32, f32_r, f64
+from rlox.kernels.types cimport cf32_r, f32, f32_r, f64, i64
 
 cdef extern from "gemm.h":
     enum:
@@ -287,6 +287,17 @@ cdef inline object given(object array, int type_num, object dtype, tuple shape, 
     import numpy as np
 
     return np.ascontiguousarray(array)
+
+
+cdef inline object numbers_below(object array, Py_ssize_t n, Py_ssize_t limit, str where, str name):
+    """`array` as (n,) int64, each in [0, limit)."""
+    cdef cnp.ndarray found = given(array, cnp.NPY_INT64, "int64", (n,), where, name)
+    cdef const i64* x = <const i64*>cnp.PyArray_DATA(found)
+    cdef Py_ssize_t i
+    for i in range(n):
+        if x[i] < 0 or x[i] >= limit:
+            raise ValueError(f"{where}: {name} must be in [0, {limit}), got {x[i]}")
+    return found
 
 
 cdef inline f64 number(object value, f64 low, str where, str name) except? -1.0:
