@@ -47,7 +47,6 @@ METHOD = "/rlox.Worker/Session"
 _SPARE = 8  # streams beyond the sessions: handshakes, and who only asks how a worker is
 _HELLO_S = 10.0  # that a client has for its first message
 _LOOK_S = 0.25
-_BROKE = "the stream broke off: the other side is gone"
 _CALM_S = 10.0  # in which at most so many refusals are logged, each with its line
 _MOST_LINES = 20
 _LONGEST_TEXT = 4000  # of a message or traceback that is sent
@@ -153,6 +152,10 @@ class Server:
         self._kinds = dict(sessions)
         self._grpc = grpc = grpc_module()
         self._max_sessions, self._limit, self._idle_s = max_sessions, max_message, idle_s
+        # gRPC does not say which; it may end a stream before its last answer has left.
+        self._why_broken = (
+            f"the stream broke off: the other side is gone, or sent more than {max_message // 2**20} MiB at once"
+        )
         self._say = log or (lambda line: None)
         self._streams: set[_Stream] = set()
         self._lock = threading.Lock()
@@ -251,7 +254,7 @@ class Server:
                 stream.waiting, stream.expires = False, time.monotonic() + self._idle_s
                 with self._lock:
                     if stream.broken:
-                        stream.why = stream.why or _BROKE
+                        stream.why = stream.why or self._why_broken
                         return
                     stream.sending = True
                 yield answer
@@ -268,9 +271,9 @@ class Server:
                     yield answer
                     return
         except self._grpc.RpcError:
-            stream.why = stream.why or f"{_BROKE}, or sent more than {self._limit // 2**20} MiB at once"
+            stream.why = stream.why or self._why_broken
         except GeneratorExit:
-            stream.why = stream.why or _BROKE
+            stream.why = stream.why or self._why_broken
             raise
         except ProtocolError as e:
             stream.why = f"what came is no message: {e}"
@@ -282,7 +285,7 @@ class Server:
         with self._lock:
             stream.broken, sending = True, stream.sending
         if sending:
-            stream.why = stream.why or _BROKE
+            stream.why = stream.why or self._why_broken
             self._end(stream)
 
     def _end(self, stream: _Stream) -> None:
