@@ -31,7 +31,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_PARSING.acquire, after_in_parent=_PARSING.release, after_in_child=_PARSING.release)
 
 _PERCEPTRONS = tuple(f"rlox.nn.networks:{name}" for name in ("mlp", "NetworkSpec", "_set_", "_NONLINEARITIES"))
-_OPTIMIZER = ("rlox.nn.optimizers:FlatOptimizer", "rlox.nn.optimizers:flatten_", "rlox.nn.optimizers:_views")
+_OPTIMIZER = (
+    "rlox.nn.optimizers:FlatOptimizer",
+    "rlox.nn.optimizers:adam_",
+    "rlox.nn.optimizers:flatten_",
+    "rlox.nn.optimizers:_views",
+)
 _SCHEDULES = ("rlox.training.schedules:scheduled", "rlox.checkpoint.counters:Counters.progress")
 # Of algorithms with an optimiser for each network.
 _SEPARATE = ("rlox.training.schedules:follow_schedule", "rlox.training.algorithm:Algorithm.adam")

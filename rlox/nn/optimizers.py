@@ -133,13 +133,10 @@ class FlatOptimizer:
         self._steps += 1
         grad = self.grad
         if "exp_avg" in self._moments:
-            # The kernel that torch.optim.Adam(fused=True) calls, after as much time in Python.
-            step = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
-            step(
-                [self.flat], [grad], *([m] for m in self._moments.values()), [], [self._steps], lr=self.learning_rate,
-                beta1=0.9, beta2=0.999, weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False,
-                grad_scale=excess,
-            )  # fmt: skip
+            first, second = ([moment] for moment in self._moments.values())
+            adam_(
+                [self.flat], [grad], first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess
+            )
             return
         if excess is not None:
             grad /= excess
@@ -167,6 +164,27 @@ class FlatOptimizer:
                 )
         for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))
+
+
+def adam_(
+    parameters: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    first: list[torch.Tensor],
+    second: list[torch.Tensor],
+    steps: torch.Tensor,
+    learning_rate: float,
+    eps: float,
+    weight_decay: float,
+    excess: torch.Tensor | None,
+) -> None:
+    """One step of Adam, or with `weight_decay` of AdamW, along gradients divided by `excess`; `steps` (), f32, counts
+    this one. The moments move too."""
+    # The kernel that torch.optim.Adam(fused=True) calls, after as much time in Python.
+    step = torch._fused_adamw_ if weight_decay else torch._fused_adam_
+    step(
+        parameters, grads, first, second, [], [steps] * len(parameters), lr=learning_rate, beta1=0.9, beta2=0.999,
+        weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, grad_scale=excess,
+    )  # fmt: skip
 
 
 def holds_all(optimizer: FlatOptimizer) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlox.nn.optimizers import adam_
+
 Full = Callable[[torch.Tensor], torch.Tensor]  # a tensor that is shared out -> the whole of it
 
 
@@ -152,12 +154,8 @@ class ShardedAdam:
         self._steps += 1
         if own:  # a rank may have none of the rows
             first, second = ([self._own(moment[i]) for i in places] for moment in self._moments.values())
-            step = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
             torch.set_flush_denormal(True)
-            step(
-                own, grads, first, second, [], [self._steps] * len(own), lr=self.learning_rate, beta1=0.9, beta2=0.999,
-                weight_decay=self.weight_decay, eps=self.eps, amsgrad=False, maximize=False, grad_scale=excess,
-            )  # fmt: skip
+            adam_(own, grads, first, second, self._steps, self.learning_rate, self.eps, self.weight_decay, excess)
             torch.set_flush_denormal(not self._keep_denormals)
         for p in self.parameters:
             p.grad = None

@@ -172,7 +172,7 @@ def test_threads_autocast_and_global_hooks_leave_it_to_the_module():
 
 
 def test_a_class_that_was_changed_is_noticed_once(monkeypatch):
-    """By its logits: nothing in the instance tells."""
+    """The comparison of logits finds it; the instance itself looks unchanged."""
     model = LanguageModel(made(), None, toy.EOS, "GRPO")
     forward = Qwen2MLP.forward
     monkeypatch.setattr(Qwen2MLP, "forward", lambda part, x: 1.01 * forward(part, x))

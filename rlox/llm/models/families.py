@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rlox.llm.models.token_scores import kernels_take
+
 # By their configuration's `model_type`, what the names of their classes begin with.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
@@ -47,5 +49,5 @@ def as_made(part: nn.Module) -> bool:
 
 
 def plain(p: torch.Tensor) -> bool:
-    """Whether a parameter is one that kernels read where it is: float32 on a CPU, whole."""
-    return type(p) is nn.Parameter and p.dtype == torch.float32 and p.device.type == "cpu" and p.is_contiguous()
+    """Whether a parameter is a plain one that kernels take as it is."""
+    return type(p) is nn.Parameter and kernels_take(p)

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from rlox.kernels.llm.parts import rms_norm, rms_norm_gradient, swiglu, swiglu_gradient
 from rlox.llm.models.families import FAMILIES, as_made, classes, plain
+from rlox.llm.models.token_scores import kernels_take
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -59,17 +60,13 @@ class _SwiGLU(torch.autograd.Function):
         return d_gate.view(slopes.shape), d_up.view(slopes.shape)
 
 
-def _fits(*tensors: torch.Tensor) -> bool:
-    return all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors)
-
-
 def _norm(part: Any, x: torch.Tensor) -> torch.Tensor:
-    return _RMSNorm.apply(x, part.weight, part.variance_epsilon) if _fits(x) else type(part).forward(part, x)
+    return _RMSNorm.apply(x, part.weight, part.variance_epsilon) if kernels_take(x) else type(part).forward(part, x)
 
 
 def _mlp(part: Any, x: torch.Tensor) -> torch.Tensor:
     gate, up = part.gate_proj(x), part.up_proj(x)
-    return part.down_proj(_SwiGLU.apply(gate, up) if _fits(gate, up) else part.act_fn(gate) * up)
+    return part.down_proj(_SwiGLU.apply(gate, up) if kernels_take(gate, up) else part.act_fn(gate) * up)
 
 
 def _parts(module: nn.Module, family: str) -> Iterator[tuple[nn.Module, Callable[..., torch.Tensor]]]:

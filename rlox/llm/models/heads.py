@@ -63,7 +63,7 @@ class RewardHead(nn.Module):
         return rewards
 
     def blank(self) -> torch.Tensor:
-        """The reward of two tokens: a pass that reads all parameters, whose result is of no use."""
+        """A forward pass on two tokens, for a rank that only takes part in another rank's pass."""
         return self(Sequences([np.zeros(1, np.int64)], [np.zeros(1, np.int64)]))
 
     def _own(self, ids: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 
 from rlox.config import shown
 from rlox.llm.models.fused import fused
-from rlox.llm.models.token_scores import fuses, token_scores
+from rlox.llm.models.token_scores import kernels_take, token_scores
 from rlox.llm.tokens import Layout, Sequences
 
 _DROPOUT = ("attention_dropout", "attn_dropout", "dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -221,7 +221,7 @@ class LanguageModel:
         return cache
 
     def blank(self) -> torch.Tensor:
-        """Logits of a single token: a pass that reads all parameters, whose result is of no use."""
+        """A forward pass on one token, for a rank that only takes part in another rank's pass."""
         ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         return self.module(input_ids=ids, use_cache=False).logits if self.hugging_face else self.bare_logits(ids)
 
@@ -251,7 +251,7 @@ class LanguageModel:
         """Log-probabilities of the scored tokens, at a temperature; with `entropy` the entropies of their
         distributions, which are constants without `entropy_gradient`."""
         whole, column = self.logits(layout)
-        if fuses(whole) and not (entropy and entropy_gradient):
+        if kernels_take(whole) and not (entropy and entropy_gradient):
             found = token_scores(whole, layout.row, column, layout.targets, temperature)
             return Scores(found[0], found[1] if entropy else None)
         logits = whole[layout.row, column].float()

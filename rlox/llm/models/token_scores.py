@@ -10,9 +10,9 @@ from torch.autograd.function import once_differentiable
 from rlox.kernels.llm.vocabulary import score_gradient, score_tokens
 
 
-def fuses(logits: torch.Tensor) -> bool:
-    """Whether `token_scores` takes logits: float32 on a CPU, whole."""
-    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
+def kernels_take(*tensors: torch.Tensor) -> bool:
+    """Whether tensors are all contiguous float32 on a CPU, as kernels take them."""
+    return all(x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors)
 
 
 class _TokenScores(torch.autograd.Function):
