@@ -52,9 +52,9 @@ def free_port():
         return one.getsockname()[1]
 
 
-def serve(python, folder, log):
-    """Start a server with the model in `folder`; returns its process and its address."""
-    port = free_port()
+def serve(python, folder, log, port=None):
+    """Start a server with the model in `folder`, on any free port; returns its process and its address."""
+    port = port or free_port()
     words = [
         "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--enforce-eager", "--max-model-len", "64", "--max-num-seqs", "128",

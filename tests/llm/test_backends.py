@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 import threading
 import time
@@ -883,20 +882,3 @@ def test_training_by_vllm_in_this_process(monkeypatch):
     algorithm.close()
     with pytest.raises(ValueError, match="max_model_len must hold prompt and completion of 6 tokens, got 4"):
         trained(create_backend("vllm-local", max_model_len=4), 1)
-
-
-# ---- the real thing
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif("RLOX_VLLM_URL" not in os.environ, reason="RLOX_VLLM_URL names no server")
-def test_grpo_by_a_real_server_of_vllms():
-    """A server of any model that ``RLOX_VLLM_MODEL`` names: 30 updates, with new weights before each."""
-    transformers = pytest.importorskip("transformers")
-    module = transformers.AutoModelForCausalLM.from_pretrained(os.environ["RLOX_VLLM_MODEL"], dtype=torch.float32)
-    sampler = create_backend("vllm", url=os.environ["RLOX_VLLM_URL"], token=os.environ.get("RLOX_SAMPLER_TOKEN"))
-    algorithm, rows = trained(sampler, 30, module, temperature=0.8, top_k=20, sampler_correction="token_truncate")
-    assert max(row["sampler/probe_gap"] for row in rows) < 1e-3
-    rewards = [row["mean_reward"] for row in rows]
-    assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.2
-    algorithm.close()
