@@ -4,8 +4,9 @@ usage: versions.py BEFORE [--only REGEX] [--cases ppo a2c dqn sac custom] [--pai
 
 BEFORE is an interpreter that has the older version. Both run the programs of this checkout (benchmarks/peers), each in
 a process of its own with one thread. A figure is the older version's time over ours: below 1, we are slower. It is the
-median over ``--pairs`` pairs of new processes, for where a process happens to lie in memory moves a figure by more than
-its noise. Figures below 0.97 are measured again with ``--again`` pairs, and that is what counts then; both are kept.
+median over ``--pairs`` pairs of new processes, each in an order of its own, for where an operation's arrays happen to
+lie in memory moves a figure by more than its noise. Figures below 0.97 are measured again with ``--again`` pairs, and
+that is what counts then; both are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import re
 import statistics
 import sys
@@ -47,7 +49,7 @@ def operations(python: str, wanted: list[tuple[Operation, Size]], pairs: int) ->
     for k in range(pairs):
         before, after = Worker("rlox", python), Worker("rlox", sys.executable)
         try:
-            for operation, size in wanted:
+            for operation, size in random.Random(k).sample(wanted, len(wanted)):
                 one = quotient(before, after, operation, size)
                 if one is not None:
                     found.setdefault((operation.name, size), []).append(one)

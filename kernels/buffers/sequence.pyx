@@ -12,7 +12,7 @@ from rlox.kernels.buffers.rows cimport (
 )
 from rlox.kernels.buffers.sequence_rings cimport (
     ACTIONS, IS_FIRST, N_COLUMNS, NEXT_OBS, OBS, REWARDS, STATE, TERMINATED, TRUNCATED, Rings, copy_sequences,
-    draw_starts, take_queued, write_states,
+    count_starts, draw_starts, take_queued, write_states,
 )
 from rlox.kernels.checks cimport as_flag, as_index
 from rlox.kernels.types cimport f32, i64, u8, u64
@@ -22,7 +22,7 @@ cnp.import_array()
 cdef Py_ssize_t RELEASE_GIL_FROM = 1 << 15
 cdef Py_ssize_t MARKS = 0  # set so far in this process, over all buffers
 
-NAMES = ("obs", "actions", "rewards", "terminated", "truncated", "is_first", "next_obs", "state")
+cdef tuple NAMES = ("obs", "actions", "rewards", "terminated", "truncated", "is_first", "next_obs", "state")
 
 
 cdef class SequenceReplayBuffer:
@@ -102,6 +102,7 @@ cdef class SequenceReplayBuffer:
     # These own the memory that `rings` points into.
     cdef list columns
     cdef cnp.ndarray heads, sizes, starting, pushed, queued, marked, changed
+    cdef cnp.ndarray offsets  # (N + 1), what a call of `sample` counts in
 
     def __init__(self, capacity, obs_dim=None, act_dim=1, *, seq_len=None, n_envs=1, obs_shape=None,
                  obs_dtype=np.float32, state_dim=0) -> None:
@@ -153,6 +154,7 @@ cdef class SequenceReplayBuffer:
         self.rings.heads = <const i64*>cnp.PyArray_DATA(self.heads)
         self.rings.sizes = <const i64*>cnp.PyArray_DATA(self.sizes)
         self.pushed = np.zeros(self.n_envs, np.int64)
+        self.offsets = np.empty(self.n_envs + 1, np.int64)
         self.queued = np.zeros(self.n_envs, np.int64)  # steps that sample(online=True) has taken or lost
         self.rings.pushed = <const i64*>cnp.PyArray_DATA(self.pushed)
         self.changed = np.zeros((self.n_envs, self.rings.slots if self.state_dim else 0), np.uint8)
@@ -424,15 +426,7 @@ cdef class SequenceReplayBuffer:
         if b > (1 << 40) // length:
             raise ValueError(f"{where}: batch_size * seq_len must be at most 2**40, got {b} * {length}")
         cdef cnp.npy_intp[3] shape
-        shape[0] = self.n_envs + 1
-        cdef cnp.ndarray offsets = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
-        cdef i64* before = <i64*>cnp.PyArray_DATA(offsets)
-        cdef Py_ssize_t e
-        before[0] = 0
-        for e in range(self.n_envs):
-            before[e + 1] = before[e] + (max(<i64>0, self.rings.sizes[e] - length + 1) if cross
-                                         else self.rings.sizes[e])
-        if before[self.n_envs] == 0:
+        if count_starts(&self.rings, length, cross, NULL) == 0:
             if self.total == 0:
                 raise ValueError(f"{where}: the buffer must hold steps to sample, got none; push some first")
             raise ValueError(
@@ -474,11 +468,15 @@ cdef class SequenceReplayBuffer:
             array = np.empty((b, self.state_dim), np.float32)
             batch["state"] = array
             out[STATE] = <char*>cnp.PyArray_DATA(array)
-        cdef cnp.ndarray indices = np.empty(b, np.int64)
+        shape[0] = b
+        cdef cnp.ndarray indices = cnp.PyArray_EMPTY(1, shape, cnp.NPY_INT64, 0)
         cdef i64* first = <i64*>cnp.PyArray_DATA(indices)
+        cdef i64* before = <i64*>cnp.PyArray_DATA(self.offsets)
         cdef Py_ssize_t n = 0
         if newest:
             n = take_queued(&self.rings, <i64*>cnp.PyArray_DATA(self.queued), length, first, b)
+        # Nothing between these two lets another thread in.
+        count_starts(&self.rings, length, cross, before)
         draw_starts(&self.rings, before, key, first + n, b - n)
         if places:
             batch["indices"] = indices

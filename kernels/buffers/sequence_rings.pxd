@@ -97,9 +97,23 @@ cdef inline Py_ssize_t take_queued(const Rings* rings, i64* queued, Py_ssize_t l
     return most
 
 
+cdef inline i64 count_starts(const Rings* rings, Py_ssize_t length, bint cross, i64* offsets) noexcept nogil:
+    """How many steps a stretch may begin at; `offsets` (N + 1), unless NULL, counts those of the environments before
+    each."""
+    cdef i64 total = 0
+    cdef Py_ssize_t e
+    for e in range(rings.n_envs):
+        if offsets != NULL:
+            offsets[e] = total
+        total += max(<i64>0, rings.sizes[e] - length + 1) if cross else rings.sizes[e]
+    if offsets != NULL:
+        offsets[rings.n_envs] = total
+    return total
+
+
 cdef inline void draw_starts(const Rings* rings, const i64* offsets, u64 key, i64* indices,
                              Py_ssize_t b) noexcept nogil:
-    """Draw `b` starts; `offsets` (N + 1) counts the possible starts of the environments before each."""
+    """Draw `b` starts; `offsets` (N + 1) as `count_starts` fills them."""
     cdef i64[CHUNK] starts
     cdef Py_ssize_t base = 0
     cdef Py_ssize_t i, n, low, high, middle

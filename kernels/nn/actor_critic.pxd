@@ -91,6 +91,7 @@ cdef class ActorCriticLearner(FlatLearner):
     cdef void act_on(self, const f32* obs, Py_ssize_t n, const f32* noise, const u8* masks, i64* choices,
                      f32* actions) noexcept nogil
     cdef object sampled(self, str where, obs, noise, masks)
+    cdef void values_of(self, const f32* states, Py_ssize_t n, f32* values) noexcept nogil
     cdef cnp.ndarray valued(self, cnp.ndarray states)
     cdef void log_probs_of(self, const f32* outputs, Py_ssize_t ld, Py_ssize_t n, const i64* choices,
                            const f32* actions, f32* log_probs) noexcept nogil

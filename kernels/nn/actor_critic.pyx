@@ -340,22 +340,25 @@ cdef class ActorCriticLearner(FlatLearner):
                             <i64*>cnp.PyArray_DATA(out), <f32*>cnp.PyArray_DATA(out))
         return out
 
+    cdef void values_of(self, const f32* states, Py_ssize_t n, f32* values) noexcept nogil:
+        """Values (n,) for what the critic reads, (n, S). The critic must be packed."""
+        cdef Py_ssize_t start = 0, rows, i, s = self.state_dim
+        cdef const f32* y
+        while start < n:
+            rows = min(CHUNK, n - start)
+            y = forward(&self.critic, states + start * s, s, rows)
+            for i in range(rows):
+                values[start + i] = y[i * PAD]
+            start += rows
+
     cdef cnp.ndarray valued(self, cnp.ndarray states):
         """Values (B,) for what the critic reads, (B, S) after its checks."""
-        cdef Py_ssize_t n = cnp.PyArray_DIM(states, 0), start = 0, rows, i, s = self.state_dim
+        cdef Py_ssize_t n = cnp.PyArray_DIM(states, 0)
         cdef cnp.ndarray out = np.empty(n, np.float32)
-        cdef f32* values = <f32*>cnp.PyArray_DATA(out)
-        cdef const f32* x = <const f32*>cnp.PyArray_DATA(states)
-        cdef const f32* y
         with self.lock:
             with nogil:
                 pack(&self.critic, False)
-                while start < n:
-                    rows = min(CHUNK, n - start)
-                    y = forward(&self.critic, x + start * s, s, rows)
-                    for i in range(rows):
-                        values[start + i] = y[i * PAD]
-                    start += rows
+                self.values_of(<const f32*>cnp.PyArray_DATA(states), n, <f32*>cnp.PyArray_DATA(out))
         return out
 
     cdef void log_probs_of(self, const f32* outputs, Py_ssize_t ld, Py_ssize_t n, const i64* choices,

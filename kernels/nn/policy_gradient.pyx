@@ -68,13 +68,23 @@ cdef class NativeActorCritic(ActorCriticLearner):
 
     def outputs(self, obs):
         """Actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32."""
-        cdef cnp.ndarray obs_ = self.rows_of(obs, "NativeActorCritic.outputs")
-        cdef Py_ssize_t n = cnp.PyArray_DIM(obs_, 0), start = 0, rows, i, a = self.n_outputs
-        cdef cnp.ndarray out = np.empty((n, a), np.float32)
+        return self.both(self.rows_of(obs, "NativeActorCritic.outputs"), None)[:2]
+
+    cdef tuple both(self, cnp.ndarray obs, cnp.ndarray after):
+        """Actor outputs and values for `obs`, and values for `after` or None, in one go."""
+        cdef Py_ssize_t n = cnp.PyArray_DIM(obs, 0), start = 0, rows, i, a = self.n_outputs, m = 0
+        cdef cnp.ndarray out = np.empty((n, a), np.float32), values = np.empty(n, np.float32), later = None
         cdef f32* out_ = <f32*>cnp.PyArray_DATA(out)
-        cdef const f32* x = <const f32*>cnp.PyArray_DATA(obs_)
+        cdef f32* later_ = NULL
+        cdef const f32* x = <const f32*>cnp.PyArray_DATA(obs)
+        cdef const f32* after_ = NULL
         cdef const f32* y
         cdef Py_ssize_t ld = last_of(&self.actor).out_pad
+        if after is not None:
+            m = cnp.PyArray_DIM(after, 0)
+            later = np.empty(m, np.float32)
+            later_ = <f32*>cnp.PyArray_DATA(later)
+            after_ = <const f32*>cnp.PyArray_DATA(after)
         with self.lock:
             with nogil:
                 pack(&self.actor, False)
@@ -84,7 +94,10 @@ cdef class NativeActorCritic(ActorCriticLearner):
                     for i in range(rows):
                         memcpy(out_ + (start + i) * a, y + i * ld, a * sizeof(f32))
                     start += rows
-        return out, self.valued(obs_)
+                pack(&self.critic, False)
+                self.values_of(x, n, <f32*>cnp.PyArray_DATA(values))
+                self.values_of(after_, m, later_)
+        return out, values, later
 
     def values(self, obs):
         """Values (B,) float32 for observations (B, D) float32."""
@@ -204,16 +217,20 @@ cdef class NativeActorCritic(ActorCriticLearner):
                             k += 1
         return limits[:k], reached[:k]
 
-    def log_probs(self, obs, actions):
-        """Log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, and values (B,), for observations (B, D)."""
-        outputs, values = self.outputs(obs)
+    def log_probs(self, obs, actions, after=None):
+        """Log-probabilities (B,) of actions, (B,) int64 or (B, A) float32, and values (B,), for observations (B, D).
+
+        With further observations `after`, (K, D), also the values of those, (K,).
+        """
+        cdef str where = "NativeActorCritic.log_probs"
+        outputs, values, later = self.both(self.rows_of(obs, where), None if after is None else self.rows_of(after, where))
         cdef Py_ssize_t n = len(outputs)
-        cdef cnp.ndarray y = outputs, taken = self.actions_of(actions, n, "NativeActorCritic.log_probs")
+        cdef cnp.ndarray y = outputs, taken = self.actions_of(actions, n, where)
         cdef cnp.ndarray out = np.empty(n, np.float32)
         with nogil:
             self.log_probs_of(<const f32*>cnp.PyArray_DATA(y), self.n_outputs, n, <const i64*>cnp.PyArray_DATA(taken),
                               <const f32*>cnp.PyArray_DATA(taken), <f32*>cnp.PyArray_DATA(out))
-        return out, values
+        return (out, values) if after is None else (out, values, later)
 
     def ppo(self, obs, actions, log_probs, advantages, returns, values, rng, *, n_epochs, batch_size, learning_rate,
             clip_eps, vf_coef, ent_coef, max_grad_norm=None, clip_vf=None, target_kl=None, normalize_advantages=True):

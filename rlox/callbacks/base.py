@@ -223,14 +223,17 @@ class CallbackList(Callback):
 
     def _go_on(self, hook: str, info: dict[str, Any]) -> bool:
         """Whether no callback says stop; a TypeError for an answer that says neither."""
-        answers = self._call(hook, info)
-        for callback, answer in zip(self.callbacks, answers, strict=False):
-            if answer is not None and not isinstance(answer, (bool, np.bool_)):
+        go_on = True
+        for callback, answer in zip(self.callbacks, self._call(hook, info), strict=False):
+            if answer is None or answer is True:
+                continue
+            if not isinstance(answer, (bool, np.bool_)):
                 raise TypeError(
                     f"{type(callback).__name__}.{hook} must return False to stop, or True or nothing to go on, "
                     f"got {shown(answer)}"
                 )
-        return all(answer is None or bool(answer) for answer in answers)
+            go_on = go_on and bool(answer)
+        return go_on
 
     def _lap(self) -> None:
         now = time.perf_counter()

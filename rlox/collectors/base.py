@@ -13,6 +13,7 @@ from rlox.collectors.rewards import RewardFn, as_reward_fn, reward_name
 from rlox.config import RemoteConfig
 from rlox.envs import env_name, make_vec_env, spec_of
 from rlox.envs.failures import Diverged, note_cause
+from rlox.kernels.envs.vec_env import VecEnv
 from rlox.kernels.rng import Rng
 from rlox.kernels.stats import all_finite
 from rlox.nn.batch import FrameStacks
@@ -211,8 +212,6 @@ class Collector:
     @property
     def native(self) -> bool:
         """Whether kernels step the environments."""
-        from rlox.kernels.envs.vec_env import VecEnv
-
         return isinstance(self.env, VecEnv)
 
     @property

@@ -34,7 +34,7 @@ class NativeJudge:
         self._net = policy.net
 
     def __call__(self, seen: Any, actions: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-        return seen, actions, *self._net.log_probs(seen, actions), self._net.values(after)
+        return seen, actions, *self._net.log_probs(seen, actions, after)
 
     def place(self, column: np.ndarray) -> np.ndarray:
         return column
@@ -59,7 +59,7 @@ class _NativeRollout:
         return self.policy.net.log_probs(seen, actions)[0]
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, which would take A2C's rounds of some 90 us another one
 class Steps:
     """T steps in N environments, and what took their actions; observations and rewards as they are learned from."""
 
@@ -70,6 +70,7 @@ class Steps:
     rewards: np.ndarray  # (T, N) f32
     terminated: np.ndarray  # (T, N) bool
     truncated: np.ndarray  # (T, N) bool
+    ended: np.ndarray  # (T, N) bool: either of both
     limits: np.ndarray  # (K, 2) int64: step and environment of each truncation
     reached: np.ndarray  # (K, *obs_shape): what it truly led to
     episode_returns: np.ndarray  # (E,) f64, undiscounted, of the episodes that ended
@@ -175,8 +176,8 @@ class RolloutCollector(Collector):
         after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
         seen = steps.seen(self.device)
         seen, actions, log_probs, values, after_values = steps.acting.judge(seen, steps.flat_actions, after)
-        next_values = np.zeros((n_steps, n), np.float32)
-        if cut:
+        next_values = np.zeros((n_steps, n), np.float32) if cut else None
+        if next_values is not None:
             next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
         values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
         advantages, returns = compute_gae_batched_f32(
@@ -187,7 +188,7 @@ class RolloutCollector(Collector):
             n_steps,
             self.gamma,
             self.gae_lambda,
-            truncated=steps.truncated,
+            truncated=steps.truncated if cut else None,
             next_values=next_values,
         )
         place = steps.acting.place
@@ -201,7 +202,7 @@ class RolloutCollector(Collector):
             rewards=place(steps.rewards.reshape(-1)),
             episode_returns=steps.episode_returns,
             episode_lengths=steps.episode_lengths,
-            dones=place((steps.terminated | steps.truncated).reshape(-1)),
+            dones=place(steps.ended.reshape(-1)),
         )
 
     def gather(self, policy: nn.Module | NativePolicy, n_steps: int, whole: bool = False) -> Steps:
@@ -262,6 +263,7 @@ class RolloutCollector(Collector):
         self._require_finite(obs, limits, reached, rewards_f32)
         self.env_steps += n_steps * n
         ended = terminated | truncated
+        some = b"\1" in ended.tobytes()  # most short rollouts end no episode, and a selection takes its time
         return Steps(
             acting,
             obs,
@@ -270,10 +272,11 @@ class RolloutCollector(Collector):
             rewards_f32,
             terminated,
             truncated,
+            ended,
             limits,
             reached,
-            episode_return[ended],
-            episode_length[ended],
+            episode_return[ended] if some else np.empty(0),
+            episode_length[ended] if some else np.empty(0, np.int64),
         )
 
     def _require_finite(self, obs: np.ndarray, limits: np.ndarray, reached: np.ndarray, rewards: np.ndarray) -> None:

@@ -62,7 +62,7 @@ class SingleAgentCollector(RolloutCollector):
             advantages=place(advantages.reshape(-1)),
             returns=place(returns.reshape(-1)),
             rewards=place(steps.rewards.reshape(-1)),
-            dones=place((steps.terminated | steps.truncated).reshape(-1)),
+            dones=place(steps.ended.reshape(-1)),
         )
         return MultiAgentBatch([batch], n_steps * n, steps.episode_returns, steps.episode_lengths)
 

@@ -227,6 +227,19 @@ def test_strides_are_copied():
     np.testing.assert_array_equal(native.values(obs[::2, ::2]), native.values(obs[::2, ::2].copy()))
 
 
+@pytest.mark.parametrize("gaussian", [False, True])
+@pytest.mark.parametrize(("rows", "further"), [(1, 1), (40, 8), (700, 300), (5, 0)])
+def test_values_of_further_observations_come_with_log_probs(gaussian, rows, further):
+    native = make(gaussian, 4, 2, (16, 16), "tanh", 0)[2]
+    obs = np.random.default_rng(0).standard_normal((rows + further, 4)).astype(np.float32)
+    actions = native.mode(obs[:rows])
+    log_probs, values, later = native.log_probs(obs[:rows], actions, obs[rows:])
+    alone = native.log_probs(obs[:rows], actions)
+    np.testing.assert_array_equal(log_probs, alone[0])
+    np.testing.assert_array_equal(values, alone[1])
+    np.testing.assert_array_equal(np.concatenate([values, later]), native.values(obs))
+
+
 def test_nan_is_seen_in_the_metrics():
     native = make(False, 4, 2, (8,), "tanh", 0)[2]
     column = np.zeros(8, np.float32)
