@@ -56,6 +56,9 @@ cdef inline void start_episodes(const rlox_env_v1* spec, Envs* envs, Py_ssize_t 
     for j in range(m):
         envs.episodes[start + index[j]] += 1
         envs.steps[start + index[j]] = 0
+        if agents == 1:
+            envs.returns[start + index[j]] = 0.0
+            continue
         for agent in range(agents):
             envs.returns[(start + index[j]) * agents + agent] = 0.0
     spec.reset_n(spec.params, batch, m, index, obs)
