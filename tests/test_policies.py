@@ -164,6 +164,7 @@ def test_value_loss_has_no_half_and_clips():
     assert value_loss(v, r, old, clip_vf=0.5) == pytest.approx((1 + 0.25) / 2)
 
 
+@pytest.mark.slow
 def test_which_value_clipping_it_is_stands_where_it_is_chosen():
     """Stable-Baselines3's, of the clipped value alone; PPO2 takes the greater of both losses."""
     shown = forked.run("show", "algo=ppo", env={**os.environ, "COLUMNS": "300"})

@@ -220,6 +220,7 @@ def test_a_bug_of_rlox_keeps_its_traceback_and_asks_to_be_reported():
     assert re.fullmatch(r".*n_envs must be .*, got 0", account(refused.value))
 
 
+@pytest.mark.slow
 def test_the_whole_traceback_on_demand(tmp_path):
     environment = {**os.environ, "RLOX_TRACEBACK": "1", "PYTHONPATH": str(HERE.parent)}
     done = forked.run(*own("StepFails-v0"), cwd=tmp_path, env=environment)

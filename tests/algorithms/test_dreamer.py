@@ -192,6 +192,7 @@ def test_a_policy_of_ones_own():
     assert made(policy=other).policy is other
 
 
+@pytest.mark.slow
 def test_a_nan_stops_the_training():
     algorithm = made()
     algorithm.train(60)

@@ -106,6 +106,7 @@ def test_a_time_limit_of_one_agent_is_no_end_of_its_values():
     np.testing.assert_allclose(values_of(algorithm, "cut", np.eye(9)[:1]), [1 / (1 - gamma)], atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_central_critic_sees_what_a_local_one_cannot():
     explained = {}
     for critic in ("central", "local"):

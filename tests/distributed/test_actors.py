@@ -268,6 +268,7 @@ def test_what_an_environment_raises_comes_out_of_train(kind):
     algorithm.close()
 
 
+@pytest.mark.slow
 def test_starts_and_stops_leave_nothing():
     def held():
         gc.collect()  # of other tests too

@@ -67,6 +67,7 @@ def record(folder):
     return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_evaluated_continued_and_asked(command, tmp_path):
     _, out, err = command("train", *COPY, "total_timesteps=6", "hydra.run.dir=run")
     assert "grpo copy_rows seed 0: 6 updates" in err + out
@@ -101,6 +102,7 @@ def test_a_run_is_trained_evaluated_continued_and_asked(command, tmp_path):
     assert Path("curves.png").stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(command, here):
     words = [*COPY, "total_timesteps=12", "algo.lora_rank=4", "algo.kl_coef=0.1", "algo.n_epochs=2"]
     command("train", *words, "hydra.run.dir=whole")

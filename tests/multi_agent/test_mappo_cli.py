@@ -69,6 +69,7 @@ def test_a_stopped_run_goes_on_to_the_bit(command, tmp_path):
             assert np.array_equal(array, other.tensors[section][name], equal_nan=True), (section, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [SPREAD, PURSUIT])
 def test_check_says_who_acts(command, env):
     code, out, _ = command("train", "algo=mappo", env, "total_timesteps=64", *SHORT, "--check")
