@@ -36,8 +36,7 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """What is exhaustive is slow: `-m "not slow"` leaves it out too. So is the contract of a world model, whose own tests
-    are in test_dreamer.py."""
+    """What is exhaustive is slow, and left out by `-m "not slow"`; so is the contract of a world model."""
     for item in items:
         of_a_world = item.path.name == "test_contract.py" and "[dreamer" in item.name
         if of_a_world or item.get_closest_marker("exhaustive"):

@@ -101,6 +101,7 @@ def test_mlflow_holds_what_the_record_holds(trained):
     assert names == {"checkpoints/best.safetensors", "checkpoints/last.safetensors"}
 
 
+@pytest.mark.slow
 def test_eval_reproduces_the_evaluation_that_chose_best(trained, tmp_path):
     cwd, run, _ = trained
     best = run / "checkpoints" / "best.safetensors"

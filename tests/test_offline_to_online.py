@@ -17,6 +17,8 @@ from rlox.checkpoint import load_checkpoint
 from rlox.nn.batch import TransitionBatch
 from rlox_cli.records.runs import unit_of
 
+pytestmark = pytest.mark.slow
+
 BOTH = pytest.mark.parametrize("kind", [SAC, TD3])
 SMALL = {"hidden_sizes": [16, 16], "batch_size": 32, "learning_starts": 0, "buffer_size": 2_000, "seed": 3}
 MARK = 100.0  # a reward that Pendulum never gives
@@ -292,7 +294,6 @@ def arguments(play):
     return ["train", "algo=td3", f"dataset={play / 'random.arrow'}", *start, *small]
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(play, tmp_path):
     typed = [*arguments(play), "checkpoint.every_steps=200", "env.n_envs=1"]
     last = tmp_path / "killed/checkpoints/last.safetensors"

@@ -261,6 +261,7 @@ def test_a_job_that_starts_later_is_the_job_that_was_planned(tmp_path):
     assert (tmp_path / "sweep/plot.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -121,6 +121,7 @@ def test_so_it_is_in_workers_checks_and_sweeps(args, code, message, command, tmp
         assert frames(err) == FAILS[0][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("env", "hook", "message"),

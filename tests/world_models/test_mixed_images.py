@@ -19,6 +19,7 @@ TINY = {
 SMALL = [f"algo.{name}={value}" for name, value in TINY.items() if name != "buffer_size"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_workers", [0, 2])
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, env_workers):
     def made():

@@ -149,6 +149,7 @@ def test_the_ending_must_fit(name, image, tmp_path):
         require_kind(tmp_path / name, image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "file"), [("CartPole-v1", "predictions.png"), (probes.BrightSide, None)])
 def test_the_callback_pictures_each_evaluation_once(env, file, tmp_path):
     logged, written = [], []
