@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
+import torch
 
 import rlox
 from rlox.algorithms import ALGORITHMS
@@ -127,6 +129,42 @@ def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
     assert "name 'value' is not defined" in said
     assert "rlox_reinforce.py" in said
     assert str(line) in said
+
+
+@pytest.mark.parametrize("base", [rlox.A2C, rlox.DQN, rlox.BC])
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        ({"loss": torch.ones(3)}, "loss: one of shape (3,)"),
+        ({"good": 0.5, "bad": None}, "bad: None"),
+        ({"name": "text"}, "name: 'text'"),
+        (None, "metrics as a dict, got None"),
+    ],
+)
+def test_what_an_update_must_return(base, returned, got):
+    with pytest.raises(TypeError, match=re.escape(got)):
+        trained(base, returned)
+
+
+@pytest.mark.parametrize("base", [rlox.A2C, rlox.DQN, rlox.BC])
+def test_an_update_returns_numbers_of_any_kind(base):
+    metrics = trained(base, {"a": 1, "b": torch.tensor(2.0), "c": np.float32(3), "d": 4.0, "e": torch.tensor(5)})
+    assert [metrics[name] for name in "abcde"] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert all(type(metrics[name]) is float for name in "abcde")
+
+
+def trained(base, returned):
+    """The last metrics of an algorithm whose update learns nothing and returns this."""
+
+    class Own(base):
+        def update(self, batch):
+            return returned
+
+    if base is rlox.BC:
+        obs, flags = np.zeros((64, 4), np.float32), np.zeros(64, bool)
+        data = rlox.OfflineDatasetBuffer(obs, obs, np.zeros((64, 1)), np.zeros(64), flags, flags)
+        return Own(data, obs_dim=4, act_dim=1, seed=0).train(20)
+    return Own("CartPole-v1", n_envs=2, seed=0, **({"learning_starts": 8} if base is rlox.DQN else {})).train(400)
 
 
 @pytest.mark.slow

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlox.config import shown
 from rlox.envs.failures import Diverged
 
 if TYPE_CHECKING:
     import torch
+
+_NUMBERS = (float, int, np.number)
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,40 @@ class Rounds(Episodes):
     update_s: float  # seconds of the updates
 
 
-def to_floats(metrics: dict[str, torch.Tensor | float]) -> dict[str, float]:
-    """Scalars as floats, with a single transfer from the device."""
-    if all(isinstance(value, float) for value in metrics.values()):
+def to_floats(metrics: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
+    """Scalars as floats, with a single transfer from the device.
+
+    Raises
+    ------
+    TypeError
+        For metrics that are no mapping, or one that is neither a number nor a tensor of shape ().
+    """
+    if type(metrics) is dict and all(isinstance(value, float) for value in metrics.values()):
         return metrics
+    _require_metrics(metrics)
+    tensors = [_scalar(name, value) for name, value in metrics.items() if not isinstance(value, _NUMBERS)]
+    numbers: Iterator[float] = iter(())
+    if tensors:
+        import torch
+
+        numbers = iter(torch.stack(tensors).tolist())
+    return {name: float(value) if isinstance(value, _NUMBERS) else next(numbers) for name, value in metrics.items()}
+
+
+def _require_metrics(metrics: Any) -> None:
+    """A TypeError where an algorithm's update returned no metrics by name."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"update must return its metrics as a dict, got {shown(metrics)}")
+
+
+def _scalar(name: str, value: Any) -> torch.Tensor:
+    """`value`, a metric that is no number; a TypeError unless it is a tensor of shape ()."""
     import torch
 
-    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+    if not isinstance(value, torch.Tensor) or value.dim():
+        got = f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+        raise TypeError(f"update must return metrics that are numbers or tensors of shape (), got {name}: {got}")
+    return value
 
 
 def require_finite(losses: dict[str, float], algorithm) -> None:
@@ -61,13 +92,20 @@ def _means(history: list[dict[str, Any]]) -> dict[str, float]:
 
     A row of `history` holds tensors, or floats, or arrays of many updates' numbers.
     """
+    for row in history[:1]:
+        _require_metrics(row)
     names = dict.fromkeys(name for row in history for name in row)
     columns = {name: [row[name] for row in history if name in row] for name in names}
-    if all(isinstance(values[0], (float, np.ndarray)) for values in columns.values()):
-        return {name: float(np.hstack(values).mean()) for name, values in columns.items()}
-    import torch
+    means: dict[str, torch.Tensor | float] = {}
+    for name, values in columns.items():
+        if isinstance(values[0], (*_NUMBERS, np.ndarray)):
+            means[name] = float(np.hstack(values).mean())
+        else:
+            import torch
 
-    return to_floats({name: torch.stack(values).mean() for name, values in columns.items()})
+            stacked = torch.stack([_scalar(name, value) for value in values])
+            means[name] = (stacked if stacked.is_floating_point() else stacked.double()).mean()
+    return to_floats(means)
 
 
 def on_policy(algorithm) -> dict[str, float]:
