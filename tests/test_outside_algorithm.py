@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import forked
@@ -153,17 +155,31 @@ def test_an_update_returns_numbers_of_any_kind(base):
     assert all(type(metrics[name]) is float for name in "abcde")
 
 
+@pytest.mark.parametrize("first", [0.0, torch.tensor(0.0)])
+@pytest.mark.parametrize("base", [rlox.DQN, rlox.BC])
+def test_a_metric_may_be_a_number_in_one_update_and_a_tensor_in_the_next(base, first):
+    other = torch.tensor(2.0) if isinstance(first, float) else 2.0
+    rows = itertools.cycle([{"loss": first}, {"loss": other}])
+    assert 0.0 < trained(base, rows)["loss"] < 2.0
+
+
+@pytest.mark.parametrize("base", [rlox.DQN, rlox.BC])
+def test_every_update_must_return_metrics(base):
+    with pytest.raises(TypeError, match="update must return its metrics as a dict, got None"):
+        trained(base, itertools.cycle([{"loss": 0.5}, None]))
+
+
 def trained(base, returned):
-    """The last metrics of an algorithm whose update learns nothing and returns this."""
+    """The last metrics of an algorithm whose update learns nothing and returns this, or the next of an iterator."""
 
     class Own(base):
         def update(self, batch):
-            return returned
+            return next(returned) if isinstance(returned, Iterator) else returned
 
     if base is rlox.BC:
         obs, flags = np.zeros((64, 4), np.float32), np.zeros(64, bool)
         data = rlox.OfflineDatasetBuffer(obs, obs, np.zeros((64, 1)), np.zeros(64), flags, flags)
-        return Own(data, obs_dim=4, act_dim=1, seed=0).train(20)
+        return Own(data, obs_dim=4, act_dim=1, seed=0).train(200)
     return Own("CartPole-v1", n_envs=2, seed=0, **({"learning_starts": 8} if base is rlox.DQN else {})).train(400)
 
 

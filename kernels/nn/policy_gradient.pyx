@@ -68,9 +68,9 @@ cdef class NativeActorCritic(ActorCriticLearner):
 
     def outputs(self, obs):
         """Actor outputs (B, n_outputs) and values (B,), float32, for observations (B, D) float32."""
-        return self.both(self.rows_of(obs, "NativeActorCritic.outputs"), None)[:2]
+        return self.outputs_of(self.rows_of(obs, "NativeActorCritic.outputs"), None)[:2]
 
-    cdef tuple both(self, cnp.ndarray obs, cnp.ndarray after):
+    cdef tuple outputs_of(self, cnp.ndarray obs, cnp.ndarray after):
         """Actor outputs and values for `obs`, and values for `after` or None, in one go."""
         cdef Py_ssize_t n = cnp.PyArray_DIM(obs, 0), start = 0, rows, i, a = self.n_outputs, m = 0
         cdef cnp.ndarray out = np.empty((n, a), np.float32), values = np.empty(n, np.float32), later = None
@@ -223,7 +223,8 @@ cdef class NativeActorCritic(ActorCriticLearner):
         With further observations `after`, (K, D), also the values of those, (K,).
         """
         cdef str where = "NativeActorCritic.log_probs"
-        outputs, values, later = self.both(self.rows_of(obs, where), None if after is None else self.rows_of(after, where))
+        further = None if after is None else self.rows_of(after, where)
+        outputs, values, later = self.outputs_of(self.rows_of(obs, where), further)
         cdef Py_ssize_t n = len(outputs)
         cdef cnp.ndarray y = outputs, taken = self.actions_of(actions, n, where)
         cdef cnp.ndarray out = np.empty(n, np.float32)

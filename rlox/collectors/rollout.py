@@ -59,7 +59,7 @@ class _NativeRollout:
         return self.policy.net.log_probs(seen, actions)[0]
 
 
-@dataclass  # not frozen, which would take A2C's rounds of some 90 us another one
+@dataclass  # not frozen: that takes 1 us more to make, of the 90 of a round of A2C
 class Steps:
     """T steps in N environments, and what took their actions; observations and rewards as they are learned from."""
 
@@ -176,8 +176,9 @@ class RolloutCollector(Collector):
         after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
         seen = steps.seen(self.device)
         seen, actions, log_probs, values, after_values = steps.acting.judge(seen, steps.flat_actions, after)
-        next_values = np.zeros((n_steps, n), np.float32) if cut else None
-        if next_values is not None:
+        next_values = None
+        if cut:
+            next_values = np.zeros((n_steps, n), np.float32)
             next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
         values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
         advantages, returns = compute_gae_batched_f32(

@@ -92,19 +92,22 @@ def _means(history: list[dict[str, Any]]) -> dict[str, float]:
 
     A row of `history` holds tensors, or floats, or arrays of many updates' numbers.
     """
-    for row in history[:1]:
+    for row in history:
         _require_metrics(row)
     names = dict.fromkeys(name for row in history for name in row)
-    columns = {name: [row[name] for row in history if name in row] for name in names}
     means: dict[str, torch.Tensor | float] = {}
-    for name, values in columns.items():
-        if isinstance(values[0], (*_NUMBERS, np.ndarray)):
+    for name in names:
+        values = [row[name] for row in history if name in row]
+        tensors = [_scalar(name, value) for value in values if not isinstance(value, (*_NUMBERS, np.ndarray))]
+        if not tensors:
             means[name] = float(np.hstack(values).mean())
-        else:
-            import torch
+            continue
+        import torch
 
-            stacked = torch.stack([_scalar(name, value) for value in values])
-            means[name] = (stacked if stacked.is_floating_point() else stacked.double()).mean()
+        # An update may report a number, such as 0.0, where another reports a tensor.
+        device = tensors[0].device
+        stacked = torch.stack([torch.as_tensor(value, device=device) for value in values])
+        means[name] = (stacked if stacked.is_floating_point() else stacked.double()).mean()
     return to_floats(means)
 
 
