@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -58,9 +59,10 @@ class Hangs(Ends):
 
     def step(self, action):
         self.t += 1
-        if self.t == 30 and not self.flag.exists():
-            self.flag.touch()
-            time.sleep(3600)
+        if self.t == 30:
+            with contextlib.suppress(FileExistsError):
+                self.flag.touch(exist_ok=False)  # one actor alone, where several come here at once
+                time.sleep(3600)
         return super().step(action)
 
 
@@ -248,13 +250,12 @@ def test_a_run_ends_with_a_sentence_where_actors_die_too_often():
 @pytest.mark.slow
 def test_a_process_that_hangs_is_replaced_and_a_thread_is_named(tmp_path):
     settings = {**SMALL, "env_kwargs": {"flag": str(tmp_path / "a")}, "actor_timeout": 3.0}
-    # A process that replaces it must have started within that time, on a busy machine too.
-    algorithm = rlox.IMPALA(Hangs, actors="processes", **{**settings, "actor_timeout": 10.0})
+    algorithm = rlox.IMPALA(Hangs, actors="processes", **settings)
     notes = []
     algorithm.collector.notify = notes.append
     assert algorithm.train(800)["actors/restarts"] == 1
     algorithm.close()
-    assert "has not answered for 10 s" in notes[0]
+    assert "has not answered for 3 s" in notes[0]
     algorithm = rlox.IMPALA(Hangs, **{**settings, "env_kwargs": {"flag": str(tmp_path / "b")}})
     algorithm.collector.notify = notes.append
     with pytest.raises(TimeoutError, match=r"actor \d \(a thread\) does not answer, .*algo.actors=processes"):
