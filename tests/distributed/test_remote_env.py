@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import rlox
+from rlox import __version__
 from rlox.config import RemoteConfig
 from rlox.envs import make_vec_env
-from rlox.envs.remote import Message, RemoteEnvPool, WorkerLost, WorkerRefused, encode
+from rlox.envs.remote import Message, RemoteEnvPool, WorkerLost, WorkerRefused, client, decode, encode
 from rlox.envs.remote.client import WorkerFailed
+from rlox.envs.remote.codec import VERSION
 from rlox.envs.remote.server import METHOD
 
 QUICK = RemoteConfig(timeout_s=5.0, reconnect_s=20.0)
@@ -265,6 +267,24 @@ def test_an_environment_that_raises_says_where(serving):
         pool.reset_all()
     assert any("failed with ZeroDivisionError" in line for line in server.lines)
     pool.close()
+
+
+def test_a_learner_that_leaves_says_so_and_one_that_is_lost_does_not(serving, eventually, monkeypatch):
+    import grpc
+
+    monkeypatch.setattr(client, "_CLOSE_S", 20.0)
+    server = serving()
+    for _ in range(20):
+        pool = RemoteEnvPool([server.address], None, 2, 0, QUICK)
+        pool.reset_all()
+        pool.close()
+    eventually(lambda: sum("session ended" in line for line in server.lines) == 20)
+    assert not [line for line in server.lines if "session ended (" in line]
+    hello = {"protocol": VERSION, "rlox": __version__, "session": "env", "n_envs": 2}
+    with grpc.insecure_channel(server.address) as channel:
+        # Its side ends without `close`, as gRPC may report a lost one or a message that is too large.
+        assert decode(next(channel.stream_stream(METHOD)(iter([encode("hello", hello)])))).kind == "welcome"
+        eventually(lambda: "the stream broke off: the other side is gone, or sent more" in server.lines[-1])
 
 
 class Breaks:

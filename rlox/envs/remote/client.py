@@ -22,8 +22,8 @@ from rlox.envs.remote.server import METHOD
 
 _HEARTBEAT_S = 10.0
 _LOOK_S = 0.1
-_BYE_S = 0.2
-_HEARTBEAT = encode("heartbeat")
+_CLOSE_S = 1.0  # in which a worker may end the session by itself
+_HEARTBEAT, _CLOSE = encode("heartbeat"), encode("close")
 
 
 class WorkerLost(ConnectionError):
@@ -81,8 +81,9 @@ class _Line:
 
     def close(self) -> None:
         self.ended.set()
-        self.outbox.put(None)  # says that nothing more comes, for the worker to end the session by itself
-        until = time.monotonic() + _BYE_S
+        self.outbox.put(_CLOSE)
+        self.outbox.put(None)
+        until = time.monotonic() + _CLOSE_S
         while self.call.is_active() and not self.unread and time.monotonic() < until:
             time.sleep(0.001)
         self.call.cancel()

@@ -9,8 +9,9 @@ What a stream says (messages of `rlox.envs.remote.codec`, one service with one m
    (seconds of silence that end the session), and what the session's own `Session.welcome` holds. Or ``refused`` with
    the ``reason``, and whether that may change ``soon``, and ends the stream.
 4. The client sends a message of the session's, the server answers by one, and so on. ``heartbeat`` says that the
-   client is still there and has no answer. ``failed`` (fields ``message what frames trace``) answers in place of what
-   the session could not do, and ends the stream; ``draining`` answers where the server is being shut down.
+   client is still there and ``close`` that it leaves; neither has an answer. ``failed`` (fields ``message what frames
+   trace``) answers in place of what the session could not do, and ends the stream; ``draining`` answers where the
+   server is being shut down.
 
 Another kind of session joins by the table::
 
@@ -152,7 +153,7 @@ class Server:
         self._kinds = dict(sessions)
         self._grpc = grpc = grpc_module()
         self._max_sessions, self._limit, self._idle_s = max_sessions, max_message, idle_s
-        # gRPC does not say which; it may end a stream before its last answer has left.
+        # gRPC does not say which, and ends a stream without an error where it may; who leaves says so by `close`.
         self._why_broken = (
             f"the stream broke off: the other side is gone, or sent more than {max_message // 2**20} MiB at once"
         )
@@ -242,6 +243,7 @@ class Server:
                 hello = decode(next(requests), self._limit)
                 session = stream.opened = self._made(hello, stream)
             except StopIteration:
+                stream.why = stream.why or self._why_broken
                 return
             except (ValueError, TypeError, ImportError, MemoryError) as e:
                 self._refused(stream.peer, str(e))
@@ -310,8 +312,11 @@ class Server:
             try:
                 data = next(requests)
             except StopIteration:
+                stream.why = stream.why or self._why_broken
                 return None, True
             message = decode(data, self._limit)
+            if message.kind == "close":
+                return None, True
             if message.kind != "heartbeat":
                 break
         if self._draining:
