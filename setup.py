@@ -8,6 +8,7 @@ baseline for other machines that use the same folder, which is not optimised: `r
 preloaded, as tests/sanitize.sh does.
 """
 
+import hashlib
 import multiprocessing
 import os
 import re
@@ -82,36 +83,80 @@ if sysconfig.get_platform() == "linux-x86_64":
 
 
 class BuildKernels(build_ext):
-    """Runs Cython once per kernel and compiles its C once per CPU level."""
+    """Runs Cython once per kernel and compiles its C once per CPU level.
+
+    What was compiled is kept in build/kernels under a fingerprint of what decides it, and is copied from there while
+    that is the same: by a second `pip install -e .`, whose build has folders of its own, or after a build with checks.
+    """
+
+    KEPT = Path("build", "kernels")
+    MOST = 4  # versions of a kernel: at this machine's level, at all levels, with checks, with sanitizers
 
     def finalize_options(self) -> None:
         # Here and not at import, so that commands which compile nothing do not need Cython or NumPy.
         self.distribution.ext_modules = kernel_extensions()
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
-        # Files are compared by their times; other flags need another build of all of them.
-        self.stamp = Path("build", "flags-inplace.txt" if self.inplace else "flags.txt")
-        self.flags = repr((FLAGS, BASELINE, LEVELS))
-        self.force = self.force or (self.stamp.exists() and self.stamp.read_text() != self.flags)
 
     def run(self) -> None:
-        if self.inplace:
-            for level in FEATURES.keys() - LEVELS.keys():
-                shutil.rmtree(Path("kernels", level), ignore_errors=True)
-            for extension in self.extensions:
-                built = Path(self.get_ext_fullpath(extension.name))
-                built.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path("kernels") if self.inplace else Path(self.build_lib, "rlox", "kernels")
+        for level in FEATURES.keys() - LEVELS.keys():
+            shutil.rmtree(folder / level, ignore_errors=True)
+        extensions, self.extensions = self.extensions, []
+        kept = {extension.name: self.KEPT / f"{extension.name}.{fingerprint(extension)}" for extension in extensions}
+        for extension in extensions:
+            target = self.target(extension)
+            if kept[extension.name].exists() and not self.force:
+                replace(kept[extension.name], target)
+                kept[extension.name].touch()
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
                 # A level whose compilation fails is skipped, and an old file of it would shadow the newer baseline.
-                if built.exists() and built.stat().st_mtime < Path(extension.sources[0]).stat().st_mtime:
-                    built.unlink()
+                target.unlink(missing_ok=True)
+                Path(self.build_lib, self.get_ext_filename(extension.name)).unlink(missing_ok=True)
+                self.extensions.append(extension)
         super().run()
-        self.stamp.parent.mkdir(exist_ok=True)
-        self.stamp.write_text(self.flags)
+        for extension in self.extensions:
+            if self.target(extension).exists():
+                replace(self.target(extension), kept[extension.name])
+        for extension in extensions:
+            versions = sorted(self.KEPT.glob(f"{extension.name}.*"), key=lambda path: path.stat().st_mtime)
+            for old in versions[: -self.MOST]:
+                old.unlink()
+        self.extensions = extensions
         # What the kernels stand for, read once here and not by every process: see rlox/native/shadows.py.
         sys.path.insert(0, str(Path(__file__).parent.resolve()))
         from rlox.native.shadows import keep
 
         keep("rlox/native" if self.inplace else Path(self.build_lib, "rlox", "native"))
+
+    def target(self, extension: Extension) -> Path:
+        """Where Python finds a kernel."""
+        return Path(self.get_ext_fullpath(extension.name))
+
+
+def replace(source: Path, target: Path) -> None:
+    """Copy a file at once: nothing ever sees half of it, and processes that have the old one loaded keep it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.copyfile(source, partial)
+    shutil.copymode(source, partial)
+    partial.replace(target)
+
+
+def fingerprint(extension: Extension) -> str:
+    """A hash of everything that decides what an extension compiles to, but for the compiler's own version."""
+    import numpy
+
+    of = hashlib.sha256(repr((extension.extra_compile_args, extension.extra_link_args)).encode())
+    of.update(repr((extension.define_macros, sys.version, numpy.__version__, sysconfig.get_platform())).encode())
+    of.update(repr([os.environ.get(name) for name in ("CC", "CFLAGS", "CPPFLAGS", "LDFLAGS")]).encode())
+    for path in [*extension.sources, *(path for path in extension.depends if path.endswith(".h"))]:
+        text = Path(path).read_text()
+        # Cython notes where it found NumPy and its own files, which in pip's builds are folders of that build.
+        text = re.sub(r"/\* BEGIN: Cython Metadata.*?END: Cython Metadata \*/", "", text, count=1, flags=re.DOTALL)
+        of.update(re.sub(r'"[^"\n]*/site-packages/(Cython/Includes/)?', '"', text).encode())
+    return of.hexdigest()[:16]
 
 
 def kernel_extensions() -> list[Extension]:
@@ -132,7 +177,7 @@ def kernel_extensions() -> list[Extension]:
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
             extra_compile_args=FLAGS + flags + contract,
             extra_link_args=LINK_FLAGS,
-            depends=["setup.py", *headers],
+            depends=headers,
             optional=optional,  # a level that an old compiler does not know is skipped, not an error
         )
 

@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-.venv/bin/python}
 shift || true
-trap '"$python" setup.py -q build_ext --inplace --force' EXIT
-RLOX_CYTHON_DEBUG=1 RLOX_SANITIZE=address,undefined "$python" setup.py -q build_ext --inplace --force
+trap '"$python" setup.py -q build_ext --inplace' EXIT
+RLOX_CYTHON_DEBUG=1 RLOX_SANITIZE=address,undefined "$python" setup.py -q build_ext --inplace
 # Python leaks on purpose at exit; a block that no machine has is a MemoryError, which tests ask for.
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
     ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1 \

@@ -1,0 +1,83 @@
+"""What setup.py compiles, and what it takes from an earlier build; on a copy of the project with two kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+KERNELS = {"_cpu.pyx", "reward.pyx"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("cc") is None, reason="needs a compiler"),
+]
+
+
+def build(folder: Path, **variables: str) -> list[str]:
+    """Build in place with every check on, and return the names of the kernels that were compiled."""
+    environment = {**os.environ, "RLOX_CYTHON_DEBUG": "1", **variables}
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(re.findall(r"building 'rlox\.kernels\.(\w+)' extension", done.stdout + done.stderr))
+
+
+def built(folder: Path) -> dict[str, bytes]:
+    """The kernels in place, by name."""
+    return {path.name.partition(".")[0]: path.read_bytes() for path in (folder / "kernels").glob("*.so")}
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    def other(folder: str, names: list[str]) -> list[str]:
+        kernels = [name for name in names if name.endswith(".pyx") and name not in KERNELS]
+        return [*kernels, *(name for name in names if name.endswith((".so", "__pycache__", "shadows.json")))]
+
+    for name in ("rlox", "kernels"):
+        shutil.copytree(PROJECT / name, tmp_path / name, ignore=other)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_only_what_changed_is_compiled(project):
+    assert build(project) == ["_cpu", "reward"]
+    first = built(project)
+    assert sorted(first) == ["_cpu", "reward"]
+    assert build(project) == []
+
+    # An editable install builds in folders of its own, which are gone afterwards.
+    for path in [*(project / "build").glob("lib*"), *(project / "build").glob("temp*")]:
+        shutil.rmtree(path)
+    for path in (project / "kernels").glob("*.so"):
+        path.unlink()
+    assert build(project) == []
+    assert built(project) == first
+
+    # Another build, and back.
+    assert build(project, CFLAGS="-O0") == ["_cpu", "reward"]
+    assert built(project)["reward"] != first["reward"]
+    assert build(project) == []
+    assert built(project) == first
+
+    source = project / "kernels" / "reward.pyx"
+    source.write_text(source.read_text() + "\nEDITED = 1\n")
+    assert build(project) == ["reward"]
+    assert built(project)["_cpu"] == first["_cpu"]
+    assert b"EDITED" in built(project)["reward"]
+
+
+def test_a_kernel_that_does_not_compile_leaves_no_older_one(project):
+    build(project)
+    source = project / "kernels" / "reward.pyx"
+    source.write_text(source.read_text() + '\ncdef extern from "nowhere.h":\n    int nowhere\n')
+    with pytest.raises(AssertionError, match=r"nowhere\.h"):
+        build(project)
+    assert "reward" not in built(project)
