@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -136,6 +137,34 @@ def test_failed_write_leaves_the_old_one(saved, tmp_path, monkeypatch):
         saved[1].save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_checkpoint_that_a_training_replaces_is_read_whole(tmp_path, monkeypatch, mapped):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # more replacements a second
+    path = tmp_path / "last.safetensors"
+    agent = rlox.PPO("CartPole-v1", n_envs=2, seed=0)
+    agent.save(path)
+    written = load_checkpoint(path)
+    stopped, n_written = threading.Event(), 0
+
+    def replace():
+        nonlocal n_written
+        while not stopped.is_set():
+            n_written += 1
+            for name, weights in written.tensors["policy"].items():
+                written.tensors["policy"][name] = weights + 1
+            save_checkpoint(path, written)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        read = [load_checkpoint(path, mapped=mapped) for _ in range(300)]
+    finally:
+        stopped.set()
+        writer.join()
+    assert n_written > 10
+    assert len({float(next(iter(one.tensors["policy"].values())).flat[0]) for one in read}) > 5
 
 
 def test_a_folder_that_is_not_there_is_made(saved, tmp_path):

@@ -36,7 +36,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -170,17 +170,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _mapped(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file that safetensors has opened, whose index is sound therefore."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        index = json.loads(file.read(length))
+def _index(file: BinaryIO) -> dict[str, Any]:
+    """The metadata and the place of each tensor of a safetensors file, which safetensors has found sound."""
+    return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+
+
+def _mapped(file: BinaryIO, index: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors of a file that was read up to the end of its index."""
+    data = file.tell()
     kinds = {theirs: ours for ours, theirs in _DTYPES.items()}
-    bytes_ = np.memmap(path, np.uint8, "c")  # what is written to stays in this process
+    bytes_ = np.memmap(file, np.uint8, "c")  # what is written to stays in this process
     found = {}
     for name, item in index.items():
         if name != "__metadata__":
-            start, end = (8 + length + offset for offset in item["data_offsets"])
+            start, end = (data + offset for offset in item["data_offsets"])
             found[name] = bytes_[start:end].view(kinds[item["dtype"]]).reshape(item["shape"]).view(np.ndarray)
     return found
 
@@ -223,11 +226,13 @@ def load_checkpoint(path: str | os.PathLike, keys: Sequence[str] = HEADER_KEYS, 
         )
     header: dict[str, Any] = {}
     try:
-        with safe_open(path, framework="numpy") as file:
-            info = file.metadata() or {}
+        with safe_open(path, framework="numpy") as file, open(path, "rb") as opened:
+            # A training may have replaced the file meanwhile: header and tensors are read from the same one.
+            index = _index(opened) if mapped else {}
+            info = (index.get("__metadata__") if mapped else file.metadata()) or {}
             if "rlox" in info:
                 header = _header(path, info["rlox"], keys)
-                flat = _mapped(path) if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                flat = _mapped(opened, index) if mapped else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, TypeError, KeyError, AttributeError, OverflowError) as e:
         raise ValueError(
             f"load_checkpoint: {path} is no safetensors file, or is cut short or damaged ({one_line(e)})"
