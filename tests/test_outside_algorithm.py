@@ -140,6 +140,7 @@ def test_an_error_in_its_update_is_shown_with_its_line(site, tmp_path):
         ({"loss": torch.ones(3)}, "loss: one of shape (3,)"),
         ({"good": 0.5, "bad": None}, "bad: None"),
         ({"name": "text"}, "name: 'text'"),
+        ({"losses": np.ones(3)}, "losses: array([1., 1., 1.])"),
         (None, "metrics as a dict, got None"),
     ],
 )

@@ -257,7 +257,7 @@ COMPARED: dict[str, str] = {
     "rlox.training.algorithm:Algorithm.compiled": "e83f9dcc11c6a86a",
     "rlox.training.bounded:make_bounded_policy": "6ed11a29664fac5c",
     "rlox.training.bounded:make_critics": "3743d9affd2c56ac",
-    "rlox.training.loops:off_policy": "d9188e8178ebff31",
+    "rlox.training.loops:off_policy": "a115d5dc85b758de",
     "rlox.training.off_policy:OffPolicyAlgorithm._beta": "33f0a5184306211b",
     "rlox.training.off_policy:OffPolicyAlgorithm._rows": "823d16d4050f881e",
     "rlox.training.off_policy:OffPolicyAlgorithm.explore": "99e9a679e4b806df",

@@ -87,18 +87,19 @@ def require_finite(losses: dict[str, float], algorithm) -> None:
             )
 
 
-def _means(history: list[dict[str, Any]]) -> dict[str, float]:
+def _means(history: list[dict[str, Any]], rounds: bool = False) -> dict[str, float]:
     """The mean of each metric over the updates that report it; a delayed policy's metrics come with its own updates.
 
-    A row of `history` holds tensors, or floats, or arrays of many updates' numbers.
+    A row of `history` holds numbers or tensors; with `rounds` arrays, a number for each update (see `Rounds`).
     """
+    numbers = (*_NUMBERS, np.ndarray) if rounds else _NUMBERS
     for row in history:
         _require_metrics(row)
     names = dict.fromkeys(name for row in history for name in row)
     means: dict[str, torch.Tensor | float] = {}
     for name in names:
         values = [row[name] for row in history if name in row]
-        tensors = [_scalar(name, value) for value in values if not isinstance(value, (*_NUMBERS, np.ndarray))]
+        tensors = [_scalar(name, value) for value in values if not isinstance(value, numbers)]
         if not tensors:
             means[name] = float(np.hstack(values).mean())
             continue
@@ -262,7 +263,7 @@ def off_policy(algorithm) -> dict[str, float]:
         so_far = c.env_steps - c.horizon_start
         if so_far // tell_every == (so_far - len(done)) // tell_every and c.env_steps < end:
             continue
-        losses = ranks.metrics(_means(history))
+        losses = ranks.metrics(_means(history, rounds=bool(fused)))
         history.clear()
         require_finite(losses, algorithm)
         metrics = {
