@@ -126,6 +126,7 @@ class RolloutCollector(Collector):
 
     _where = "RolloutCollector.collect"
     noise_axis = 1  # a whole rollout's is drawn at once
+    _batch: type[RolloutBatch] = RolloutBatch
 
     def __init__(
         self,
@@ -181,19 +182,9 @@ class RolloutCollector(Collector):
             next_values = np.zeros((n_steps, n), np.float32)
             next_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
         values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
-        advantages, returns = compute_gae_batched_f32(
-            steps.rewards,
-            values_np.reshape(n_steps, n),
-            steps.terminated,
-            after_values[:n],
-            n_steps,
-            self.gamma,
-            self.gae_lambda,
-            truncated=steps.truncated if cut else None,
-            next_values=next_values,
-        )
+        advantages, returns = self._advantages(steps, values_np.reshape(n_steps, n), after_values[:n], next_values)
         place = steps.acting.place
-        return RolloutBatch(
+        return self._batch(
             obs=seen,
             actions=actions,
             log_probs=log_probs,
@@ -204,6 +195,25 @@ class RolloutCollector(Collector):
             episode_returns=steps.episode_returns,
             episode_lengths=steps.episode_lengths,
             dones=place(steps.ended.reshape(-1)),
+        )
+
+    def _advantages(
+        self, steps: Steps, values: np.ndarray, last_values: np.ndarray, next_values: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages and returns (T, N) f32, for values (T, N), and `last_values` (N,) of what follows the last step.
+
+        `next_values` (T, N) holds those of what truncated steps led to; None where no step was truncated.
+        """
+        return compute_gae_batched_f32(
+            steps.rewards,
+            values,
+            steps.terminated,
+            last_values,
+            len(values),
+            self.gamma,
+            self.gae_lambda,
+            truncated=None if next_values is None else steps.truncated,
+            next_values=next_values,
         )
 
     def gather(self, policy: nn.Module | NativePolicy, n_steps: int, whole: bool = False) -> Steps:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from rlox.checkpoint.streams import Stream
 from rlox.collectors.base import Collector
-from rlox.collectors.rollout import RolloutCollector
+from rlox.collectors.rollout import RolloutCollector, Steps
 from rlox.config import MAPPOConfig, RemoteConfig
 from rlox.envs import env_name
 from rlox.envs.failures import Diverged
@@ -30,70 +30,20 @@ class SingleAgentCollector(RolloutCollector):
     """`rlox.collectors.RolloutCollector`, whose batch is that of one player."""
 
     norm: ValueNorm | None = None
+    _batch = PlayerBatch
 
     def collect(self, policy: Any, n_steps: int) -> MultiAgentBatch:  # type: ignore[override]  # the algorithm's own
         """As `RolloutCollector.collect`."""
-        steps = self.gather(policy, n_steps)
-        n, cut = self.n_envs, len(steps.limits) > 0
-        after = np.concatenate([steps.last, steps.reached]) if cut else steps.last
-        judged = steps.acting.judge(steps.seen(self.device), steps.flat_actions, after)
-        seen, actions, log_probs, values, after_values = judged
-        final_values = np.zeros((n_steps, n), np.float32)
-        if cut:
-            final_values[steps.limits[:, 0], steps.limits[:, 1]] = after_values[n:]
-        values_np = values if isinstance(values, np.ndarray) else values.cpu().numpy()
-        advantages, returns = _advantages(
-            steps.rewards,
-            values_np.reshape(n_steps, n),
-            steps.terminated,
-            steps.truncated,
-            after_values[:n],
-            final_values,
-            self.gamma,
-            self.gae_lambda,
-            self.norm,
-        )
-        place = steps.acting.place
-        batch = PlayerBatch(
-            obs=seen,
-            actions=actions,
-            log_probs=log_probs,
-            values=values,
-            advantages=place(advantages.reshape(-1)),
-            returns=place(returns.reshape(-1)),
-            rewards=place(steps.rewards.reshape(-1)),
-            dones=place(steps.ended.reshape(-1)),
-        )
-        return MultiAgentBatch([batch], n_steps * n, steps.episode_returns, steps.episode_lengths)
+        batch = cast(PlayerBatch, super().collect(policy, n_steps))
+        return MultiAgentBatch([batch], len(batch), batch.episode_returns, batch.episode_lengths)
 
-
-def _advantages(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    last_values: np.ndarray,
-    final_values: np.ndarray,
-    gamma: float,
-    gae_lambda: float,
-    norm: ValueNorm | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """GAE of M rows over T steps, (T, M) f32 each; values in the critic's units, which `norm` turns into those of
-    rewards. `last_values` (M,) are of what comes after the last step, `final_values` (T, M) of what truncated steps led
-    to."""
-    if norm is not None:
-        values, last_values, final_values = map(norm.denormalized, (values, last_values, final_values))
-    return compute_gae_batched_f32(
-        rewards,
-        values,
-        terminated,
-        last_values,
-        len(rewards),
-        gamma,
-        gae_lambda,
-        truncated=truncated,
-        next_values=final_values,
-    )
+    def _advantages(
+        self, steps: Steps, values: np.ndarray, last_values: np.ndarray, next_values: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self.norm is not None:
+            values, last_values = self.norm.denormalized(values), self.norm.denormalized(last_values)
+            next_values = None if next_values is None else self.norm.denormalized(next_values)
+        return super()._advantages(steps, values, last_values, next_values)
 
 
 class Actors:
@@ -322,17 +272,18 @@ class MultiAgentCollector(Collector):
         values[t_of, m_of] = seen_values
         last_values[goes_on] = after_values[: len(goes_on)]
         final_values[cut_t, cut_m] = after_values[len(goes_on) :]
-        # Between two lives of an agent nothing is alive, and no trace may go through.
-        advantages, returns = _advantages(
+        if (norm := self.norms.get(player.name)) is not None:
+            values, last_values, final_values = map(norm.denormalized, (values, last_values, final_values))
+        advantages, returns = compute_gae_batched_f32(
             rewards,
             values,
-            terminated | ~alive,
-            truncated,
+            terminated | ~alive,  # between two lives of an agent; no trace may go through
             last_values,
-            final_values,
+            n_steps,
             self.config.gamma,
             self.config.gae_lambda,
-            self.norms.get(player.name),
+            truncated=truncated,
+            next_values=final_values,
         )
         place = part.place
         return PlayerBatch(
