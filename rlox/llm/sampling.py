@@ -256,11 +256,11 @@ class _Cached:
             input_ids=ids,
             attention_mask=self.mask,
             position_ids=self.position,
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self.model.cache_name: self.cache},
         )
-        self.cache = found.past_key_values
+        self.cache = getattr(found, self.model.cache_name)
         if self.position is not None:
             self.position = self.position[:, -1:] + 1
         return found.logits[:, -1].float()

@@ -35,7 +35,7 @@ def test_logits_are_the_modules(kind):
     ids, mask = left_padded(PROMPTS, model.pad)
     places = (mask.cumsum(1) - 1).clamp(min=0)
     read = model.module(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1)
-    native = Native(model, ids, mask, read.past_key_values, n, room)
+    native = Native(model, ids, mask, getattr(read, model.cache_name), n, room)
     assert (native.again() - read.logits[:, -1]).abs().max() < 1e-5 * read.logits.abs().max()
     rows, written = torch.arange(10), [list(PROMPTS[i // n]) for i in range(10)]
     for t in range(room):

@@ -52,6 +52,8 @@ class LanguageModel:
     ----------
     hugging_face : bool
         Whether it takes masks, positions and a cache.
+    cache_name : str
+        The keyword of the cache in its forward, and of the cache in the result.
     eos : tuple of int
         Ids that end a sequence; may be empty.
     pad : int
@@ -82,6 +84,8 @@ class LanguageModel:
         base = self.base
         self.kind = type(base).__name__
         self.hugging_face = hasattr(base, "config") and "attention_mask" in inspect.signature(base.forward).parameters
+        # Renamed in transformers 5.24, which warns of the old name.
+        self.cache_name = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         self.config = getattr(base, "config", None) if self.hugging_face else None
         if self.hugging_face and getattr(self.config, "is_encoder_decoder", False):
             raise ValueError(f"{where}: model must be a causal one, got the encoder and decoder {type(base).__name__}")
@@ -148,8 +152,12 @@ class LanguageModel:
                 f"{self.where}: gradient_checkpointing must be false for a module of your own, got true; call "
                 "torch.utils.checkpoint in its forward"
             )
-        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.base.enable_input_require_grads()
+        base: Any = self.base
+        if hasattr(base, "activation_checkpointing_enable"):  # its name from transformers 5.24 on
+            base.activation_checkpointing_enable({"use_reentrant": False})
+        else:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        base.enable_input_require_grads()
         self.checkpointed = True
 
     @contextlib.contextmanager
@@ -193,9 +201,9 @@ class LanguageModel:
                 whole = self.module(
                     input_ids=layout.ids if cache is None else layout.ids[:, first:],
                     position_ids=layout.positions,
-                    past_key_values=cache,
                     use_cache=cache is not None,
                     logits_to_keep=width - first,
+                    **{self.cache_name: cache},
                 ).logits
             return whole, layout.column - (width - whole.shape[1])
         return self.bare_logits(layout.ids), layout.column
@@ -216,7 +224,7 @@ class LanguageModel:
         found, row = torch.unique(layout.ids[:, :first], dim=0, return_inverse=True)
         if (rows - len(found)) * first * self.size < _WORTH:
             return None
-        self.module(input_ids=found, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        self.module(input_ids=found, use_cache=True, logits_to_keep=1, **{self.cache_name: cache})
         cache.batch_select_indices(row)
         return cache
 
