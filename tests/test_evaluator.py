@@ -1,6 +1,7 @@
 """Evaluation beside training: the same numbers and checkpoints, and no process or result that is lost."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,15 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import waiting_envs
 from outcomes import weights
 
-from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, OfflineDatasetBuffer
+from rlox import A2C, DQN, PPO, SAC, TD3, TD3BC, DiscretePolicy, OfflineDatasetBuffer
 from rlox.callbacks import Callback, CheckpointCallback, EvalCallback, VideoCallback
 from rlox.callbacks.loggers import LoggerCallback
 from rlox.checkpoint import load_checkpoint
 from rlox.collectors.evaluation import evaluate
 from rlox.collectors.evaluator import cores
+from rlox.nn.modules import copied
+from rlox.nn.optimizers import flatten_
 from rlox.tracking import durable_rows
 
 # An environment of gymnasium's, whose evaluations are not the native ones.
@@ -401,3 +405,16 @@ def test_seed_10_000_by_default():
     found = evaluate(actor, "CartPole-v1", 2)
     assert found.seed == 10_000
     np.testing.assert_array_equal(found.returns, evaluate(actor, "CartPole-v1", 2, 10_000).returns)
+
+
+def test_a_copied_policy_has_the_alignment_of_the_original():
+    """The last bits of a matrix product may depend on it: MKL on an AMD EPYC."""
+    policy = DiscretePolicy(obs_dim=5, n_actions=3, hidden=(7,))
+    flatten_(list(policy.parameters()))
+    original = [p.data_ptr() % 64 for p in policy.parameters()]
+    assert len(set(original)) > 2
+    made = copied(policy)
+    for one in (made, pickle.loads(pickle.dumps(made))):
+        assert [p.data_ptr() % 64 for p in one.parameters()] == original
+        assert all(torch.equal(p, q) for p, q in zip(one.parameters(), policy.parameters(), strict=True))
+        assert max(p.untyped_storage().nbytes() - p.nbytes for p in one.parameters()) < 64

@@ -8,7 +8,6 @@ it, whatever ends that one.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import pickle
 import signal
@@ -29,7 +28,9 @@ from typing import Any
 from rlox.collectors.evaluation import Evaluation, evaluate, torch_threads, unchecked_distributions
 from rlox.collectors.recurrent import RecurrentActor
 from rlox.envs import foreign_id
+from rlox.envs.failures import dumps
 from rlox.envs.parallel_env import packed, raise_packed
+from rlox.nn.modules import copied
 
 _ALIVE_EVERY = 0.5  # seconds between two looks at whether the other end still lives
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time, and in which time
@@ -59,19 +60,17 @@ def make_job(arguments: dict[str, Any], threads: int, imports: Iterable[str] = (
     Exception
         What cloudpickle says of what it cannot send.
     """
-    import cloudpickle
-
     torch = sys.modules.get("torch")
     if torch is not None:
         threads = threads or torch.get_num_threads()
         if isinstance(arguments["policy"], (torch.nn.Module, RecurrentActor)):
             # Parameters may be views of a block that a pickle would hold once for each of them.
-            arguments = {**arguments, "policy": copy.deepcopy(arguments["policy"])}
+            arguments = {**arguments, "policy": copied(arguments["policy"])}
     env_id, registered = arguments["env_id"], None
     if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
         # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
         registered = sys.modules["gymnasium"].registry.get(foreign_id(env_id))
-    return cloudpickle.dumps((list(imports), registered, threads, cloudpickle.dumps(arguments)))
+    return dumps((list(imports), registered, threads, dumps(arguments)))
 
 
 def play(job: bytes) -> Evaluation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -13,14 +12,14 @@ from rlox.distributed.protocol import ActorPlan
 from rlox.envs import env_name
 from rlox.envs.parallel_env import sendable
 from rlox.native import NativePolicy
-from rlox.nn.modules import weights_of
+from rlox.nn.modules import copied, weights_of
 
 
 def own_policy(plan: ActorPlan) -> ActorPlan:
     """`plan` with a policy that only one actor has, on the CPU."""
     if isinstance(plan.policy, NativePolicy):
         return replace(plan, policy=pickle.loads(pickle.dumps(plan.policy)))
-    return replace(plan, policy=copy.deepcopy(plan.policy).to("cpu"))
+    return replace(plan, policy=copied(plan.policy).to("cpu"))
 
 
 def sendable_plan(where: str, plan: ActorPlan, *more: Any) -> bytes:

@@ -7,13 +7,16 @@ callback or worker. The command line prints the note, and the frames of the user
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import io
 import sys
 import traceback
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NamedTuple
+from types import CodeType, TracebackType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -203,3 +206,34 @@ def _place(env: Any, hook: str) -> str:
         return f" at {inspect.getsourcefile(method)}, line {inspect.getsourcelines(method)[1]}"
     except (OSError, TypeError):
         return ""
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle `value` with cloudpickle for another process, and keep the file names of its functions.
+
+    cloudpickle 3.1.3 drops them, and a traceback from the other process would then show no line of the user's code.
+    """
+    with io.BytesIO() as file:
+        _pickler()(file).dump(value)
+        return file.getvalue()
+
+
+@functools.cache
+def _pickler() -> type:
+    import cloudpickle
+
+    table = cloudpickle.Pickler.dispatch_table
+    reduced = table[CodeType]
+
+    def reduce(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+        make, arguments = reduced(code)
+        return _in_file, (make, arguments, code.co_filename)
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table: ClassVar = ChainMap({CodeType: reduce}, table)
+
+    return Pickler
+
+
+def _in_file(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)

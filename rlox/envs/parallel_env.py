@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlox.envs.failures import failure_of, frames_of, note_cause
+from rlox.envs.failures import dumps, failure_of, frames_of, note_cause
 from rlox.envs.gym_vec_env import EnvGroup, ForeignVecEnv, step_arrays
 from rlox.envs.registry import env_name, foreign_id, worker_imports
 from rlox.envs.spec import EnvSpec
@@ -384,14 +384,12 @@ def shared_out(name: str, env: Any, value: Any, n_envs: int, workers: int) -> li
 def sendable(value: Any, env_id: Any) -> bytes:
     """`value` as another process reads it by `unpacked`, with the modules that it must import, and with what
     gymnasium's registry has of `env_id`."""
-    import cloudpickle
-
     registered = None
     # An id that the user's own code has registered is unknown to a fresh interpreter; ale-py brings its own.
     if isinstance(env_id, str) and "gymnasium" in sys.modules and not env_id.startswith("ALE/"):
         registered = sys.modules["gymnasium"].registry.get(env_id)
     # What it names can be unpickled once the modules are imported.
-    return cloudpickle.dumps((worker_imports, cloudpickle.dumps((value, registered))))
+    return dumps((worker_imports, dumps((value, registered))))
 
 
 def unpacked(data: bytes) -> Any:
@@ -633,11 +631,9 @@ def _made(sock: socket.socket, kind: Callable[[Any, slice, int], Share]) -> Shar
 
 def packed(e: BaseException) -> bytes:
     """What the parent needs to raise `e` there: pickled, the arguments of `raise_packed`."""
-    import cloudpickle
-
     try:
         # By value where its class is defined in the parent's main script, and then the same class again there.
-        sent = cloudpickle.dumps(e)
+        sent = dumps(e)
         pickle.loads(sent)
     except Exception:  # as classes whose constructors want other arguments than the message
         sent = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from rlox.config import MAPPOConfig
 from rlox.envs.spec import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.nn.losses import actor_critic_loss, ppo_clip
+from rlox.nn.modules import copied
 from rlox.nn.networks import mlp, rng_from_torch
 from rlox.nn.policies import ActorCritic, make_policy, policy_outputs
 
@@ -67,7 +67,7 @@ class ModulePart:
 
     def __reduce__(self) -> Any:
         # A copy, since parameters may be views of a block that a pickle would hold once for each of them.
-        return ModulePart, (copy.deepcopy(self.policy), self.device)
+        return ModulePart, (copied(self.policy), self.device)
 
     def place(self, column: np.ndarray | None) -> Any:
         """A column of a batch where the learner wants it."""

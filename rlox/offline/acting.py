@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from rlox.envs import EnvSpec
 from rlox.kernels.rng import Rng
 from rlox.multi_agent.evaluation import AgentsEvaluation, evaluate_agents
 from rlox.multi_agent.spec import Group, MultiAgentSpec
+from rlox.nn.modules import copied
 
 if TYPE_CHECKING:
     from rlox.nn.policies import Actor
@@ -113,7 +113,7 @@ class SharedPolicy:
     def __reduce__(self) -> Any:
         # A copy, since parameters may be views of a block that a pickle would hold once for each of them.
         policy, *others = self._made_of
-        return type(self), (copy.deepcopy(policy), *others)
+        return type(self), (copied(policy), *others)
 
     @property
     def slots(self) -> list[int]:
