@@ -232,8 +232,9 @@ PROBE = {
 @pytest.mark.parametrize(
     ("env", "n_steps", "least", "changes"),
     [
-        (probes.MatchTheSign, 2000, 1.0, {"learning_rate": 1e-2}),
-        (probes.TwoSwitches, 3000, 1.0, {"learning_rate": 1e-2}),
+        # Its latent state is sampled while it acts too. A policy that ignores the sign gets 0.5, and 0.75.
+        (probes.MatchTheSign, 2000, 0.95, {"learning_rate": 1e-2}),
+        (probes.TwoSwitches, 3000, 0.95, {"learning_rate": 1e-2}),
         (probes.ReachTheTarget, 4000, -0.08, {"ent_coef": 1e-4, "learning_rate": 1e-2}),  # acting 0 gives -0.21
         (probes.BrightSide, 1600, 0.95, {"hidden_dim": 32, "batch_size": 4}),
     ],

@@ -53,7 +53,10 @@ def test_two_ranks_are_one_with_the_joint_batch(tmp_path):
     assert code == 0, said
     apart = {words[0]: float(words[1]) for line in said.splitlines() if len(words := line.split()) == 2}
     assert apart.keys() >= {"ppo", "sac", "td3", "dqn", "dpo", "sft", "grpo", "reward_model", "online_dpo"}, said
-    assert max(apart.values()) < 1e-6, apart
+    # Steps of Adam enlarge what rounding leaves of gradients that nearly cancel: 1.3e-6 on an AMD EPYC for online DPO.
+    # A gradient that is reduced wrongly moves weights by some 1e-3, the learning rate.
+    bounds = {name: 3e-6 if name == "online_dpo" else 1e-6 for name in apart}
+    assert all(apart[name] < bounds[name] for name in apart), apart
 
 
 @pytest.mark.slow
